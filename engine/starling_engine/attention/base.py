@@ -1,0 +1,64 @@
+"""What every attention backend is given and promises."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """One step's view of one KV group. Made anew each step; valid until the step ends.
+
+    Sequences lie one behind the other in the step's flat token axis of T tokens.
+
+    positions     [T] int64, each token's position in its sequence
+    slots         [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing
+    query_start   [S + 1] int32, first token of each sequence in the step; the last entry is T
+    context_lens  [S] int32, tokens of each sequence in the cache once this step's are stored
+    block_tables  [S, max_blocks] int32; blocks outside the window are 0 and never read
+    max_query_len longest query of the step; 1 means a pure decode step
+    """
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    max_query_len: int
+
+
+@dataclass(slots=True)
+class AttentionWeights:
+    """What one attention layer brings besides its linear layers.
+
+    cos_sin [max_position, rotary_dim] fp32 (cosines in the first half, sines in the second; half-split rotation);
+    q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    soft_cap: float
+    cos_sin: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    norm_eps: float
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over the paged cache. Stateless: all state is in the arguments."""
+
+    name: str
+
+    def forward(
+        self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """Normalises and rotates, stores keys and values, attends.
+
+        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
+        head_dim], written at meta.slots. Returns [T, num_heads * head_dim] in qkv's dtype.
+        """
+        ...

@@ -1,0 +1,140 @@
+"""The engine's settings: `EngineArgs` as a user writes them, `EngineConfig` with every "auto" resolved.
+
+Argument names are vLLM's wherever they mean the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starling_engine.errors import ConfigError
+from starling_engine.layout import ParallelLayout
+
+Policy = Literal["fcfs", "priority"]
+BLOCK_SIZES = (8, 16, 32)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """Arguments of `LLM`, `AsyncEngine` and `starling serve`.
+
+    model                    folder, or Hugging Face id with an optional @revision
+    dtype                    "auto" takes the checkpoint's
+    max_model_len            longest prompt plus output in tokens; None takes the model's
+    max_num_seqs             requests that run at once
+    max_num_batched_tokens   token budget of one step
+    block_size               tokens in a block of the KV cache
+    kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
+    gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all
+    max_num_waiting          requests that may queue before new ones are refused
+    async_scheduling         plan step n+1 while step n runs; None lets the platform decide
+    progress_timeout         seconds with work and without progress after which the engine counts as hung
+    """
+
+    model: str
+    revision: str | None = None
+    tokenizer: str | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_num_waiting: int = 1024
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    scheduling_policy: Policy = "fcfs"
+    async_scheduling: bool | None = None
+    attention_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    num_threads: int | None = None
+    progress_timeout: float = 60.0
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError naming the first argument that can never work."""
+        if not self.model:
+            raise ConfigError("must not be empty", "model")
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("load_format", self.load_format, ("auto", "dummy"))
+        _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_model_len", "kv_cache_memory_bytes", "num_threads"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"must be in (0, 1], got {self.gpu_memory_utilization}", "gpu_memory_utilization")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"must be at least max_num_seqs ({self.max_num_seqs}) so that every running request can decode, "
+                f"got {self.max_num_batched_tokens}",
+                "max_num_batched_tokens",
+            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"only 1 is possible in this release, got {getattr(self, name)}", name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler needs to know; sizes in tokens unless they say otherwise."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_waiting: int = 1024
+    policy: Policy = "fcfs"
+    prefix_caching: bool = True
+    eos_token_ids: tuple[int, ...] = ()
+    queue_depth: int = 2
+    """Steps that may be in flight at once: 2 when scheduling is asynchronous, else 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker needs besides the model: dtypes are names ("bfloat16"), sizes in bytes or tokens."""
+
+    model_path: str
+    load_format: Literal["auto", "dummy"]
+    device: str
+    dtype: str
+    seed: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_memory_bytes: int | None
+    memory_fraction: float
+    attention_backend: str
+    num_threads: int
+    show_progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything resolved: what one engine core is started with. Serialised as JSON to its process."""
+
+    scheduler: SchedulerConfig
+    worker: WorkerConfig
+    block_size: int
+    vocab_size: int
+    progress_timeout: float
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"must be one of {', '.join(map(str, allowed))}, got {value!r}", name)
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"must be at least {low}, got {value}", name)

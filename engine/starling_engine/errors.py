@@ -1,0 +1,69 @@
+"""Every error that the engine raises on purpose.
+
+StarlingError
+├── InvalidRequest        the caller's fault: one request is refused, `param` names the field
+│   └── PromptTooLong     the prompt, or prompt + max_tokens, does not fit the model or the cache
+├── QueueFull             too many requests wait; try again after `retry_after` seconds
+├── RequestFailed         the engine accepted the request but could not finish it
+│   └── EngineDead        the engine core died or makes no progress
+├── ConfigError           an engine argument is wrong, `field` names it
+└── ModelError            the checkpoint cannot be served
+    ├── UnsupportedModel  its architecture or a feature of its config is unknown
+    └── WeightError       a tensor is missing, extra or misshapen
+"""
+
+
+class StarlingError(Exception):
+    """Base of all errors that Starling raises on purpose."""
+
+
+class InvalidRequest(StarlingError):
+    """A request that cannot be served as asked.
+
+    `param` is the request's field as the user wrote it ("messages[0].content"), or None when no single field is at fault.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit; the message holds both counts."""
+
+
+class QueueFull(StarlingError):
+    """The waiting queue is full. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestFailed(StarlingError):
+    """An accepted request ended with an error of the engine, not of the caller."""
+
+
+class EngineDead(RequestFailed):
+    """The engine core process died, or has made no progress for too long."""
+
+
+class ConfigError(StarlingError):
+    """An engine argument is wrong. `field` is its name as the user gave it."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class ModelError(StarlingError):
+    """The checkpoint cannot be served."""
+
+
+class UnsupportedModel(ModelError):
+    """The architecture, or a feature that the config asks for, is not known to this engine."""
+
+
+class WeightError(ModelError):
+    """A tensor of the checkpoint is missing, unexpected or has the wrong shape; the message names it."""

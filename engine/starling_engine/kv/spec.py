@@ -1,0 +1,73 @@
+"""What one layer keeps in the paged cache.
+
+Layers of equal spec form a KV group with block tables of its own; all groups draw pages of equal bytes from one pool.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Keys and values of every token of a sequence (full attention).
+
+    A page of one layer is [2, num_kv_heads, block_size, head_dim] of `dtype_bytes` each (keys first).
+    """
+
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    @property
+    def page_bytes(self) -> int:
+        return 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype_bytes
+
+    @property
+    def window(self) -> int:
+        """Tokens that a query sees, itself included; 0 means all."""
+        return 0
+
+    def first_needed_block(self, num_computed: int) -> int:
+        """Index of the first logical block that the token at position `num_computed` or a later one can read."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec(KVSpec):
+    """Keys and values of the last `sliding_window` tokens; older blocks are freed while the request runs."""
+
+    sliding_window: int = 0
+
+    @property
+    def window(self) -> int:
+        return self.sliding_window
+
+    def first_needed_block(self, num_computed: int) -> int:
+        return max(0, num_computed - self.sliding_window + 1) // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """The layers that share one block table; `layers[i]` keeps its pages in the pool's storage tensor i."""
+
+    spec: KVSpec
+    layers: tuple[int, ...]
+
+
+def group_layers(specs: list[KVSpec]) -> list[KVGroup]:
+    """Groups layers by spec into groups of at most `size` layers, where `size` is the smallest number of layers of one kind.
+
+    A page then has `size` times page_bytes in every group (a last, shorter group leaves the rest of its pages unused), so any
+    page can serve any group. Two kinds must agree in page_bytes; raises ValueError otherwise.
+    """
+    kinds: dict[KVSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec, []).append(layer)
+    if len({spec.page_bytes for spec in kinds}) > 1:
+        raise ValueError(f"layers need pages of different sizes: {sorted({s.page_bytes for s in kinds})} bytes")
+    size = min(len(layers) for layers in kinds.values())
+    return [
+        KVGroup(spec, tuple(layers[at : at + size]))
+        for spec, layers in kinds.items()
+        for at in range(0, len(layers), size)
+    ]

@@ -1,0 +1,158 @@
+// y = x W^T + b with bf16 x and W; W packed once (see gemm_tile.h), so that every batch size reads it in order.
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "gemm_tile.h"
+
+namespace starling {
+namespace {
+
+// A panel of B and the panel being fetched after it share the 1 MB second-level cache with the rows of x.
+constexpr int64_t kPanelBytes = 384 * 1024;
+constexpr int64_t kMaxKPairs = 2048;
+constexpr int64_t kMaxRows = 512;
+
+struct Span {
+  int64_t begin, end;
+};
+
+Span share(int64_t total, int part, int parts) {
+  return {total * part / parts, total * (part + 1) / parts};
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <typename Out>
+struct Linear {
+  const bf16* x;
+  int64_t x_stride, rows;
+  const bf16* packed;
+  int64_t n, k;
+  const bf16* bias;  // or null
+  Out* out;          // [rows][n]
+
+  // Writes `rows` x `cols` sums at (row, col), with the bias, in the output's type.
+  void finish(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
+    for (int64_t j = 0; j < cols; j += 16) {
+      const __mmask16 lanes = first_lanes(cols - j);
+      const __m512 add = bias ? load16(bias + col + j, lanes) : _mm512_setzero_ps();
+      for (int64_t i = 0; i < rows_here; ++i)
+        store16(out + (row + i) * n + col + j, _mm512_add_ps(_mm512_loadu_ps(c + i * c_stride + j), add), lanes);
+    }
+  }
+
+  // Rows [row0, row0 + m) of the output for the column blocks of one thread.
+  void run_span(Span blocks, int64_t row0, int64_t m) const {
+    const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
+    const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
+    const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles);
+    const int64_t tiles_in_panel =
+        row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (k_step * 64 * kTileBlocks));
+    const int64_t panel_blocks = tiles_in_panel * kTileBlocks, width = panel_blocks * kBlockCols;
+    // The sums of a panel wait in `sums` when K is cut in chunks; else each tile is finished at once.
+    const bool chunked = k_chunks > 1;
+    alignas(64) float tile_sums[kTileRows * kTileBlocks * kBlockCols];
+    std::vector<float> panel_sums(chunked ? m * width : 0);
+
+    for (int64_t panel = blocks.begin; panel < blocks.end; panel += panel_blocks) {
+      const int64_t panel_end = std::min(panel + panel_blocks, blocks.end);
+      for (int64_t chunk = 0; chunk < k_chunks; ++chunk) {
+        const int64_t k0 = chunk * k_step, k_here = std::min(k_step, k_pairs - k0);
+        const bool last = chunk + 1 == k_chunks;
+        // What follows this chunk of this panel: the next chunk, or the next panel's first.
+        const ptrdiff_t next = last ? panel_blocks * block_size - k0 * 32 : k_step * 32;
+        const bool has_next = !last || panel + panel_blocks < blocks.end;
+        for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
+          const int rows_here = static_cast<int>(std::min(row_step, m - row));
+          for (int64_t block = panel; block < panel_end; block += kTileBlocks) {
+            const int blocks_here = static_cast<int>(std::min<int64_t>(kTileBlocks, panel_end - block));
+            const bf16* b = packed + block * block_size + k0 * 32;
+            const int ahead = has_next ? blocks_ahead(r, row_tiles, blocks_here) : 0;
+            const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
+            float* c = chunked ? panel_sums.data() + row * width + (block - panel) * kBlockCols : tile_sums;
+            const ptrdiff_t c_stride = chunked ? width : kTileBlocks * kBlockCols;
+            gemm_tile({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
+                       b + next + (ahead == 1 ? r * block_size : 0)},
+                      rows_here, blocks_here, ahead);
+            if (last) finish(c, c_stride, row0 + row, rows_here, col, cols);
+          }
+        }
+      }
+    }
+  }
+
+  // The next panel is fetched by the first row tiles, one block each; by the first alone when there are too few.
+  static int blocks_ahead(int64_t row_tile, int64_t row_tiles, int blocks) {
+    if (row_tiles < blocks) return row_tile == 0 ? blocks : 0;
+    return row_tile < blocks ? 1 : 0;
+  }
+
+  void run(int threads) const {
+    const int64_t blocks = ceil_div(n, kBlockCols);
+#pragma omp parallel num_threads(threads)
+    {
+      const Span mine = share(blocks, omp_get_thread_num(), omp_get_num_threads());
+      for (int64_t row = 0; row < rows; row += kMaxRows) run_span(mine, row, std::min(kMaxRows, rows - row));
+    }
+  }
+};
+
+// One block of 16 rows of W to [K/2][16][2]. Rows past `rows` are zeros.
+void pack_block(const bf16* w, int64_t rows, int64_t k, bf16* out) {
+  for (int64_t k0 = 0; k0 < k; k0 += 32) {
+    const int64_t here = std::min<int64_t>(32, k - k0);
+    const __mmask16 pairs = first_lanes(here / 2);
+    __m512i r[16];
+    for (int i = 0; i < 16; ++i)
+      r[i] = i < rows ? _mm512_maskz_loadu_epi32(pairs, w + i * k + k0) : _mm512_setzero_si512();
+    transpose16x16(r);
+    for (int i = 0; i < here / 2; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + (k0 / 2 + i) * 32), r[i]);
+  }
+}
+
+}  // namespace
+}  // namespace starling
+
+using namespace starling;
+
+extern "C" {
+
+// w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even.
+void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int threads) {
+  const int64_t blocks = ceil_div(n, kBlockCols);
+  // Huge pages before the first touch: fewer page faults now, and far fewer table walks in every later read.
+  const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(out) + page - 1) & ~(page - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(out + blocks * k * kBlockCols);
+  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#pragma omp parallel num_threads(threads)
+  {
+    const Span mine = share(blocks, omp_get_thread_num(), omp_get_num_threads());
+    for (int64_t i = mine.begin; i < mine.end; ++i)
+      pack_block(w + i * 16 * k, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
+    _mm_sfence();
+  }
+}
+
+// x [m, k] (rows x_stride elements apart) -> out [m, n], bf16 or fp32. `bias` may be null.
+void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k,
+                     const bf16* bias, void* out, int out_fp32, int threads) {
+  if (out_fp32)
+    Linear<float>{x, x_stride, m, packed, n, k, bias, static_cast<float*>(out)}.run(threads);
+  else
+    Linear<bf16>{x, x_stride, m, packed, n, k, bias, static_cast<bf16*>(out)}.run(threads);
+}
+
+// Rows `ids` of the packed weight -> out [tokens, k].
+void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* packed, int64_t k, bf16* out,
+                               int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t t = 0; t < tokens; ++t) {
+    const bf16* row = packed + ids[t] / 16 * 16 * k + ids[t] % 16 * 2;
+    for (int64_t pair = 0; pair < k / 2; ++pair) std::memcpy(out + t * k + pair * 2, row + pair * 32, 4);
+  }
+}
+
+}  // extern "C"

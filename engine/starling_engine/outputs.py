@@ -1,0 +1,91 @@
+"""What a caller gets back. Names are vLLM's."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log probability of one candidate token; `rank` counts from 1, `decoded_token` is its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` outputs, as far as it has come.
+
+    `token_ids`, `text` and `logprobs` are cumulative. `stop_reason` is the stop string or stop token id that ended it, None for
+    the model's own end-of-sequence token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One generation request with its outputs so far. `prompt_logprobs[0]` is None: nothing precedes the first token."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """One pooled vector, fp32, of the model's hidden size."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """What one of the `n` outputs gained. `text` may lag behind `token_ids` while it could be part of a stop string."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class StreamDelta:
+    """One item of `AsyncEngine.stream`: everything that came since the last item. `prompt_logprobs` comes once, with the first."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[OutputDelta]
+    finished: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0

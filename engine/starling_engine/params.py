@@ -1,0 +1,129 @@
+"""What a caller may ask of one request. Field names are vLLM's, so that scripts move over by their import line."""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+
+from starling_engine.errors import InvalidRequest
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_LOGIT_BIAS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose output tokens.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 are off. `logprobs` k returns the k most likely tokens and the
+    chosen one for each output position, `prompt_logprobs` likewise for the prompt. `max_tokens` None means up to the model's
+    length. `seed` None lets the frontend draw one. Penalties follow OpenAI (presence, frequency: over output tokens) and
+    CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    banned_token_ids: list[int] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def validate(self, vocab_size: int) -> None:
+        """Raises InvalidRequest naming the first field that is out of its bounds."""
+        _within("n", self.n, 1, MAX_N)
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _within("top_k", self.top_k, -1, 2**31 - 1)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("min_tokens", self.min_tokens, 0, self.max_tokens if self.max_tokens is not None else 2**31 - 1)
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                _within(name, value, 0, MAX_LOGPROBS)
+        self._validate_stops()
+        self._validate_token_lists(vocab_size)
+
+    def _validate_stops(self) -> None:
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop_strings)}", "stop")
+        if any(not s for s in self.stop_strings):
+            raise InvalidRequest("a stop string must not be empty", "stop")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True", "stop")
+
+    def _validate_token_lists(self, vocab_size: int) -> None:
+        if self.logit_bias is not None:
+            if len(self.logit_bias) > MAX_LOGIT_BIAS:
+                raise InvalidRequest(f"at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}", "logit_bias")
+            _known_tokens("logit_bias", self.logit_bias, vocab_size)
+            for bias in self.logit_bias.values():
+                _within("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("an empty list allows no token at all", "allowed_token_ids")
+        for name, tokens in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("banned_token_ids", self.banned_token_ids),
+        ):
+            _known_tokens(name, tokens or (), vocab_size)
+        if self.allowed_token_ids and set(self.allowed_token_ids) <= set(self.banned_token_ids or ()):
+            raise InvalidRequest("every allowed token is banned too", "banned_token_ids")
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for one vector of the last hidden states instead of tokens: their mean, the last token's or the first's."""
+
+    pooling: Literal["mean", "last", "cls"] = "mean"
+    normalize: bool = True
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Beam search over `beam_width` beams; scores are divided by length ** length_penalty."""
+
+    beam_width: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+
+
+def _within(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
+    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}]"
+        raise InvalidRequest(f"{name} must be in {bounds}, got {value}", name)
+
+
+def _known_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"token id {token} is not in the vocabulary of {vocab_size} tokens", name)

@@ -1,0 +1,29 @@
+"""The resume record: all that any engine core needs to start or to continue a request."""
+
+import msgspec
+
+from starling_engine.params import PoolingParams, SamplingParams
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One sequence to compute, as the frontend keeps it and any core can continue it.
+
+    A request with `n` outputs is n of these; the later ones name the first in `fork_of` and share its prompt's blocks.
+    `output_ids` are tokens generated so far (by an earlier attempt or another core). `seed` is always set: random numbers
+    depend on (seed, position) alone. `arrival` is seconds since the Unix epoch. Lower `priority` runs earlier.
+    `media_hashes` and `adapter` are part of what makes a cached block valid, as is `cache_salt`.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams = SamplingParams()
+    pooling: PoolingParams | None = None
+    output_ids: list[int] = []
+    seed: int = 0
+    adapter: str | None = None
+    media_hashes: list[str] = []
+    cache_salt: str | None = None
+    priority: int = 0
+    arrival: float = 0.0
+    attempt: int = 0
+    fork_of: str | None = None
