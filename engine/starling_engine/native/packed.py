@@ -1,0 +1,18 @@
+"""A linear layer's weight in the layout that the matrix kernel reads."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+BLOCK_COLUMNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Weight [n, k] bf16. `data` is [ceil(n / 16), k / 2, 16, 2] as the kernels pack it (zeros past n), and
+    plainly [n, k] as the reference does: a packed weight belongs to the module that made it.
+    """
+
+    data: Tensor
+    n: int
+    k: int
