@@ -95,9 +95,12 @@ class RowResult(msgspec.Struct, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct):
-    """The answer to plan `step_id`, rows in the plan's order. `seconds` is what the step took on the device."""
+    """The answer to plan `step_id`, rows in the plan's order. `seconds` is what the step took on the device.
+
+    `error` is set, and `rows` empty, when the step failed as a whole."""
 
     step_id: int
     epoch: int
     rows: list[RowResult]
     seconds: float = 0.0
+    error: str | None = None

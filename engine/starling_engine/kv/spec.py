@@ -27,7 +27,7 @@ class KVSpec:
         """Tokens that a query sees, itself included; 0 means all."""
         return 0
 
-    def first_needed_block(self, num_computed: int) -> int:
+    def first_needed_block(self, num_computed: int) -> int:  # noqa: ARG002 - full attention reads all, wherever it stands
         """Index of the first logical block that the token at position `num_computed` or a later one can read."""
         return 0
 

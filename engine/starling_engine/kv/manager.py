@@ -1,0 +1,198 @@
+"""Who holds which blocks: block tables of all KV groups, prefix hits, forks, windows, and reservations.
+
+A sequence is admitted only when the pool can hold all of its known tokens. What it has not taken yet of them is reserved, so that
+two half-prefilled prompts never wait for each other; only growth by new output tokens can run out of blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starling_engine.kv.hashing import HashChain
+from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
+from starling_engine.kv.spec import KVGroup
+from starling_engine.step import BlockCopy
+
+
+@dataclass(slots=True)
+class Holding:
+    """The blocks of one sequence. `tables[g][i]` is the physical block of logical block i in group g; all have equal length."""
+
+    tables: list[list[int]]
+    chain: HashChain
+    reserved: int = 0
+    cached_blocks: int = 0
+    """Logical blocks that are named in the pool, or were found there."""
+    window_starts: list[int] = field(default_factory=list)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.tables[0])
+
+
+class KVManager:
+    def __init__(
+        self, groups: Sequence[KVGroup], num_blocks: int, *, prefix_caching: bool = True, chunk: int = 2048
+    ) -> None:
+        self.groups = list(groups)
+        self.block_size = groups[0].spec.block_size
+        assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks, len(groups))
+        self.reserved = 0
+        self._chunk = chunk
+        self._windows = [g for g, group in enumerate(groups) if group.spec.window]
+
+    def holding(self, root: bytes) -> Holding:
+        return Holding([[] for _ in self.groups], HashChain(root, self.block_size), window_starts=[0] * len(self.groups))
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds at its peak, over all groups."""
+        logical = -(-num_tokens // self.block_size)
+        peak = 0
+        for group in self.groups:
+            window = group.spec.window
+            peak += min(logical, -(-(window + self._chunk) // self.block_size) + 1) if window else logical
+        return peak
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that the pool can hold alone."""
+        low, high = 0, self.pool.num_usable * self.block_size
+        if self.blocks_for(high) <= self.pool.num_usable:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.blocks_for(middle) <= self.pool.num_usable else (low, middle)
+        return low
+
+    @property
+    def num_available(self) -> int:
+        """Free blocks that nobody has been promised."""
+        return self.pool.num_free - self.reserved
+
+    def find_prefix(self, holding: Holding, tokens: Sequence[int]) -> list[list[int]]:
+        """The longest cached prefix that every group has, at most all tokens but one. Takes no reference.
+
+        Returns block tables [group][logical block]; blocks that a window does not need are NULL_BLOCK.
+        """
+        if not self.prefix_caching:
+            return [[] for _ in self.groups]
+        holding.chain.extend(tokens, len(tokens))
+        names = holding.chain.names[: (len(tokens) - 1) // self.block_size]
+        length = len(names)
+        while True:
+            agreed = length
+            for group in range(len(self.groups)):
+                agreed = self._hit_length(group, names, agreed)
+            if agreed == length:
+                return [self._hit_table(group, names[:length]) for group in range(len(self.groups))]
+            length = agreed
+
+    def _hit_length(self, group: int, names: list[bytes], limit: int) -> int:
+        """The largest length <= limit, in blocks, of which the group has all that a next token would read."""
+        spec, find = self.groups[group].spec, self.pool.find
+        if not spec.window:
+            return next((i for i in range(limit) if find(group, names[i]) is None), limit)
+        while limit:
+            needed = range(limit - 1, spec.first_needed_block(limit * self.block_size) - 1, -1)
+            missing = next((i for i in needed if find(group, names[i]) is None), None)
+            if missing is None:
+                return limit
+            limit = missing
+        return 0
+
+    def _hit_table(self, group: int, names: list[bytes]) -> list[int]:
+        first = self.groups[group].spec.first_needed_block(len(names) * self.block_size)
+        found = (self.pool.find(group, name) for name in names[first:])
+        return [NULL_BLOCK] * first + [block for block in found if block is not None]
+
+    def admit(self, holding: Holding, tables: list[list[int]], num_tokens: int, headroom: int = 0) -> bool:
+        """Takes the found blocks and reserves the rest of `num_tokens`.
+
+        Returns False, with nothing taken, when fewer than `headroom` blocks would be left for others to grow into.
+        """
+        held = [block for table in tables for block in table if block != NULL_BLOCK]
+        rest = max(0, self.blocks_for(num_tokens) - len(held))
+        if rest + headroom > self.num_available - sum(map(self.pool.is_free, held)):
+            return False
+        for block in held:
+            self.pool.share(block)
+        holding.tables = [list(table) for table in tables]
+        holding.cached_blocks = len(tables[0])
+        holding.reserved = rest
+        self.reserved += rest
+        return True
+
+    def grow(self, holding: Holding, num_tokens: int) -> list[list[int]]:
+        """Makes the tables cover `num_tokens` tokens; returns the new blocks of each group. Raises OutOfBlocks."""
+        missing = -(-num_tokens // self.block_size) - holding.num_blocks
+        if missing <= 0:
+            return []
+        wanted = missing * len(self.groups)
+        promised = min(holding.reserved, wanted)
+        if wanted - promised > self.num_available:
+            raise OutOfBlocks(f"{wanted - promised} blocks wanted, {self.num_available} free and not promised")
+        holding.reserved -= promised
+        self.reserved -= promised
+        taken = self.pool.take(wanted)
+        new = [taken[g * missing : (g + 1) * missing] for g in range(len(self.groups))]
+        for table, blocks in zip(holding.tables, new, strict=True):
+            table.extend(blocks)
+        return new
+
+    def fork_tables(self, parent: Holding, num_tokens: int) -> list[list[int]] | None:
+        """The parent's blocks that hold the first `num_tokens` tokens; None if a window of it has moved past them."""
+        count = -(-num_tokens // self.block_size)
+        tables = [table[:count] for table in parent.tables]
+        for group, table in zip(self.groups, tables, strict=True):
+            if len(table) < count or NULL_BLOCK in table[group.spec.first_needed_block(num_tokens) :]:
+                return None
+        return tables
+
+    def make_writable(self, holding: Holding, position: int) -> list[BlockCopy]:
+        """Copy-on-write: gives the sequence blocks of its own where `position` would be written into shared ones."""
+        index, copies = position // self.block_size, []
+        for group, table in enumerate(holding.tables):
+            if index < len(table) and self.pool.refs[table[index]] > 1:
+                (own,) = self.pool.take(1)
+                promised = min(holding.reserved, 1)
+                holding.reserved -= promised
+                self.reserved -= promised
+                copies.append(BlockCopy(group, table[index], own))
+                self.pool.release(table[index])
+                table[index] = own
+        return copies
+
+    def leave_window(self, holding: Holding, num_computed: int) -> None:
+        """Frees the blocks that no token from `num_computed` on can read."""
+        for group in self._windows:
+            first = self.groups[group].spec.first_needed_block(num_computed)
+            table = holding.tables[group]
+            for index in range(holding.window_starts[group], first):
+                if table[index] != NULL_BLOCK:
+                    self.pool.release(table[index])
+                    table[index] = NULL_BLOCK
+            holding.window_starts[group] = max(first, holding.window_starts[group])
+
+    def remember(self, holding: Holding, tokens: Sequence[int], num_confirmed: int) -> None:
+        """Names the blocks that are full of confirmed tokens, so that others can find them."""
+        full = num_confirmed // self.block_size
+        if not self.prefix_caching or full <= holding.cached_blocks:
+            return
+        holding.chain.extend(tokens, full * self.block_size)
+        for index in range(holding.cached_blocks, full):
+            for group, table in enumerate(holding.tables):
+                if table[index] != NULL_BLOCK:
+                    self.pool.remember(group, holding.chain.names[index], table[index])
+        holding.cached_blocks = full
+
+    def release(self, holding: Holding) -> None:
+        """Gives everything back; the end of a sequence becomes free first, so that its beginning stays cached longest."""
+        for table in holding.tables:
+            for block in reversed(table):
+                if block != NULL_BLOCK:
+                    self.pool.release(block)
+            table.clear()
+        self.reserved -= holding.reserved
+        holding.reserved = holding.cached_blocks = 0
+        holding.window_starts = [0] * len(self.groups)

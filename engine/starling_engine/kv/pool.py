@@ -1,0 +1,94 @@
+"""The pool of pages that all KV groups share: reference counts, an LRU free list, and the names of cached blocks."""
+
+from collections import OrderedDict
+
+NULL_BLOCK = 0
+"""Stands in block tables where a block is not needed any more. Never written for a request, never read."""
+
+
+class OutOfBlocks(Exception):
+    """The pool has fewer free blocks than were asked for; nothing was taken."""
+
+
+class BlockPool:
+    """Blocks 1 .. num_blocks - 1 by number. All operations are O(1) a block.
+
+    A block with no reference is free. A free block keeps its name until it is taken for something else, least recently freed first,
+    so a cached prefix is found again as long as it can be.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._names: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can hold anything: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def num_used(self) -> int:
+        return self.num_usable - len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Takes `count` free blocks, each with one reference. Raises OutOfBlocks."""
+        free = self._free
+        if count > len(free):
+            raise OutOfBlocks(f"{count} blocks wanted, {len(free)} free")
+        blocks = [free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self.refs[block] = 1
+            self._forget(block)
+        return blocks
+
+    def share(self, block: int) -> None:
+        """Adds a reference to a block that is in use or cached."""
+        if self.refs[block] == 0:
+            del self._free[block]
+        self.refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drops one reference; the last one makes the block free, the most recently used of them."""
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            self._free[block] = None
+        assert self.refs[block] >= 0, f"block {block} released more often than taken"
+
+    def find(self, group: int, name: bytes) -> int | None:
+        return self._cached[group].get(name)
+
+    def is_free(self, block: int) -> bool:
+        return self.refs[block] == 0
+
+    def remember(self, group: int, name: bytes, block: int) -> None:
+        """Names a full block. The first block of a name stays: a second one with the same content is not cached."""
+        if self._names[block] is None and name not in self._cached[group]:
+            self._cached[group][name] = block
+            self._names[block] = (group, name)
+
+    def forget_free(self) -> None:
+        """Drops the names of all free blocks."""
+        for block in self._free:
+            self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        key = self._names[block]
+        if key is not None:
+            del self._cached[key[0]][key[1]]
+            self._names[block] = None
+
+    def check_integrity(self, tables: list[list[int]]) -> None:
+        """Asserts that reference counts are what `tables`, all block tables in use, say. For idle moments and tests."""
+        counts = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counts[block] += block != NULL_BLOCK
+        assert counts == self.refs, [(b, self.refs[b], n) for b, n in enumerate(counts) if n != self.refs[b]][:10]
+        assert set(self._free) == {b for b in range(1, self.num_blocks) if counts[b] == 0}

@@ -1,0 +1,379 @@
+"""Decides what runs in each step.
+
+There is one rule: every request runs from its planned tokens to all it has, as far as the step's token budget goes. Decode,
+chunked prefill, prefix hits and resumed requests are cases of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starling_engine.config import SchedulerConfig
+from starling_engine.core.messages import Delta, Stats
+from starling_engine.kv.hashing import chain_root
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv.pool import OutOfBlocks
+from starling_engine.request import EngineRequest
+from starling_engine.scheduler.queue import make_queue
+from starling_engine.scheduler.state import Gate, RequestState, Status
+from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, RowResult, StepPlan, StepResult
+
+MAX_FAULTS = 3
+"""Failed steps that a request may be part of before it counts as their cause."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan that is being made, with the requests behind its rows and their run at that time."""
+
+    step_id: int
+    budget: int
+    requests: list[RequestState] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    sampled_in: list[int] = field(default_factory=list)
+    sample: list[bool] = field(default_factory=list)
+    new: list[NewRequest] = field(default_factory=list)
+    appends: list[BlockAppend] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns requests, slots and block tables. Not thread-safe: one engine core drives it."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0) -> None:
+        self.config = config
+        self.kv = kv
+        self.epoch = epoch
+        self.requests: dict[str, RequestState] = {}
+        self.waiting = make_queue(config.policy)
+        self.running: list[RequestState] = []
+        self.suspects: list[RequestState] = []
+        """Requests of a step that failed as a whole: each runs alone, until the culprit has shown itself."""
+        self.stats = Stats(kv_blocks=kv.pool.num_usable)
+        self._in_flight: dict[int, Draft] = {}
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._freed_slots: list[int] = []
+        self._step_id = 0
+
+    # ---- requests ----
+
+    def refusal(self, record: EngineRequest) -> Delta | None:
+        """Why a request can never run, or not now; None when it can."""
+        params = record.params
+        length = len(record.prompt_ids) + len(record.output_ids)
+        wanted = length if record.pooling else length + 1
+        limit = min(self.config.max_model_len, self.kv.max_tokens)
+        problem: tuple[str, str | None] | None = None
+        if record.id in self.requests:
+            problem = (f"a request with id {record.id!r} is running already", "request_id")
+        elif not record.prompt_ids:
+            problem = ("the prompt must hold at least one token", "prompt")
+        elif wanted > limit:
+            problem = (f"the prompt has {length} tokens, but at most {limit} fit the model's length and the KV cache", "prompt")
+        elif params.max_tokens is not None and params.min_tokens > params.max_tokens:
+            problem = (f"must be at most max_tokens ({params.max_tokens})", "min_tokens")
+        if problem is not None:
+            return Delta(record.id, record.attempt, finish_reason="error", error=problem[0], error_param=problem[1])
+        if len(self.waiting) >= self.config.max_num_waiting:
+            text = f"{len(self.waiting)} requests are waiting already"
+            return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
+        return None
+
+    def add(self, record: EngineRequest) -> None:
+        """Queues a request that `refusal` has nothing against."""
+        root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
+        request = RequestState(record, self.kv.holding(root), self.config.max_model_len, self.config.eos_token_ids)
+        parent = self._parent(request)
+        if parent is not None and parent.computed < request.num_prompt:
+            request.gates.add(Gate.FORK_PARENT)
+        self.requests[record.id] = request
+        self.waiting.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at once: its blocks are free now, what it has in flight is discarded. Unknown ids are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests) or bool(self._in_flight)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    # ---- planning ----
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
+        draft = Draft(self._step_id, self.config.max_num_batched_tokens)
+        preempted = self.stats.preemptions_total
+        if self.suspects:
+            self._plan_suspect(draft)
+        else:
+            prompts: list[RequestState] = []
+            self._plan_running(draft, prompts)
+            for request in prompts:
+                self._plan_prompt(draft, request)
+            if self.stats.preemptions_total == preempted:
+                self._admit_waiting(draft)
+        if not draft.requests:
+            return None
+        self._step_id += 1
+        self._in_flight[draft.step_id] = draft
+        plan = StepPlan(
+            draft.step_id,
+            self.epoch,
+            draft.slots,
+            draft.starts,
+            draft.num_tokens,
+            draft.sampled_in,
+            draft.sample,
+            draft.new,
+            draft.appends,
+            draft.copies,
+            self._freed_slots,
+        )
+        self._freed_slots = []
+        return plan
+
+    def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
+        """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget."""
+        block_size = self.kv.block_size
+        for request in tuple(self.running):
+            end = len(request.tokens) + request.pending
+            todo = end - request.planned
+            if todo > 1:
+                prompts.append(request)
+            elif todo == 1 and end < request.budget_end and request.status is Status.RUNNING and draft.budget:
+                if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
+                    continue
+                self._add_row(draft, request, 1)
+
+    def _plan_prompt(self, draft: Draft, request: RequestState) -> None:
+        """The next chunk of a request that has several tokens to compute."""
+        count = min(len(request.tokens) + request.pending - request.planned, draft.budget)
+        if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
+            self._add_row(draft, request, count)
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
+        for request in [r for r in self.waiting if not r.gates][: len(self._free_slots)]:
+            if not draft.budget or not self._admit(draft, request):
+                return
+
+    def _admit(self, draft: Draft, request: RequestState) -> bool:
+        kv, holding, tokens = self.kv, request.holding, request.tokens
+        forked = self._fork_tables(request)
+        tables = forked or (kv.find_prefix(holding, tokens) if request.reads_prefix_cache else [[] for _ in kv.groups])
+        hit = len(tokens) - 1 if forked else len(tables[0]) * kv.block_size
+        if not kv.admit(holding, tables, len(tokens) + (kv.block_size if forked else 0), headroom=len(self.running)):
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = Status.RUNNING
+        request.slot = self._free_slots.pop()
+        request.planned = request.computed = request.cached_tokens = hit
+        if request.reads_prefix_cache and not request.run:
+            self.stats.prefix_queries_total += len(tokens)
+            self.stats.prefix_hits_total += hit
+        if forked:
+            holding.cached_blocks = hit // kv.block_size
+            draft.copies.extend(kv.make_writable(holding, hit))
+        count = min(len(tokens) - hit, draft.budget)
+        kv.grow(holding, hit + count)
+        record = request.record
+        sampling = None if record.pooling else record.params
+        blocks = [list(table) for table in holding.tables]
+        draft.new.append(
+            NewRequest(request.slot, tokens.copy(), request.num_prompt, hit, blocks, record.seed, sampling, record.pooling)
+        )
+        self._add_row(draft, request, count)
+        return True
+
+    def _add_row(self, draft: Draft, request: RequestState, count: int) -> None:
+        start = request.planned
+        known = len(request.tokens)
+        end = start + count
+        samples = end == known + request.pending
+        draft.requests.append(request)
+        draft.runs.append(request.run)
+        draft.slots.append(request.slot)
+        draft.starts.append(start)
+        draft.num_tokens.append(count)
+        draft.sampled_in.append(request.last_step if end > known else GIVEN)
+        draft.sample.append(samples)
+        draft.budget -= count
+        request.planned = end
+        if samples:
+            request.pending += 1
+            request.last_step = draft.step_id
+
+    # ---- blocks ----
+
+    def _grow(self, draft: Draft, request: RequestState, num_tokens: int) -> bool:
+        """Takes the blocks for `num_tokens`, preempting the least important requests while there are too few."""
+        while True:
+            try:
+                for group, blocks in enumerate(self.kv.grow(request.holding, num_tokens)):
+                    draft.appends.append(BlockAppend(request.slot, group, blocks))
+                return True
+            except OutOfBlocks:
+                victim = self._victim()
+                if victim in draft.requests:
+                    return False
+                self._preempt(victim)
+                if victim is request:
+                    return False
+
+    def _victim(self) -> RequestState:
+        return self.running[-1] if self.config.policy == "fcfs" else max(self.running, key=lambda r: r.order)
+
+    def _preempt(self, request: RequestState) -> None:
+        """Back to the queue; it will compute its tokens again (a prefix hit shortens that)."""
+        self._leave_slot(request)
+        request.status = Status.WAITING
+        request.planned = request.computed = request.pending = 0
+        self.waiting.put_back(request)
+        self.stats.preemptions_total += 1
+
+    def _leave_slot(self, request: RequestState) -> None:
+        self.running.remove(request)
+        self.kv.release(request.holding)
+        self._free_slots.append(request.slot)
+        self._freed_slots.append(request.slot)
+        request.slot = -1
+        request.run += 1
+
+    # ---- forks ----
+
+    def _parent(self, request: RequestState) -> RequestState | None:
+        return self.requests.get(request.record.fork_of) if request.record.fork_of else None
+
+    def _fork_tables(self, request: RequestState) -> list[list[int]] | None:
+        """The parent's blocks for all tokens but the last, if the parent still has them and this is a plain first start."""
+        parent = self._parent(request)
+        if parent is None or not request.reads_prefix_cache or parent.computed < len(request.tokens) - 1:
+            return None
+        if parent.status is not Status.RUNNING or request.tokens != parent.tokens[: len(request.tokens)]:
+            return None
+        return self.kv.fork_tables(parent.holding, len(request.tokens) - 1)
+
+    def _open_forks(self, parent: RequestState) -> None:
+        for request in self.waiting:
+            if request.record.fork_of == parent.record.id:
+                request.gates.discard(Gate.FORK_PARENT)
+
+    # ---- results ----
+
+    def update(self, result: StepResult) -> list[Delta]:
+        """Takes a step's result into account; returns what its requests gained."""
+        draft = self._in_flight.pop(result.step_id)
+        assert result.epoch == self.epoch, f"result of epoch {result.epoch} in epoch {self.epoch}"
+        self.stats.steps_total += 1
+        if result.error is not None:
+            return self._blame(draft, result.error)
+        deltas: list[Delta] = []
+        for request, run, start, count, row in zip(
+            draft.requests, draft.runs, draft.starts, draft.num_tokens, result.rows, strict=True
+        ):
+            if request.run == run:
+                self._update_row(request, start + count, row, deltas.append)
+        return deltas
+
+    def _update_row(
+        self, request: RequestState, computed: int, row: RowResult, emit: Callable[[Delta], None]
+    ) -> None:
+        first_confirmed = request.computed < request.num_prompt <= computed
+        request.computed = computed
+        holding = request.holding
+        if computed // self.kv.block_size > holding.cached_blocks:
+            self.kv.remember(holding, request.tokens, computed)
+            self.kv.leave_window(holding, computed)
+        if first_confirmed:
+            self._open_forks(request)
+        if row.error is not None or row.pooled is not None:
+            delta = Delta(request.record.id, request.record.attempt, pooled=row.pooled, error=row.error)
+            delta.finish_reason = "stop" if row.error is None else "error"
+        elif row.tokens:
+            delta = self._accept(request, row)
+        elif row.prompt_logprobs:
+            delta = Delta(request.record.id, request.record.attempt, prompt_logprobs=row.prompt_logprobs)
+        else:
+            return
+        if not request.answered:
+            request.answered = True
+            delta.cached_tokens = request.cached_tokens
+            self.stats.prompt_tokens_total += request.num_prompt
+        if delta.finish_reason is not None:
+            self._finish(request)
+        emit(delta)
+
+    def _accept(self, request: RequestState, row: RowResult) -> Delta:
+        """Appends the sampled tokens, up to the one that ends the request."""
+        record = request.record
+        delta = Delta(record.id, record.attempt, row.tokens, row.logprobs, row.prompt_logprobs)
+        for taken, token in enumerate(row.tokens, 1):
+            request.tokens.append(token)
+            request.pending -= 1
+            length = len(request.tokens)
+            if token in request.stop_ids and length - request.num_prompt > record.params.min_tokens:
+                delta.finish_reason = "stop"
+                if token not in self.config.eos_token_ids or record.params.ignore_eos:
+                    delta.stop_token = token
+            elif length >= request.budget_end:
+                delta.finish_reason = "length"
+            if delta.finish_reason is not None:
+                delta.tokens = row.tokens[:taken]
+                break
+        self.stats.generated_tokens_total += len(delta.tokens)
+        return delta
+
+    def _finish(self, request: RequestState) -> None:
+        if request.status is Status.RUNNING:
+            self._leave_slot(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        del self.requests[request.record.id]
+        self._open_forks(request)
+
+    # ---- faults ----
+
+    def _blame(self, draft: Draft, error: str) -> list[Delta]:
+        """A step failed as a whole. Its only request is to blame; of several, each runs again alone until one fails."""
+        current = [r for r, run in zip(draft.requests, draft.runs, strict=True) if r.run == run]
+        guilty = [r for r in current if len(draft.requests) == 1 or r.faults >= MAX_FAULTS]
+        for request in reversed(current):
+            request.faults += 1
+            if request in guilty:
+                self._finish(request)
+            else:
+                self._preempt(request)
+                self.suspects.append(request)
+        return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r in guilty]
+
+    def _plan_suspect(self, draft: Draft) -> None:
+        """Starts one suspect in a step of its own, with nothing else in flight."""
+        while self.suspects and not draft.requests and not self._in_flight:
+            request = self.suspects.pop()
+            if request.status is Status.WAITING:
+                self._admit(draft, request)
+
+    # ---- reports ----
+
+    def snapshot(self) -> Stats:
+        self.stats.running = len(self.running)
+        self.stats.waiting = len(self.waiting)
+        self.stats.kv_blocks_used = self.kv.pool.num_used
+        return self.stats
+
+    def check_integrity(self) -> None:
+        """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
+        self.kv.pool.check_integrity([t for r in self.running for t in r.holding.tables])
+        assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
+        assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
+        assert len(self.requests) == len(self.running) + len(self.waiting)
