@@ -6,7 +6,7 @@ are on the CPU; shapes, types and contiguity are invariants of the caller, so th
 
 import ctypes
 import functools
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, c_void_p, c_int, c_int),
     ),
     "starling_embedding_packed": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
+    "starling_paged_attention": (
+        *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        *(c_int64, c_int64, c_int64, c_int64, c_float, c_int64, c_float, c_void_p, c_int, c_int),
+    ),
 }
 
 
@@ -76,3 +80,40 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
         out.data_ptr(),
         torch.get_num_threads(),
     )
+
+
+def paged_attention(
+    q: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """Causal attention of q [T, H, D] over the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
+
+    kv [num_blocks, 2, KVH, block_size, D] has q's type, fp32 or bf16, and holds this step's keys already.
+    Sequence s owns q's rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens; all
+    the indices are int32, block_tables [S, max_blocks]. With a window, a token sees itself and the window - 1
+    before it, and blocks wholly before that are not read. soft_cap bounds the scaled scores, by
+    soft_cap * tanh(score / soft_cap).
+    """
+    _, heads, dim = q.shape
+    _, _, kv_heads, block_size, _ = kv.shape
+    sequences, max_blocks = block_tables.shape
+    assert q.dtype == kv.dtype and q.dtype in (torch.float32, torch.bfloat16)
+    assert q.is_contiguous() and kv.is_contiguous() and kv.shape[4] == dim
+    assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0
+    assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
+    assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
+    assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)
+    out = torch.empty_like(q)
+    _lib().starling_paged_attention(
+        *(q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), max_blocks),
+        *(query_start.data_ptr(), context_lens.data_ptr(), sequences),
+        *(heads, kv_heads, dim, block_size, scale, window, soft_cap),
+        *(out.data_ptr(), q.dtype is torch.float32, torch.get_num_threads()),
+    )
+    return out

@@ -1,8 +1,9 @@
-// The one bf16 matrix micro-kernel: a tile of at most 8 rows by 3 column blocks of 16, accumulated in registers.
+// The one matrix micro-kernel: a tile of at most 8 rows by 3 column blocks of 16, accumulated in fp32 registers.
 //
-// B is in the VNNI packing: column blocks of 16, each [K/2][16][2], so that one 64-byte line holds two
-// consecutive k of 16 columns, which is what vdpbf16ps eats. 8 x 3 accumulators leave room for the three lines of
-// B and one broadcast pair of A in the 32 registers, and hide the instruction's latency.
+// B is cut in column blocks of 16, each a run of 64-byte lines. A line of bf16 holds two consecutive k of 16 columns
+// ([K/2][16][2], the VNNI packing, which is what vdpbf16ps eats); a line of fp32 holds one k ([K][16]). Either way a
+// step takes one line of each block and one broadcast 32-bit word of each row of A. 8 x 3 accumulators leave room
+// for the lines and the word in the 32 registers, and hide the instruction's latency.
 #pragma once
 
 #include "simd.h"
@@ -13,19 +14,27 @@ constexpr int kTileRows = 8;
 constexpr int kTileBlocks = 3;
 constexpr int kBlockCols = 16;
 
+// Elements of T in a line, and how many consecutive k those are of one column.
+template <typename T>
+constexpr int64_t kLine = 64 / sizeof(T);
+template <typename T>
+constexpr int64_t kDepth = 4 / sizeof(T);
+
+template <typename T>
 struct GemmTile {
-  const bf16* a;        // [rows][k], rows a_stride elements apart
+  const T* a;  // [rows][lines * kDepth], rows a_stride elements apart
   ptrdiff_t a_stride;
-  const bf16* b;        // column block j at b + j * b_stride
+  const T* b;  // column block j at b + j * b_stride
   ptrdiff_t b_stride;
-  int64_t k_pairs;
-  float* c;             // [rows][blocks * 16], rows c_stride elements apart
+  int64_t lines;
+  float* c;  // [rows][blocks * 16], rows c_stride elements apart
   ptrdiff_t c_stride;
-  bool accumulate;      // add to c, rather than overwrite it
-  const bf16* prefetch;  // lines to ask memory for meanwhile, laid out as b; how many blocks of it: see below
+  bool accumulate;    // add to c, rather than overwrite it
+  const T* prefetch;  // what to ask memory for along the way, laid out as b
 };
 
-// blocks_ahead: how many blocks (0, 1, or all of the tile's) of `prefetch` to fetch along the way.
-void gemm_tile(const GemmTile& tile, int rows, int blocks, int blocks_ahead);
+// blocks_ahead: how many blocks of `prefetch` to fetch: none, one, or as many as the tile has.
+template <typename T>
+void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead);
 
 }  // namespace starling

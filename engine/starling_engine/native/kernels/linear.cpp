@@ -1,11 +1,11 @@
 // y = x W^T + b with bf16 x and W; W packed once (see gemm_tile.h), so that every batch size reads it in order.
-#include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "gemm_tile.h"
+#include "parallel.h"
 
 namespace starling {
 namespace {
@@ -14,16 +14,6 @@ namespace {
 constexpr int64_t kPanelBytes = 384 * 1024;
 constexpr int64_t kMaxKPairs = 2048;
 constexpr int64_t kMaxRows = 512;
-
-struct Span {
-  int64_t begin, end;
-};
-
-Span share(int64_t total, int part, int parts) {
-  return {total * part / parts, total * (part + 1) / parts};
-}
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename Out>
 struct Linear {
@@ -74,7 +64,7 @@ struct Linear {
             const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
             float* c = chunked ? panel_sums.data() + row * width + (block - panel) * kBlockCols : tile_sums;
             const ptrdiff_t c_stride = chunked ? width : kTileBlocks * kBlockCols;
-            gemm_tile({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
+            gemm_tile<bf16>({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
                        b + next + (ahead == 1 ? r * block_size : 0)},
                       rows_here, blocks_here, ahead);
             if (last) finish(c, c_stride, row0 + row, rows_here, col, cols);
@@ -94,7 +84,7 @@ struct Linear {
     const int64_t blocks = ceil_div(n, kBlockCols);
 #pragma omp parallel num_threads(threads)
     {
-      const Span mine = share(blocks, omp_get_thread_num(), omp_get_num_threads());
+      const Span mine = my_share(blocks);
       for (int64_t row = 0; row < rows; row += kMaxRows) run_span(mine, row, std::min(kMaxRows, rows - row));
     }
   }
@@ -129,7 +119,7 @@ void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int th
   if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 #pragma omp parallel num_threads(threads)
   {
-    const Span mine = share(blocks, omp_get_thread_num(), omp_get_num_threads());
+    const Span mine = my_share(blocks);
     for (int64_t i = mine.begin; i < mine.end; ++i)
       pack_block(w + i * 16 * k, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
     _mm_sfence();

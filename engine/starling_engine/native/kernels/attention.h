@@ -1,0 +1,132 @@
+// Paged causal attention: the request as it comes from the caller, the task a thread works on, and what it yields.
+#pragma once
+
+#include <limits>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace starling {
+
+// Below every real score, yet finite: exp2(lowest - lowest) is 1 and exp2(-inf - lowest) is 0, never NaN.
+constexpr float kLowest = -1e30f;
+
+// Query tokens times query heads of one KV head that a task treats together.
+constexpr int64_t kMaxQueryRows = 128;
+
+template <typename T>
+struct Attention {
+  const T* q;   // [tokens][heads][dim]
+  const T* kv;  // [blocks][2][kv_heads][block_size][dim]
+  const int32_t* block_tables;
+  int64_t max_blocks;
+  int64_t heads, kv_heads, dim, block_size;
+  float scale;
+  int64_t window;  // 0: none
+  float soft_cap;  // 0: none
+  T* out;          // as q
+
+  int64_t group() const { return heads / kv_heads; }
+  int64_t first_key(int64_t position) const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+};
+
+// Some query tokens of one sequence, all the query heads of one KV head, and a range of its keys.
+struct Task {
+  int64_t sequence, kv_head;
+  int64_t token, tokens;  // rows of q
+  int64_t position;       // of the first of them in its sequence
+  int64_t key_begin, key_end;
+  int64_t part;  // where to leave the unfinished sums when other tasks share these tokens; -1: alone
+};
+
+// Online softmax over the keys seen so far. Row = token * group + head within the group.
+struct State {
+  float* sums;  // [rows][dim]: values weighted by exp2(score - top)
+  float* top;   // [rows]: the largest score, in units of log2
+  float* mass;  // [rows]: the weights' sum
+};
+
+// Addresses of the keys [begin, end) of a sequence; the value of a key lies values_after elements on.
+template <typename T>
+inline void key_rows(const Attention<T>& a, const Task& task, int64_t begin, int64_t end, const T** rows) {
+  const int32_t* table = a.block_tables + task.sequence * a.max_blocks;
+  const int64_t head_size = a.block_size * a.dim;
+  int64_t block = begin / a.block_size, offset = begin % a.block_size;
+  for (int64_t key = begin; key < end; ++block, offset = 0) {
+    const T* row = a.kv + (table[block] * 2 * a.kv_heads + task.kv_head) * head_size + offset * a.dim;
+    for (; offset < a.block_size && key < end; ++offset, ++key, row += a.dim) *rows++ = row;
+  }
+}
+
+template <typename T>
+inline int64_t values_after(const Attention<T>& a) {
+  return a.kv_heads * a.block_size * a.dim;
+}
+
+// Raw dot products to scores in units of log2: soft_cap * tanh(scale * x / soft_cap), or scale * x.
+struct Scoring {
+  __m512 scale, cap;
+  bool capped;
+
+  Scoring(float scale_by, float soft_cap) : capped(soft_cap > 0) {
+    scale = _mm512_set1_ps(capped ? 2 * kLog2E * scale_by / soft_cap : scale_by * kLog2E);
+    cap = _mm512_set1_ps(soft_cap * kLog2E);
+  }
+
+  __m512 operator()(__m512 dot) const {
+    const __m512 x = _mm512_mul_ps(dot, scale);
+    if (!capped) return x;
+    // tanh(y) = 1 - 2 / (exp(2y) + 1); exp2 has 2y in units of log2 already.
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 denominator = _mm512_add_ps(exp2(x), one);
+    return _mm512_mul_ps(cap, _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), denominator)));
+  }
+};
+
+inline float exp2_one(float x) { return _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))); }
+
+// Folds one row's scores, those in [begin, end), into its state and leaves the weights in `weights`: zeros outside
+// that range, up to `padded` (a multiple of 16). `dots`, `staged` and `weights` may be the same memory. Returns what
+// the row's earlier sums must be multiplied by.
+template <typename W>
+inline float fold_scores(const Scoring& score, const float* dots, int64_t begin, int64_t end, int64_t padded,
+                         W* weights, float* staged, float& top, float& mass) {
+  const __m512 nothing = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  __m512 highest = _mm512_set1_ps(top);
+  for (int64_t j = 0; j < padded; j += 16) {
+    __m512 s = score(_mm512_loadu_ps(dots + j));
+    if (j < begin || j + 16 > end) {
+      const __mmask16 seen = first_lanes(end > j ? end - j : 0) & ~first_lanes(begin > j ? begin - j : 0);
+      s = _mm512_mask_mov_ps(nothing, seen, s);
+    }
+    highest = _mm512_max_ps(highest, s);
+    _mm512_storeu_ps(staged + j, s);
+  }
+  const float new_top = _mm512_reduce_max_ps(highest);
+  const __m512 tops = _mm512_set1_ps(new_top);
+  __m512 added = _mm512_setzero_ps();
+  for (int64_t j = 0; j < padded; j += 16) {
+    const __m512 w = exp2(_mm512_sub_ps(_mm512_loadu_ps(staged + j), tops));
+    added = _mm512_add_ps(added, w);
+    store16(weights + j, w);
+  }
+  const float shrink = new_top == top ? 1.0f : exp2_one(top - new_top);
+  mass = mass * shrink + _mm512_reduce_add_ps(added);
+  top = new_top;
+  return shrink;
+}
+
+inline void scale_row(float* row, int64_t dim, float by) {
+  for (int64_t d = 0; d < dim; d += 16)
+    _mm512_storeu_ps(row + d, _mm512_mul_ps(_mm512_loadu_ps(row + d), _mm512_set1_ps(by)));
+}
+
+// The two ways to work off a task. Both leave its state in the thread's scratch memory, valid until the next task.
+template <typename T>
+State attend_one_token(const Attention<T>& a, const Task& task);  // reads each key once, as it lies
+template <typename T>
+State attend_tile(const Attention<T>& a, const Task& task);  // packs keys into matrix tiles first
+
+}  // namespace starling

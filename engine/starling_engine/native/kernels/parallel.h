@@ -1,0 +1,65 @@
+// How work is divided among threads, and the memory each of them keeps for its intermediate results.
+#pragma once
+
+#include <omp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace starling {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Span {
+  int64_t begin, end;
+};
+
+// The contiguous part of [0, total) that falls to the calling thread of a parallel region.
+inline Span my_share(int64_t total) {
+  const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
+  return {total * part / parts, total * (part + 1) / parts};
+}
+
+// How many threads are worth waking for `bytes` of work in cache: starting one costs about a microsecond.
+inline int threads_for(int64_t bytes, int threads) { return bytes < 32 * 1024 ? 1 : threads; }
+
+// A growing 64-byte aligned buffer, handed out in pieces; the pieces live until the next reset. One for each thread
+// that ever runs a kernel, so that calls do not allocate.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+
+  static Scratch& mine() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+
+  void reset(size_t bytes) {
+    used_ = 0;
+    if (bytes <= size_) return;
+    std::free(data_);
+    size_ = (bytes + 4095) / 4096 * 4096;
+    data_ = static_cast<char*>(std::aligned_alloc(4096, size_));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+
+  template <typename T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(data_ + used_);
+    used_ += padded<T>(count);
+    return piece;
+  }
+
+  template <typename T>
+  static size_t padded(size_t count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0, used_ = 0;
+};
+
+}  // namespace starling
