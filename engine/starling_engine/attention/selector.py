@@ -1,0 +1,41 @@
+"""Chooses the attention backend: once, before the model is built."""
+
+import logging
+
+import torch
+
+from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.errors import ConfigError
+from starling_engine.platforms.base import Platform
+
+logger = logging.getLogger("starling.attention")
+
+
+def select_attention(name: str, platform: Platform, dtype: torch.dtype, head_dim: int) -> tuple[AttentionBackend, str]:
+    """The backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
+
+    Raises ConfigError when `name` cannot, with what can.
+    """
+    offered = platform.attention_backends()
+    refused = {other: why for other in offered if (why := _why_not(other, dtype, head_dim))}
+    possible = [other for other in offered if other not in refused]
+    if name == "auto":
+        chosen = possible[0]
+        reason = "; ".join(f"not {other}: {why}" for other, why in refused.items()) or "the fastest here"
+    elif name in possible:
+        chosen, reason = name, "asked for"
+    else:
+        why = refused.get(name, f"{platform.name} has no such backend")
+        raise ConfigError(f"{name!r} is not possible ({why}); possible: auto, {', '.join(possible)}", "attention_backend")
+    logger.info("attention: %s (%s)", chosen, reason)
+    return _make(chosen), reason
+
+
+def _why_not(_name: str, _dtype: torch.dtype, _head_dim: int) -> str | None:
+    """Why the backend cannot serve the model; None when it can."""
+    return None
+
+
+def _make(_name: str) -> AttentionBackend:
+    return TorchPagedAttention()

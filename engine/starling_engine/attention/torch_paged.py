@@ -1,0 +1,99 @@
+"""Paged attention in plain torch: the reference that other backends are checked against, and what runs where they cannot."""
+
+import torch
+from torch.nn import functional as F
+
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+
+
+class TorchPagedAttention:
+    """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size and device."""
+
+    name = "torch"
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
+        q, k, v = torch.split(heads, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+        cos, sin = layer.cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
+        q = rotate(_norm(q, layer.q_norm, layer.norm_eps), cos, sin)
+        k = rotate(_norm(k, layer.k_norm, layer.norm_eps), cos, sin)
+        _store(kv, k, v, meta.slots)
+        return _attend(q, layer, kv, meta).flatten(1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] turned by cos, sin [T, 1, rotary_dim / 2] fp32, half-split; what exceeds rotary_dim passes through."""
+    half = cos.shape[-1]
+    first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+    return turned.to(x.dtype)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x if weight is None else F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    """k, v [T, KVH, D] to their slots; a token whose slot is -1 is left out."""
+    block_size = kv.shape[3]
+    if (slots < 0).any():
+        kept = slots >= 0
+        k, v, slots = k[kept], v[kept], slots[kept]
+    block, offset = slots // block_size, slots % block_size
+    kv[block, 0, :, offset] = k
+    kv[block, 1, :, offset] = v
+
+
+def _attend(q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+    """q [T, H, D] -> [T, H, D], one sequence after the other."""
+    out = torch.empty_like(q)
+    starts, lengths = meta.query_start.tolist(), meta.context_lens.tolist()
+    for row, length in enumerate(lengths):
+        start, end = starts[row], starts[row + 1]
+        if start == end:
+            continue
+        first = max(0, length - (end - start) - layer.window + 1) if layer.window else 0
+        k, v, seen_from = _gather(kv, meta.block_tables[row], first, length)
+        mask = _mask(end - start, length, seen_from, layer.window, q.device)
+        out[start:end] = _attend_one(q[start:end], k, v, mask, layer)
+    return out
+
+
+def _gather(kv: torch.Tensor, table: torch.Tensor, first: int, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Keys and values [KVH, N, D] of the blocks with positions `first` to `length`, and the position of the first of them."""
+    block_size = kv.shape[3]
+    first_block = first // block_size
+    blocks = table[first_block : -(-length // block_size)].long()
+    pages = kv[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    seen_from = first_block * block_size
+    return pages[0, :, : length - seen_from], pages[1, :, : length - seen_from], seen_from
+
+
+def _mask(queries: int, length: int, seen_from: int, window: int, device: torch.device) -> torch.Tensor:
+    """[queries, length - seen_from] bool, true where the query (the last ones of the sequence) sees the key."""
+    query_at = torch.arange(length - queries, length, device=device).unsqueeze(1)
+    key_at = torch.arange(seen_from, length, device=device).unsqueeze(0)
+    seen = key_at <= query_at
+    return seen & (key_at > query_at - window) if window else seen
+
+
+def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
+    """q [M, H, D], k and v [KVH, N, D] -> [M, H, D]."""
+    q = q.transpose(0, 1)
+    if layer.soft_cap:
+        return _soft_capped(q, k, v, mask, layer).transpose(0, 1)
+    out = F.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=mask, scale=layer.scale, enable_gqa=layer.num_heads != layer.num_kv_heads
+    )
+    return out[0].transpose(0, 1)
+
+
+def _soft_capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
+    """Scores go through cap * tanh(score / cap) (Gemma 2), which torch's fused kernel does not know."""
+    group = layer.num_heads // layer.num_kv_heads
+    keys, values = k.repeat_interleave(group, 0).float(), v.repeat_interleave(group, 0).float()
+    scores = q.float() @ keys.transpose(1, 2) * layer.scale
+    scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return (weights @ values).to(q.dtype)

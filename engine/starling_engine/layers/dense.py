@@ -1,0 +1,70 @@
+"""The plain linear method: one tensor and torch's own matrix product. Works for every dtype on every device."""
+
+import torch
+from torch.nn import functional as F
+
+from starling_engine.layers.linear import LinearShape, Part
+
+
+class StackedWeights:
+    """The stacked matrix and bias of a linear layer while they are being loaded; allocated at the first part."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.weight: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+
+    def parts(self) -> list[Part]:
+        shape = self.shape
+        found = [Part(shard, "weight", (size, shape.in_size)) for shard, size in enumerate(shape.out_sizes)]
+        if shape.bias:
+            found += [Part(shard, "bias", (size,)) for shard, size in enumerate(shape.out_sizes)]
+        return found
+
+    def load(self, part: Part, tensor: torch.Tensor) -> None:
+        rows = self.shape.rows(part.shard)
+        if part.name == "weight":
+            if self.weight is None:
+                self.weight = self._empty(self.shape.out_size, self.shape.in_size)
+            self.weight[rows].copy_(tensor)
+        else:
+            if self.bias is None:
+                self.bias = self._empty(self.shape.out_size)
+            self.bias[rows].copy_(tensor)
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hands the finished (weight, bias) over and keeps neither."""
+        weight, bias = self.weight, self.bias
+        assert weight is not None, "taken before any part was loaded"
+        self.weight = self.bias = None
+        return weight, bias
+
+    def _empty(self, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+
+class DenseLinear:
+    """W as it stands in the checkpoint, [out_size, in_size]."""
+
+    name = "dense"
+    _weight: torch.Tensor
+    _bias: torch.Tensor | None
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
+        self._staged = StackedWeights(shape, dtype, device)
+        return self._staged.parts()
+
+    def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
+        self._staged.load(part, tensor)
+
+    def finish(self) -> None:
+        self._weight, self._bias = self._staged.take()
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        out = F.linear(x, self._weight, self._bias)
+        return out if out_dtype is None else out.to(out_dtype)
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._weight)

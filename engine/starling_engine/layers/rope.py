@@ -1,0 +1,71 @@
+"""Tables of cosines and sines for the rotary embedding, with every scaling that `models/rope.py` reads."""
+
+import math
+
+import torch
+
+from starling_engine.models.rope import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+
+
+def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> torch.Tensor:
+    """[max_position, rotary_dim] fp32 for half-split rotation: cosines in the first half, sines in the second."""
+    frequencies, factor = rotary_frequencies(rope, rotary_dim)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+    table = torch.empty(max_position, rotary_dim, dtype=torch.float32)
+    torch.cos(angles, out=table[:, : rotary_dim // 2])
+    torch.sin(angles, out=table[:, rotary_dim // 2 :])
+    return table.mul_(factor).to(device)
+
+
+def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
+    """Radians per position [rotary_dim / 2] fp32, and what multiplies the table."""
+    plain = 1.0 / (rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim))
+    match rope.scaling:
+        case None:
+            return plain, 1.0
+        case LinearScaling(factor=factor):
+            return plain / factor, 1.0
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling), 1.0
+        case YarnScaling() as scaling:
+            return _yarn(plain, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Llama 3.1's rule (meta-llama/llama-models, `apply_scaling`), on wavelengths in tokens."""
+    wavelengths = 2 * math.pi / plain
+    turns = scaling.original_max_position / wavelengths
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    between = (1 - smooth) * plain / scaling.factor + smooth * plain
+    scaled = torch.where(turns < scaling.low_freq_factor, plain / scaling.factor, plain)
+    medium = (turns >= scaling.low_freq_factor) & (turns <= scaling.high_freq_factor)
+    return torch.where(medium, between, scaled)
+
+
+def _yarn(plain: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
+    """NTK-by-parts of arXiv 2309.00071, section 3.2: fast dimensions are kept, slow ones interpolated, with a ramp between."""
+
+    def dimension_that_turns(times: float) -> float:
+        per_turn = scaling.original_max_position / (times * 2 * math.pi)
+        return rotary_dim * math.log(per_turn) / (2 * math.log(theta))
+
+    low, high = dimension_that_turns(scaling.beta_fast), dimension_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    # The reference's guard against a ramp of no width.
+    width = high - low or 0.001
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return plain / scaling.factor * ramp + plain * (1 - ramp)
+
+
+def _yarn_attention_factor(scaling: YarnScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
+    return _mscale(scaling.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -1,0 +1,131 @@
+"""The halves of a decoder layer. Another kind of attention or MLP is another class with the same `forward` and `slots`."""
+
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.attention.base import AttentionBackend, AttentionMetadata, AttentionWeights
+from starling_engine.layers.activation import silu_and_mul
+from starling_engine.layers.linear import Linear, LinearShape, MethodSelector, stacked
+from starling_engine.layers.norm import RMSNorm
+from starling_engine.models.config import ModelConfig
+from starling_engine.models.definition import TensorNames
+from starling_engine.weights.slot import Slot, copy_slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What every part of a model is built with. `cos_sin` as in `AttentionWeights`, one table for all layers."""
+
+    config: ModelConfig
+    names: TensorNames
+    dtype: torch.dtype
+    device: torch.device
+    methods: MethodSelector
+    backend: AttentionBackend
+    cos_sin: torch.Tensor
+
+    def linear(self, shape: LinearShape) -> Linear:
+        return Linear(shape, self.methods(shape), self.dtype, self.device)
+
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(name, self.config.hidden_size, self.config.rms_eps, self.dtype, self.device)
+
+
+class Attention:
+    """Grouped-query attention: one matrix for queries, keys and values, one for the output."""
+
+    def __init__(self, build: BuildContext, prefix: str, window: int) -> None:
+        config, names = build.config, build.names
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self._qkv = build.linear(
+            stacked(
+                [f"{prefix}.{name}" for name in (names.q, names.k, names.v)],
+                [q_size, kv_size, kv_size],
+                config.hidden_size,
+                config.qkv_bias,
+            )
+        )
+        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q_size, config.o_bias))
+        self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
+        self._weights = _attention_weights(build, window)
+        self._attend = build.backend.forward
+
+    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]; writes the step's keys and values into `kv`."""
+        return self._o.forward(self._attend(self._qkv.forward(x), self._weights, kv, meta))
+
+    def slots(self) -> dict[str, Slot]:
+        slots = {**self._qkv.slots(), **self._o.slots()}
+        norms = (self._weights.q_norm, self._weights.k_norm)
+        for name, weight in zip(self._norm_names, norms, strict=True):
+            if weight is not None:
+                slots[f"{name}.weight"] = copy_slot(weight)
+        return slots
+
+
+def _attention_weights(build: BuildContext, window: int) -> AttentionWeights:
+    config = build.config
+
+    def head_norm() -> torch.Tensor | None:
+        return torch.empty(config.head_dim, dtype=build.dtype, device=build.device) if config.qk_norm else None
+
+    return AttentionWeights(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=window,
+        soft_cap=0.0,
+        cos_sin=build.cos_sin,
+        q_norm=head_norm(),
+        k_norm=head_norm(),
+        norm_eps=config.rms_eps,
+    )
+
+
+class Mlp:
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(self, build: BuildContext, prefix: str) -> None:
+        config, names = build.config, build.names
+        size, hidden = config.intermediate_size, config.hidden_size
+        self._gate_up = build.linear(
+            stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias)
+        )
+        self._down = build.linear(stacked([f"{prefix}.{names.down}"], [hidden], size, config.mlp_bias))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        return self._down.forward(silu_and_mul(self._gate_up.forward(x)))
+
+    def slots(self) -> dict[str, Slot]:
+        return {**self._gate_up.slots(), **self._down.slots()}
+
+
+class DecoderLayer:
+    """Pre-norm attention and MLP around one residual stream."""
+
+    def __init__(self, build: BuildContext, index: int) -> None:
+        prefix = build.names.layer.format(index)
+        self._input_norm = build.norm(f"{prefix}.{build.names.input_norm}")
+        self._attention = Attention(build, prefix, build.config.windows[index])
+        self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
+        self._mlp = Mlp(build, prefix)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv: torch.Tensor, meta: AttentionMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, residual) -> the same of the next layer, whose first norm adds them up. All [T, hidden_size]."""
+        x, residual = self._input_norm.forward(x, residual)
+        x = self._attention.forward(x, kv, meta)
+        x, residual = self._post_norm.forward(x, residual)
+        return self._mlp.forward(x), residual
+
+    def slots(self) -> dict[str, Slot]:
+        return {
+            **self._input_norm.slots(),
+            **self._attention.slots(),
+            **self._post_norm.slots(),
+            **self._mlp.slots(),
+        }

@@ -1,0 +1,148 @@
+"""What the engine needs to know of a model, read from its config.json and generation_config.json. Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.models.definition import ModelDefinition
+from starling_engine.models.fields import Fields
+from starling_engine.models.registry import find_definition
+from starling_engine.models.rope import RopeConfig, read_rope
+
+GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DTYPES = ("float32", "bfloat16", "float16")
+ACTIVATIONS = ("silu",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder's shape. Sizes are in elements, `max_position` in tokens.
+
+    windows             per layer the tokens that a query sees, itself included; 0 means all
+    qkv_bias, o_bias    biases of the attention's projections; `mlp_bias` those of the three of the MLP
+    qk_norm             RMSNorm of each query and key head before rotation
+    generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
+    """
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    rms_eps: float
+    hidden_act: str
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
+    dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, float]
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Reads the configs of the checkpoint in `folder`.
+
+    Raises ModelError naming the field that is missing or wrong, UnsupportedModel for an architecture or a feature that this
+    engine does not have.
+    """
+    config = Fields.read(folder / "config.json")
+    generation = folder / "generation_config.json"
+    extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
+    return parse_model_config(config, extra)
+
+
+def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
+    """As `load_model_config`, from what the two files hold."""
+    definition = find_definition(config.texts("architectures"))
+    _refuse_quantized(config)
+    num_layers = config.integer("num_hidden_layers")
+    num_heads, num_kv_heads = _read_heads(config)
+    rope = read_rope(config)
+    traits = definition.traits(config)
+    bos = config.token_ids("bos_token_id")
+    return ModelConfig(
+        architecture=definition.architecture,
+        hidden_size=config.integer("hidden_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_read_head_dim(config, num_heads, definition),
+        intermediate_size=config.integer("intermediate_size"),
+        vocab_size=config.integer("vocab_size"),
+        max_position=rope.max_position(config.integer("max_position_embeddings")),
+        rms_eps=config.number("rms_norm_eps", 1e-6),
+        hidden_act=_read_activation(config),
+        rope=rope,
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        qkv_bias=traits.qkv_bias,
+        o_bias=traits.o_bias,
+        mlp_bias=traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        windows=definition.windows(config, num_layers),
+        dtype=_read_dtype(config),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=_read_eos(config, generation),
+        generation_defaults={name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)},
+    )
+
+
+def _refuse_quantized(config: Fields) -> None:
+    if config.has("quantization_config"):
+        method = config.child("quantization_config").get("quant_method")
+        raise UnsupportedModel(f"{config.source}: quantization_config: quantized weights ({method}) are not supported")
+
+
+def _read_heads(config: Fields) -> tuple[int, int]:
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{config.source}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
+        )
+    return num_heads, num_kv_heads
+
+
+def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) -> int:
+    if config.has("head_dim") or definition.head_dim:
+        head_dim = config.integer("head_dim", definition.head_dim)
+    else:
+        hidden_size = config.integer("hidden_size")
+        if hidden_size % num_heads:
+            raise ModelError(
+                f"{config.source}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) "
+                "when there is no head_dim"
+            )
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise ModelError(f"{config.source}: head_dim must be even to be rotated, got {head_dim}")
+    return head_dim
+
+
+def _read_activation(config: Fields) -> str:
+    name = config.text("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"{config.source}: hidden_act {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return name
+
+
+def _read_dtype(config: Fields) -> str:
+    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`; without either the weights are float32."""
+    name = config.text("dtype", config.text("torch_dtype", "float32")).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedModel(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    return name
+
+
+def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
+    """Both files' ids: chat models often list the end of a turn only in generation_config.json."""
+    ids = config.token_ids("eos_token_id") + generation.token_ids("eos_token_id")
+    return tuple(dict.fromkeys(ids))

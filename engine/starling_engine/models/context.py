@@ -1,0 +1,26 @@
+"""What a forward pass is given besides the tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.attention.base import AttentionMetadata
+
+
+def no_tick() -> None:
+    """For callers that nobody watches."""
+
+
+@dataclass(slots=True)
+class ForwardContext:
+    """One step's cache and positions, per layer. Valid for one forward pass.
+
+    kv         [num_blocks, 2, num_kv_heads, block_size, head_dim] of each layer; written by the pass
+    attention  each layer's metadata; layers of one KV group share the object
+    tick       called once a layer, so that a watcher sees progress inside a long step
+    """
+
+    kv: list[torch.Tensor]
+    attention: list[AttentionMetadata]
+    tick: Callable[[], None] = no_tick

@@ -1,0 +1,78 @@
+"""What tells one architecture from another: a small file of each family fills in a `ModelDefinition`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starling_engine.errors import UnsupportedModel
+from starling_engine.models.fields import Fields
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The yes-or-no differences between decoders; see `ModelConfig`."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """Where a checkpoint keeps its tensors: names of modules, to which ".weight" or ".bias" is added.
+
+    `ignored` are endings of names that hold nothing to load (older checkpoints saved computed buffers).
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    input_norm: str = "input_layernorm"
+    post_norm: str = "post_attention_layernorm"
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+
+
+def full_attention(_config: Fields, num_layers: int) -> tuple[int, ...]:
+    """Windows of a family that knows no sliding window."""
+    return (0,) * num_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDefinition:
+    """One architecture. `head_dim` is what the family takes when the config has none; 0 means hidden size / heads."""
+
+    architecture: str
+    traits: Callable[[Fields], Traits]
+    windows: Callable[[Fields, int], tuple[int, ...]] = full_attention
+    head_dim: int | None = None
+    names: TensorNames = field(default_factory=TensorNames)
+
+
+def listed_windows(config: Fields, num_layers: int, window: int) -> tuple[int, ...] | None:
+    """Windows by the config's `layer_types`, None when it has no such list.
+
+    Raises ModelError for a list of the wrong length, UnsupportedModel for a type that is not attention.
+    """
+    types = config.texts("layer_types")
+    if not types:
+        return None
+    if len(types) != num_layers:
+        raise config.error("layer_types", f"must have num_hidden_layers ({num_layers}) entries")
+    for name in types:
+        if name not in LAYER_TYPES:
+            raise UnsupportedModel(f"{config.source}: layer_types: {name!r} is not supported; supported: {', '.join(LAYER_TYPES)}")
+    if "sliding_attention" in types and not window:
+        raise config.error("sliding_window", "must be set, for layer_types names sliding_attention")
+    return tuple(window if name == "sliding_attention" else 0 for name in types)

@@ -1,0 +1,99 @@
+"""Reads a checkpoint's JSON files with checks, so that a bad field is named and not met later as a shape error."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starling_engine.errors import ModelError
+
+
+class Fields:
+    """The fields of one JSON object; `source` ("config.json") and the field's name are in every error.
+
+    A field that is null counts as absent, as transformers writes both. All readers raise ModelError.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values = values
+        self.source = source
+
+    @classmethod
+    def read(cls, path: Path) -> "Fields":
+        """Raises ModelError when the file is absent or holds no JSON object."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelError(f"{path.parent} holds no {path.name}: not a model folder") from None
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} must hold a JSON object, not a {type(values).__name__}")
+        return cls(values, path.name)
+
+    def has(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The raw value, None when absent."""
+        return self._values.get(name)
+
+    def names(self) -> list[str]:
+        return [name for name in self._values if self.has(name)]
+
+    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
+        value = self._value(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise self.error(name, f"must be an integer of at least {low}")
+        return value
+
+    def number(self, name: str, default: float | None = None, low: float = 0.0) -> float:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < float("inf"):
+            raise self.error(name, f"must be a number of at least {low:g}")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "must be true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "must be a string")
+        return value
+
+    def child(self, name: str) -> "Fields":
+        """The object under `name`; empty when absent."""
+        value = self._values.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.error(name, "must be an object")
+        return Fields(value, f"{self.source}: {name}")
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings; empty when absent."""
+        value = self._values.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(name, "must be a list of strings")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id or a list of them; empty when absent."""
+        value = self._values.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
+            raise self.error(name, "must be a token id or a list of token ids")
+        return tuple(ids)
+
+    def error(self, name: str, rule: str) -> ModelError:
+        if not self.has(name):
+            return ModelError(f"{self.source}: {name} is missing; it {rule}")
+        return ModelError(f"{self.source}: {name} {rule}, got {self._values[name]!r}")
+
+    def _value(self, name: str, default: object) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value

@@ -1,0 +1,22 @@
+"""The architectures that this engine serves, by the names in a config.json's `architectures`.
+
+A new one is a small file like `llama.py` and its line here.
+"""
+
+from starling_engine.errors import UnsupportedModel
+from starling_engine.models.definition import ModelDefinition
+from starling_engine.models.llama import LLAMA
+from starling_engine.models.mistral import MINISTRAL, MISTRAL
+from starling_engine.models.qwen2 import QWEN2
+from starling_engine.models.qwen3 import QWEN3
+
+DEFINITIONS = {definition.architecture: definition for definition in (LLAMA, MISTRAL, MINISTRAL, QWEN2, QWEN3)}
+
+
+def find_definition(architectures: list[str]) -> ModelDefinition:
+    """The first of `architectures` that is known. Raises UnsupportedModel naming what was asked for and what there is."""
+    for name in architectures:
+        if name in DEFINITIONS:
+            return DEFINITIONS[name]
+    asked = ", ".join(architectures) or "none named"
+    raise UnsupportedModel(f"config.json: architectures: {asked}: not supported; supported: {', '.join(sorted(DEFINITIONS))}")

@@ -1,0 +1,34 @@
+"""What the engine asks of the machine that it runs on."""
+
+from typing import Protocol
+
+import torch
+
+
+class Platform(Protocol):
+    """One kind of device. Cheap to make; memory is read anew at each call."""
+
+    name: str
+    device: torch.device
+    async_scheduling: bool
+    """Whether planning a step while another runs pays when nobody says otherwise."""
+
+    def total_memory(self) -> int:
+        """Bytes that the engine could use were it alone."""
+        ...
+
+    def available_memory(self) -> int:
+        """Bytes that are free now."""
+        ...
+
+    def default_threads(self) -> int:
+        """Threads for the work on the CPU."""
+        ...
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raises ConfigError for a dtype that this device cannot compute in."""
+        ...
+
+    def attention_backends(self) -> tuple[str, ...]:
+        """Names that may work here, the one to prefer first."""
+        ...

@@ -1,0 +1,50 @@
+"""The CPU as a platform: memory and threads as the cgroup allows them."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from starling_engine.errors import ConfigError
+from starling_engine.platforms.cgroup import cpu_limit, read_limits
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CpuPlatform:
+    """See `Platform`. `limits` is read once: a pod's limits do not change under it, what is used does."""
+
+    name = "cpu"
+    # The planner would take the core that the model computes on.
+    async_scheduling = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._limits = read_limits()
+
+    def total_memory(self) -> int:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return machine if self._limits.memory is None else min(machine, self._limits.memory)
+
+    def available_memory(self) -> int:
+        machine = _machine_available()
+        now = read_limits()
+        return machine if now.memory is None else max(0, min(machine, now.memory - (now.memory_used or 0)))
+
+    def default_threads(self) -> int:
+        return cpu_limit(self._limits)
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"{dtype} does not run on a CPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
+
+    def attention_backends(self) -> tuple[str, ...]:
+        return ("torch",)
+
+
+def _machine_available() -> int:
+    """MemAvailable: free memory and the page cache that can be dropped."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,39 @@
+"""Random weights for `load_format="dummy"`: to measure a model's speed and memory without its checkpoint."""
+
+import math
+import zlib
+
+import torch
+
+from starling_engine.weights.slot import Loadable, Slot
+
+POOL = 1 << 22
+"""Random numbers drawn in all. A matrix's rows are stretches of the pool, so that filling costs a copy, not a draw."""
+
+
+def load_dummy(model: Loadable, seed: int) -> None:
+    """Fills every slot with numbers that depend on `seed` and the slot's name alone.
+
+    They are scaled so that greedy output varies and depends on the context; the usual small start makes a model repeat one
+    token whatever its attention does.
+    """
+    pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
+    for name, slot in model.slots().items():
+        slot.load(_values(name, slot, pool))
+
+
+def _values(name: str, slot: Slot, pool: torch.Tensor) -> torch.Tensor:
+    if len(slot.shape) == 1:
+        return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)
+    rows, columns = slot.shape
+    spare = POOL - columns
+    start = zlib.crc32(name.encode()) % (spare // 2)
+    stride = max(1, (spare - start) // rows)
+    return (pool * _scale(name, columns)).as_strided((rows, columns), (stride, 1), start)
+
+
+def _scale(name: str, columns: int) -> float:
+    if "embed" in name:
+        return 1.0
+    gain = 3.0 if "q_proj" in name or "k_proj" in name else 1.5
+    return gain / math.sqrt(columns)

@@ -1,0 +1,55 @@
+"""From the name of a model to a folder on disk: a local folder, or a repository of the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+from starling_engine.errors import ModelError
+
+ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+"""Configs, weights and tokenizers. Never pickles, nor code."""
+IGNORED = ("*/*", "consolidated*")
+"""Other formats of the same weights, which some repositories keep beside or in folders."""
+
+REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """The folder of the model `name`: a path, "org/name" or "org/name@revision". A local folder wins.
+
+    Downloads what the cache lacks, unless HF_HUB_OFFLINE is set. Raises ModelError when the model is not to be had, with the
+    reason.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    repo, _, named_revision = name.partition("@")
+    if named_revision and revision and named_revision != revision:
+        raise ModelError(f"{name}: the name and the argument ask for two revisions, {named_revision} and {revision}")
+    if not REPO_ID.fullmatch(repo):
+        raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
+    return _download(repo, named_revision or revision)
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    # Here, for importing it takes longer than the rest of the engine without torch.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED]))
+    except GatedRepoError as error:
+        raise ModelError(f"{repo} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{repo} is no folder here and the hub has no such repository (a private one needs HF_TOKEN)") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{repo} has no revision {revision}") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(f"{repo} is no folder here, is not in the cache, and the hub cannot be reached: {error}") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelError(f"{repo} could not be downloaded: {error}") from error
