@@ -94,8 +94,6 @@ class SchedulerConfig:
     policy: Policy = "fcfs"
     prefix_caching: bool = True
     eos_token_ids: tuple[int, ...] = ()
-    queue_depth: int = 2
-    """Steps that may be in flight at once: 2 when scheduling is asynchronous, else 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +125,8 @@ class EngineConfig:
     block_size: int
     vocab_size: int
     progress_timeout: float
+    async_scheduling: bool | None = None
+    """None lets the worker's platform decide."""
     layout: ParallelLayout = field(default_factory=ParallelLayout)
 
 

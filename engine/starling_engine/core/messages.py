@@ -44,7 +44,6 @@ class Stats(msgspec.Struct, omit_defaults=True):
     preemptions_total: int = 0
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
-    corrupt: str = ""
 
 
 class Delta(msgspec.Struct, omit_defaults=True):

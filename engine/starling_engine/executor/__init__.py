@@ -1,0 +1,1 @@
+"""Executors: they carry plans to workers and results back."""

@@ -1,0 +1,3 @@
+from starling_engine.core.process import main
+
+main()

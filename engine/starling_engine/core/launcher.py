@@ -1,0 +1,83 @@
+"""Starts an engine core process and keeps hold of it. Imports no torch."""
+
+import collections
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import msgspec
+
+from starling_engine.config import EngineConfig
+from starling_engine.errors import ConfigError, EngineDead, ModelError, StarlingError, UnsupportedModel, WeightError
+
+KEPT_LINES = 40
+
+
+class CoreHandle:
+    """A running core process. Its messages go on to this process's standard error, and the last of them are kept for reports."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
+        self.address = f"ipc://{self._folder}/core"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "starling_engine.core", self.address],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        assert self._process.stdin is not None
+        # Left open: the core ends itself when this process, and with it the pipe, is gone.
+        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.flush()
+        self._relay = threading.Thread(target=self._relay_messages, daemon=True)
+        self._relay.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_reason(self) -> str | None:
+        """Why the core ended, in its own last words; None while it lives."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._relay.join(timeout=1)
+        own = [line for line in self._lines if line.startswith("starling: ")]
+        if own:
+            return own[-1].removeprefix("starling: ")
+        last = self._lines[-1] if self._lines else "it left no message"
+        return f"exit status {code}: {last}"
+
+    def error(self) -> StarlingError:
+        """The error that ended the loading: ConfigError and ModelError as the core raised them, else EngineDead."""
+        reason = self.exit_reason() or "it is still running"
+        name, _, text = reason.partition(": ")
+        kind = {"ConfigError": ConfigError, "ModelError": ModelError, "UnsupportedModel": UnsupportedModel, "WeightError": WeightError}
+        return kind[name](text) if name in kind else EngineDead(f"the engine core did not start: {reason}")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Waits for the core to end by itself, then ends it."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdin is not None and self._process.stderr is not None
+        self._process.stdin.close()
+        self._relay.join(timeout=1)
+        self._process.stderr.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _relay_messages(self) -> None:
+        assert self._process.stderr is not None
+        for raw in self._process.stderr:
+            line = raw.decode(errors="replace")
+            self._lines.append(line.rstrip())
+            sys.stderr.write(line)
+            sys.stderr.flush()

@@ -1,0 +1,185 @@
+"""The engine core as a process: a ROUTER socket, the core, and nothing else.
+
+Started by `launcher` with its configuration on standard input, which stays open: its end means that the parent is gone.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+
+import msgspec
+import zmq
+
+from starling_engine.config import EngineConfig
+from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.messages import (
+    Abort,
+    Add,
+    Delta,
+    Deltas,
+    FromFrontend,
+    Hello,
+    Loading,
+    Ping,
+    Pong,
+    ResetPrefixCache,
+    Shutdown,
+    Stats,
+)
+from starling_engine.errors import StarlingError
+from starling_engine.executor.base import Executor
+from starling_engine.executor.thread import ThreadExecutor
+
+logger = logging.getLogger("starling.core")
+
+IDLE_POLL_MS = 1000
+LOADING_POLL_MS = 50
+FRONTEND_TIMEOUT = 15.0
+"""Seconds without a word from a frontend after which its requests are aborted."""
+
+
+class CoreProcess:
+    """Answers frontends and steps the core. One thread does both: a frontend waits for an answer at most COLLECT_SECONDS."""
+
+    def __init__(self, config: EngineConfig, address: str, executor: Executor) -> None:
+        self.config = config
+        self.executor = executor
+        self.core: EngineCore | None = None
+        self.incarnation = uuid.uuid4().hex
+        self.stopping = False
+        self._owners: dict[str, bytes] = {}
+        self._last_heard: dict[bytes, float] = {}
+        self._greeted: set[bytes] = set()
+        self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        # A ROUTER drops messages to a peer that is gone unless it is told to say so.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(address)
+
+    def run(self) -> None:
+        """Serves until a frontend says Shutdown. Raises what ended the loading."""
+        try:
+            self.executor.start()
+            while self.core is None and not self.stopping:
+                self._receive(LOADING_POLL_MS)
+                if (report := self.executor.ready(timeout=0.0001)) is not None:
+                    self.core = EngineCore(self.config, self.executor, report)
+                    logger.info("ready; memory:\n%s", report.ledger)
+            while not self.stopping:
+                assert self.core is not None
+                self._receive(0 if self.core.has_work else IDLE_POLL_MS)
+                self._send_deltas(self.core.step())
+                self._forget_silent()
+        finally:
+            self.executor.shutdown()
+            self._socket.close()
+            self._context.term()
+
+    def _receive(self, timeout_ms: int) -> None:
+        """Takes all messages that are there; waits for the first one at most `timeout_ms`."""
+        while self._socket.poll(timeout_ms):
+            identity, payload = self._socket.recv_multipart()
+            self._last_heard[identity] = time.monotonic()
+            try:
+                message = self._decode(payload)
+            except msgspec.DecodeError as error:
+                logger.warning("a message of %d bytes was refused: %s", len(payload), error)
+                continue
+            self._handle(identity, message)
+            timeout_ms = 0
+
+    def _handle(self, identity: bytes, message: FromFrontend) -> None:
+        match message:
+            case Ping():
+                self._answer_ping(identity)
+            case Shutdown():
+                self.stopping = True
+            case _ if self.core is None:
+                logger.warning("%s came before the core was ready", type(message).__name__)
+            case Add(request):
+                refusal = self.core.add(request)
+                if refusal is None:
+                    self._owners[request.id] = identity
+                else:
+                    self._send(identity, Deltas([refusal], self._stats()))
+            case Abort(ids):
+                for request_id in ids:
+                    if self._owners.get(request_id) == identity:
+                        self._abort(request_id)
+            case ResetPrefixCache():
+                self.core.scheduler.kv.pool.forget_free()
+
+    def _answer_ping(self, identity: bytes) -> None:
+        if self.core is None:
+            self._send(identity, Loading(*self.executor.phase))
+            return
+        if identity not in self._greeted:
+            self._greeted.add(identity)
+            longest = min(self.config.scheduler.max_model_len, self.core.scheduler.kv.max_tokens)
+            self._send(identity, Hello(self.incarnation, longest, str(self.core.ledger)))
+        self._send(identity, Pong(self.incarnation, self.executor.progress, self.core.has_work, self._stats()))
+
+    def _stats(self) -> Stats:
+        assert self.core is not None
+        return self.core.scheduler.snapshot()
+
+    def _send_deltas(self, deltas: list[Delta]) -> None:
+        """One message a step for each frontend that has something in it."""
+        by_owner: dict[bytes, list[Delta]] = {}
+        for delta in deltas:
+            owner = self._owners.get(delta.id)
+            if owner is not None:
+                by_owner.setdefault(owner, []).append(delta)
+                if delta.finish_reason is not None:
+                    del self._owners[delta.id]
+        for owner, own in by_owner.items():
+            self._send(owner, Deltas(own, self._stats()))
+
+    def _send(self, identity: bytes, message: Deltas | Hello | Pong | Loading) -> None:
+        try:
+            self._socket.send_multipart((identity, self._encode(message)))
+        except zmq.ZMQError as error:
+            logger.warning("a frontend is gone (%s); its requests are aborted", error)
+            self._drop_frontend(identity)
+
+    def _forget_silent(self) -> None:
+        now = time.monotonic()
+        for identity in [i for i, heard in self._last_heard.items() if now - heard > FRONTEND_TIMEOUT]:
+            self._drop_frontend(identity)
+
+    def _drop_frontend(self, identity: bytes) -> None:
+        self._last_heard.pop(identity, None)
+        self._greeted.discard(identity)
+        for request_id in [r for r, owner in self._owners.items() if owner == identity]:
+            self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        del self._owners[request_id]
+        if self.core is not None:
+            self.core.abort(request_id)
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """`python -m starling_engine.core ADDRESS`, with the EngineConfig as one line of JSON on standard input."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    executor = ThreadExecutor(config.worker, config.scheduler.eos_token_ids)
+    try:
+        CoreProcess(config, sys.argv[1], executor).run()
+    except StarlingError as error:
+        print(f"starling: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(3)
+    os._exit(0)

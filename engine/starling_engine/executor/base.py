@@ -1,0 +1,53 @@
+"""The seam between the engine core and the workers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from starling_engine.kv.spec import KVGroup
+from starling_engine.ledger import Ledger
+from starling_engine.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker that is ready tells the core. `seconds` is how long each step of its life so far took.
+
+    `async_scheduling` is what its platform prefers.
+    """
+
+    groups: list[KVGroup]
+    ledger: Ledger
+    seconds: dict[str, float]
+    async_scheduling: bool
+
+
+class Executor(Protocol):
+    """Plans run in the order of submission; results come back in the same order."""
+
+    @property
+    def progress(self) -> int:
+        """Grows while work advances, also inside a step; a supervisor watches it."""
+        ...
+
+    @property
+    def phase(self) -> tuple[str, str]:
+        """What a worker that is not ready does: (phase, detail)."""
+        ...
+
+    def start(self) -> None:
+        """Begins to load; returns at once."""
+        ...
+
+    def ready(self, timeout: float) -> WorkerReport | None:
+        """The report once the workers are ready, None when `timeout` seconds passed. Raises what ended the loading."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Hands a plan over without waiting. At most the queue depth may be in flight."""
+        ...
+
+    def collect(self, timeout: float) -> StepResult | None:
+        """The oldest result that was not collected yet, or None when `timeout` seconds passed."""
+        ...
+
+    def shutdown(self) -> None: ...

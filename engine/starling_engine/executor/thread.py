@@ -1,0 +1,84 @@
+"""One worker in a thread of the engine core's process: for one rank. Kernels release the interpreter's lock while they run."""
+
+import logging
+import queue
+import threading
+import traceback
+
+from starling_engine.config import WorkerConfig
+from starling_engine.executor.base import WorkerReport
+from starling_engine.step import StepPlan, StepResult
+
+logger = logging.getLogger("starling.executor")
+
+
+class ThreadExecutor:
+    def __init__(self, config: WorkerConfig, eos_token_ids: tuple[int, ...]) -> None:
+        self._config = config
+        self._eos = eos_token_ids
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
+        self._phase = ("starting", "")
+        self._progress = 0
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    @property
+    def phase(self) -> tuple[str, str]:
+        return self._phase
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ready(self, timeout: float) -> WorkerReport | None:
+        try:
+            report = self._reports.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(report, BaseException):
+            raise report
+        return report
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.put(plan)
+
+    def collect(self, timeout: float) -> StepResult | None:
+        try:
+            return self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def shutdown(self) -> None:
+        self._plans.put(None)
+        self._thread.join(timeout=5)
+
+    def _tick(self) -> None:
+        self._progress += 1
+
+    def _report_phase(self, phase: str, detail: str) -> None:
+        self._phase = (phase, detail)
+        self._tick()
+
+    def _run(self) -> None:
+        # torch keeps thread counts and inference mode per thread, so all of it is imported and set where it runs.
+        from starling_engine.worker.worker import Worker
+
+        try:
+            worker = Worker(self._config, self._eos, self._tick, self._report_phase)
+            report = worker.prepare()
+        except BaseException as error:  # noqa: BLE001 - whatever ended the loading is raised again in `ready`
+            self._reports.put(error)
+            return
+        self._reports.put(report)
+        while (plan := self._plans.get()) is not None:
+            try:
+                result = worker.execute(plan)
+            except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+                logger.error("step %d failed:\n%s", plan.step_id, traceback.format_exc())
+                result = StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+            self._results.put(result)
+            self._tick()

@@ -1,0 +1,328 @@
+"""The engine as a server sees it: requests in, streams out."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+import zmq.asyncio
+
+from starling_engine.config import EngineArgs, EngineConfig
+from starling_engine.core.client import CoreClient
+from starling_engine.core.launcher import CoreHandle
+from starling_engine.core.messages import Add, Delta, Loading, ResetPrefixCache, Shutdown, Stats
+from starling_engine.errors import InvalidRequest, PromptTooLong, QueueFull, RequestFailed
+from starling_engine.frontend.assembler import Assembler
+from starling_engine.frontend.resolve import resolve
+from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.models.config import ModelConfig
+from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.request import EngineRequest
+
+Prompt = str | list[int]
+RETRY_AFTER = 1.0
+
+
+class AsyncEngine:
+    """Talks to one engine core or several; the least loaded takes a request. Lives on the event loop that made it."""
+
+    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig, max_tokens_per_request: int) -> None:
+        self.tokenizer = tokenizer
+        self.model_config = model_config
+        self.config = config
+        self._longest = max_tokens_per_request
+        self._clients: list[CoreClient] = []
+        self._processes: list[CoreHandle] = []
+        self._context: zmq.asyncio.Context | None = None
+
+    @classmethod
+    async def start(cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None) -> "AsyncEngine":
+        """Starts an engine core in a process of its own and waits until it is ready; `on_phase` hears what it does meanwhile.
+
+        Raises ConfigError or ModelError when it cannot be.
+        """
+        folder, model_config, config = await asyncio.to_thread(resolve, args)
+        process = CoreHandle(config)
+        try:
+            tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+            engine = await cls._connect(tokenizer, model_config, config, [(process.address, process)], on_phase)
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        engine._processes.append(process)
+        return engine
+
+    @classmethod
+    async def attach(cls, args: EngineArgs, addresses: Sequence[str]) -> "AsyncEngine":
+        """Another frontend to cores that run already. Raises EngineDead when one does not answer."""
+        folder, model_config, config = await asyncio.to_thread(resolve, args)
+        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        return await cls._connect(tokenizer, model_config, config, [(address, None) for address in addresses], None)
+
+    @classmethod
+    async def _connect(
+        cls,
+        tokenizer: Tokenizer,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        cores: list[tuple[str, CoreHandle | None]],
+        on_phase: Callable[[Loading], None] | None,
+    ) -> "AsyncEngine":
+        context = zmq.asyncio.Context()
+        clients = [CoreClient(context, address, config.progress_timeout, process) for address, process in cores]
+        try:
+            hellos = [await client.connect(on_phase) for client in clients]
+        except BaseException:
+            for client in clients:
+                await client.close()
+            context.term()
+            raise
+        engine = cls(tokenizer, model_config, config, min(h.max_tokens_per_request for h in hellos))
+        engine._clients, engine._context = clients, context
+        return engine
+
+    # ---- requests ----
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[StreamDelta]:
+        """Yields what the request gains, merged when the reader is slow. Closing the iterator aborts the request.
+
+        Raises InvalidRequest, PromptTooLong or QueueFull before the first item; RequestFailed or EngineDead at any time.
+        """
+        run = await self._submit(prompt, params, request_id, priority, cache_salt, cumulative=False)
+        try:
+            while not run.assembler.finished:
+                await run.wait()
+                if (item := run.assembler.take()) is not None:
+                    yield item
+        finally:
+            await run.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """As `stream`, but every item is the whole output so far."""
+        run = await self._submit(prompt, params, request_id, priority, cache_salt, cumulative=True)
+        try:
+            while not run.assembler.finished:
+                await run.wait()
+                if run.assembler.take() is not None:
+                    yield run.assembler.output()
+        finally:
+            await run.close()
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """The final output alone."""
+        run = await self._submit(prompt, params, request_id, priority, cache_salt, cumulative=True)
+        try:
+            while not run.assembler.finished:
+                await run.wait()
+            return run.assembler.output()
+        finally:
+            await run.close()
+
+    async def embed(self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None) -> EmbeddingRequestOutput:
+        """One vector for the prompt. Raises as `stream` does."""
+        request_id = request_id or new_request_id()
+        ids = await self._prompt_ids(prompt, room=0)
+        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+        client = self._least_loaded()
+
+        def sink(delta: Delta) -> None:
+            if not done.done():
+                done.set_result(delta)
+
+        await client.add(Add(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time())), sink)
+        try:
+            delta = await done
+        finally:
+            await client.abort([request_id])
+        raise_failure(delta)
+        assert delta.pooled is not None
+        return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
+
+    def validate(self, prompt_ids: list[int], params: SamplingParams) -> None:
+        """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
+        params.validate(self.model_config.vocab_size)
+        self._check_prompt(prompt_ids, room=1)
+
+    async def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+        *,
+        cumulative: bool,
+    ) -> "Run":
+        params.validate(self.model_config.vocab_size)
+        ids = await self._prompt_ids(prompt, room=1)
+        request_id = request_id or new_request_id()
+        text = prompt if isinstance(prompt, str) else None
+        assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
+        run = Run(self._least_loaded(), assembler)
+        seed = random.getrandbits(63) if params.seed is None else params.seed
+        parent = f"{request_id}/0"
+        for index in range(params.n):
+            record = EngineRequest(
+                id=f"{request_id}/{index}",
+                prompt_ids=ids,
+                params=params if index == 0 else msgspec.structs.replace(params, prompt_logprobs=None),
+                seed=_as_int64(seed + index),
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival=time.time(),
+                fork_of=parent if index else None,
+            )
+            await run.add(index, record)
+        return run
+
+    async def _prompt_ids(self, prompt: Prompt, room: int) -> list[int]:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt)
+        self._check_prompt(prompt, room)
+        return prompt
+
+    def _check_prompt(self, ids: list[int], room: int) -> None:
+        """`room` is how many tokens must fit besides the prompt."""
+        if not ids:
+            raise InvalidRequest("the prompt must hold at least one token", "prompt")
+        if len(ids) + room > self._longest:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens, but at most {self._longest - room} are possible "
+                f"(the model's length and the KV cache allow {self._longest} in all)",
+                "prompt",
+            )
+        vocab_size = self.model_config.vocab_size
+        if max(ids) >= vocab_size or min(ids) < 0:
+            raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
+
+    def _least_loaded(self) -> CoreClient:
+        return min(self._clients, key=lambda client: (client.failure is not None, client.load))
+
+    # ---- the engine itself ----
+
+    @property
+    def stats(self) -> Stats:
+        """The newest counters of all cores, summed."""
+        total = Stats()
+        for client in self._clients:
+            for name in Stats.__struct_fields__:
+                setattr(total, name, getattr(total, name) + getattr(client.stats, name))
+        return total
+
+    @property
+    def ledger(self) -> str:
+        """The memory plan of each core, for people."""
+        return "\n".join(client.hello.ledger for client in self._clients if client.hello is not None)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where further frontends can `attach`."""
+        return [process.address for process in self._processes]
+
+    def check_health(self) -> None:
+        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress."""
+        for client in self._clients:
+            client.check()
+
+    async def reset_prefix_cache(self) -> None:
+        for client in self._clients:
+            await client.send(ResetPrefixCache())
+
+    async def shutdown(self) -> None:
+        """Ends the cores that this engine started; open requests end with them."""
+        for client in self._clients:
+            if self._processes and client.failure is None:
+                await client.send(Shutdown())
+            await client.close()
+        for process in self._processes:
+            await asyncio.to_thread(process.close)
+        if self._context is not None:
+            self._context.term()
+
+
+class Run:
+    """One request on its way: its sequences in the core, and what has come of them."""
+
+    def __init__(self, client: CoreClient, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self._client = client
+        self._open: set[str] = set()
+        self._wake = asyncio.Event()
+        self._failure: Delta | None = None
+        self._to_abort: list[str] = []
+
+    async def add(self, index: int, record: EngineRequest) -> None:
+        self._open.add(record.id)
+        await self._client.add(Add(record), lambda delta: self._take(index, delta))
+
+    def _take(self, index: int, delta: Delta) -> None:
+        if delta.finish_reason is not None:
+            self._open.discard(delta.id)
+        if delta.error is not None:
+            self._failure = delta
+        elif self.assembler.push(index, delta) and delta.finish_reason is None:
+            self._to_abort.append(delta.id)
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Until something came. Raises what ended the request."""
+        await self._wake.wait()
+        self._wake.clear()
+        if self._to_abort:
+            aborted, self._to_abort = self._to_abort, []
+            self._open.difference_update(aborted)
+            await self._client.abort(aborted)
+        if self._failure is not None:
+            raise_failure(self._failure)
+
+    async def close(self) -> None:
+        """Aborts what is still open."""
+        if self._open:
+            await self._client.abort(list(self._open))
+
+
+def raise_failure(delta: Delta) -> None:
+    """Raises the error that a delta carries, if it does."""
+    if delta.error is None:
+        return
+    if delta.refused:
+        raise QueueFull(delta.error, RETRY_AFTER)
+    if delta.error_param is not None:
+        raise InvalidRequest(delta.error, delta.error_param)
+    raise RequestFailed(delta.error)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _as_int64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63

@@ -1,0 +1,66 @@
+"""From what the user wrote to what a core is started with. Imports no torch, so that a server's start does not wait for it."""
+
+import os
+from pathlib import Path
+
+from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
+from starling_engine.errors import ConfigError
+from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.weights.hub import resolve_model
+
+CPU_MEMORY_FRACTION = 0.5
+GPU_MEMORY_FRACTION = 0.9
+
+
+def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
+    """Finds the model (downloading it when it is a hub id) and settles every "auto".
+
+    Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not go with it.
+    """
+    folder = resolve_model(args.model, args.revision)
+    model = load_model_config(folder)
+    max_model_len = args.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
+    device = _device(args.device)
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_waiting=args.max_num_waiting,
+        policy=args.scheduling_policy,
+        prefix_caching=args.enable_prefix_caching,
+        eos_token_ids=model.eos_token_ids,
+    )
+    worker = WorkerConfig(
+        model_path=str(folder),
+        load_format=args.load_format,
+        device=device,
+        dtype=model.dtype if args.dtype == "auto" else args.dtype,
+        seed=args.seed,
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        block_size=args.block_size,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        memory_fraction=args.gpu_memory_utilization or (CPU_MEMORY_FRACTION if device == "cpu" else GPU_MEMORY_FRACTION),
+        attention_backend=args.attention_backend,
+        num_threads=args.num_threads or cpu_limit(),
+        show_progress=args.show_progress,
+    )
+    config = EngineConfig(
+        scheduler=scheduler,
+        worker=worker,
+        block_size=args.block_size,
+        vocab_size=model.vocab_size,
+        progress_timeout=args.progress_timeout,
+        async_scheduling=args.async_scheduling,
+    )
+    return folder, model, config
+
+
+def _device(asked: str) -> str:
+    """Looks for the driver's device file, since asking torch would cost its import."""
+    has_cuda = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return ("cuda" if has_cuda else "cpu") if asked == "auto" else asked

@@ -1,0 +1,98 @@
+"""The memory plan: what a worker's memory goes to, and how many KV blocks that leaves. Pure: imports no torch."""
+
+from dataclasses import dataclass
+
+from starling_engine.errors import ConfigError
+from starling_engine.kv.spec import KVGroup
+from starling_engine.models.config import ModelConfig
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has."""
+
+    total: int
+    limit: int
+    weights: int
+    activations: int
+    kv: int
+    block_bytes: int
+    num_blocks: int
+    block_size: int
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.weights - self.activations - self.kv
+
+    def __str__(self) -> str:
+        rows = (
+            ("weights", self.weights),
+            ("KV cache", self.kv),
+            ("activations", self.activations),
+            ("left", self.left),
+            ("limit", self.limit),
+        )
+        lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
+        lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {amount(self.block_bytes)} each"
+        return "\n".join(lines)
+
+
+def amount(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB else f"{size / MIB:.2f} MiB"
+
+
+def block_bytes(groups: list[KVGroup]) -> int:
+    """Bytes of one page over all storage tensors; the same in every group."""
+    return max(len(group.layers) for group in groups) * groups[0].spec.page_bytes
+
+
+def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int) -> int:
+    """Working memory of the largest step: its widest intermediate tensors, and fp32 logits of every row that samples."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    widths = 4 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    return max_tokens * widths * dtype_bytes + 2 * max_rows * model.vocab_size * 4
+
+
+def plan_memory(
+    *,
+    total: int,
+    fraction: float,
+    weights: int,
+    activations: int,
+    kv_bytes: int | None,
+    bytes_per_block: int,
+    block_size: int,
+    useful_blocks: int,
+    needed_blocks: int,
+) -> Ledger:
+    """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
+
+    Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
+    """
+    limit = total if kv_bytes is not None else int(total * fraction)
+    room = limit - weights - activations
+    wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
+    num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
+    needed = needed_blocks * bytes_per_block
+    if num_blocks < needed_blocks:
+        held = f"weights {amount(weights)} and activations {amount(activations)} of {amount(total)}"
+        if kv_bytes is not None:
+            raise ConfigError(f"a request of max_model_len needs {needed} bytes of KV cache, got {kv_bytes}", "kv_cache_memory_bytes")
+        least = (weights + activations + needed) / total
+        hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
+        raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
+    if kv_bytes is not None and kv_bytes > room:
+        raise ConfigError(f"{amount(kv_bytes)} asked for, {amount(max(room, 0))} are left of {amount(total)}", "kv_cache_memory_bytes")
+    return Ledger(
+        total=total,
+        limit=limit,
+        weights=weights,
+        activations=activations,
+        kv=num_blocks * bytes_per_block,
+        block_bytes=bytes_per_block,
+        num_blocks=num_blocks,
+        block_size=block_size,
+    )

@@ -1,0 +1,136 @@
+"""The worker's persistent input batch: arrays over slots, changed by what a plan says is new and never rebuilt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kv.spec import KVGroup
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.sampling.adjust import needs_adjusting
+from starling_engine.step import NewRequest, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Occupant:
+    """What a slot's request asks for beyond the arrays."""
+
+    num_prompt: int
+    sampling: SamplingParams | None
+    pooling: PoolingParams | None
+    adjusts: bool
+    pooled: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step's model inputs: token ids [T] int64, attention metadata for each KV group, and where each row ends.
+
+    last_token [R] is the flat index of each row's last token, ends [R] the position after it.
+    """
+
+    ids: torch.Tensor
+    metadata: list[AttentionMetadata]
+    last_token: Ints
+    ends: Ints
+
+
+class InputBatch:
+    """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
+
+    def __init__(self, groups: Sequence[KVGroup], max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        width = -(-max_model_len // block_size) + 1
+        # Zero pages cost nothing until they are written, so the worst case may be reserved at once.
+        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
+        self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
+        self.temperature = np.zeros(max_num_seqs, np.float32)
+        self.top_k = np.zeros(max_num_seqs, np.int32)
+        self.top_p = np.ones(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.seed = np.zeros(max_num_seqs, np.int64)
+        self.occupants: list[Occupant | None] = [None] * max_num_seqs
+        self.special: set[int] = set()
+        """Slots that need more than plain sampling: adjusted logits, logprobs, or pooling."""
+
+    def apply(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots:
+            self.occupants[slot] = None
+            self.special.discard(slot)
+        for new in plan.new:
+            self._enter(new)
+        for slot, group, blocks in ((a.slot, a.group, a.blocks) for a in plan.appends):
+            self._append(slot, group, blocks)
+        for copy in plan.copies:
+            assert copy.source != copy.target
+
+    def _enter(self, new: NewRequest) -> None:
+        slot, params = new.slot, new.sampling
+        self.tokens[slot, : len(new.token_ids)] = new.token_ids
+        self.table_lengths[:, slot] = 0
+        for group, blocks in enumerate(new.blocks):
+            self._append(slot, group, blocks)
+        adjusts = params is not None and needs_adjusting(params)
+        self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjusts)
+        self.seed[slot] = new.seed
+        if params is not None:
+            self.temperature[slot] = params.temperature
+            self.top_k[slot] = max(params.top_k, 0)
+            self.top_p[slot] = params.top_p
+            self.min_p[slot] = params.min_p
+        if params is None or adjusts or params.logprobs is not None or params.prompt_logprobs is not None:
+            self.special.add(slot)
+
+    def _append(self, slot: int, group: int, blocks: list[int]) -> None:
+        at = self.table_lengths[group, slot]
+        self.tables[group][slot, at : at + len(blocks)] = blocks
+        self.table_lengths[group, slot] = at + len(blocks)
+
+    def occupant(self, slot: int) -> Occupant:
+        occupant = self.occupants[slot]
+        assert occupant is not None, f"slot {slot} is planned but empty"
+        return occupant
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """Gathers the step's tokens, positions and tables; one vectorised pass, whatever mix of prompts and decodes it is."""
+        slots = np.array(plan.slots)
+        starts = np.array(plan.starts)
+        counts = np.array(plan.num_tokens)
+        ends = starts + counts
+        query_end = counts.cumsum()
+        longest = int(counts.max())
+        if longest == 1:
+            rows, positions = slots, starts
+        else:
+            rows = np.repeat(slots, counts)
+            positions = np.arange(query_end[-1]) + np.repeat(starts - query_end + counts, counts)
+        query_start = torch.zeros(len(slots) + 1, dtype=torch.int32)
+        query_start[1:] = torch.from_numpy(query_end)
+        shared = (torch.from_numpy(positions), query_start, torch.from_numpy(ends.astype(np.int32)), longest)
+        width = -(-int(ends.max()) // self.block_size)
+        metadata = [self._metadata(table, rows, slots, width, *shared) for table in self.tables]
+        ids = torch.from_numpy(self.tokens[rows, positions].astype(np.int64))
+        return StepInputs(ids, metadata, query_end - 1, ends)
+
+    def _metadata(
+        self,
+        table: npt.NDArray[np.int32],
+        rows: Ints,
+        slots: Ints,
+        width: int,
+        positions: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        longest: int,
+    ) -> AttentionMetadata:
+        at = positions.numpy()
+        targets = table[rows, at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
+        return AttentionMetadata(
+            positions, torch.from_numpy(targets), query_start, context_lens, torch.from_numpy(table[slots, :width]), longest
+        )

@@ -1,0 +1,128 @@
+"""Runs one plan on the device: inputs, model, sampling."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from starling_engine.kv.spec import KVGroup
+from starling_engine.models.context import ForwardContext
+from starling_engine.sampling.logprobs import logprob_rows
+from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
+from starling_engine.worker.batch import InputBatch, Occupant, StepInputs
+from starling_engine.worker.sampler import Sampler
+
+LOGPROB_ROWS = 64
+"""Prompt positions whose full-vocabulary logits are held at once."""
+
+
+class Model(Protocol):
+    """hidden = model(ids [T] int64, context) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32."""
+
+    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class ModelRunner:
+    """`kv[layer]` is the layer's view of the pool; `tick` is called as each layer ends."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv: list[torch.Tensor],
+        groups: list[KVGroup],
+        batch: InputBatch,
+        sampler: Sampler,
+        tick: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._groups = groups
+        self._batch = batch
+        self._sampler = sampler
+        self._tick = tick
+        self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
+        self._batch.apply(plan)
+        self._copy_blocks(plan)
+        inputs = self._batch.inputs(plan)
+        per_layer = [inputs.metadata[self._group_of[layer]] for layer in range(len(self._kv))]
+        hidden = self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, self._tick))
+        rows = self._sample(plan, inputs, hidden)
+        if self._batch.special:
+            self._serve_special(plan, inputs, hidden, rows)
+        return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        for copy in plan.copies:
+            for layer in self._groups[copy.group].layers:
+                self._kv[layer][copy.target] = self._kv[layer][copy.source]
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> list[RowResult]:
+        """Samples the rows that reached their last token; the others' results stay empty."""
+        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
+        if not sampling:
+            return [RowResult() for _ in plan.slots]
+        all_rows = len(sampling) == len(plan.slots)
+        index = np.array(sampling)
+        at = inputs.last_token if all_rows else inputs.last_token[index]
+        last = hidden if len(at) == len(hidden) else hidden[torch.from_numpy(at)]
+        ends = inputs.ends if all_rows else inputs.ends[index]
+        sampled = self._sampler.sample(self._model.logits(last), self._batch, [plan.slots[r] for r in sampling], ends)
+        if all_rows:
+            return sampled
+        rows = [RowResult() for _ in plan.slots]
+        for r, row in zip(sampling, sampled, strict=True):
+            rows[r] = row
+        return rows
+
+    def _serve_special(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, rows: list[RowResult]) -> None:
+        for r, slot in enumerate(plan.slots):
+            if slot not in self._batch.special:
+                continue
+            occupant = self._batch.occupant(slot)
+            first = int(inputs.last_token[r]) - plan.num_tokens[r] + 1
+            own = hidden[first : first + plan.num_tokens[r]]
+            if occupant.pooling is not None:
+                rows[r].pooled = _pool(occupant, own, plan.starts[r], done=plan.sample[r])
+            elif occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None:
+                rows[r].prompt_logprobs = self._prompt_logprobs(occupant, own, slot, plan.starts[r])
+
+    def _prompt_logprobs(self, occupant: Occupant, hidden: torch.Tensor, slot: int, start: int) -> list[LogprobRow]:
+        """Position p's hidden state tells the log probability of token p + 1; the last prompt token's belongs to the output."""
+        assert occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None
+        count = min(start + len(hidden), occupant.num_prompt - 1) - start
+        rows: list[LogprobRow] = []
+        for at in range(0, count, LOGPROB_ROWS):
+            size = min(LOGPROB_ROWS, count - at)
+            begin = start + at + 1
+            following = torch.from_numpy(self._batch.tokens[slot, begin : begin + size].astype(np.int64))
+            logits = self._model.logits(hidden[at : at + size])
+            rows += logprob_rows(logits, following, [occupant.sampling.prompt_logprobs] * size)
+        return rows
+
+
+def _pool(occupant: Occupant, hidden: torch.Tensor, start: int, *, done: bool) -> list[float] | None:
+    """Pools over chunks: `occupant.pooled` holds the running sum, or the first token's state."""
+    assert occupant.pooling is not None
+    kind = occupant.pooling.pooling
+    if kind == "mean":
+        chunk = hidden.float().sum(dim=0)
+        occupant.pooled = chunk if occupant.pooled is None else occupant.pooled + chunk
+    elif kind == "cls" and start == 0:
+        occupant.pooled = hidden[0].float()
+    if not done:
+        return None
+    vector = hidden[-1].float() if kind == "last" else occupant.pooled
+    assert vector is not None
+    if kind == "mean":
+        vector = vector / (start + len(hidden))
+    if occupant.pooling.normalize:
+        vector = torch.nn.functional.normalize(vector, dim=0)
+    result: list[float] = vector.tolist()
+    return result

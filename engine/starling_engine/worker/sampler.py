@@ -1,0 +1,55 @@
+"""From logits to tokens: adjust, sample, and log probabilities for those who ask."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.sampling.adjust import adjust
+from starling_engine.sampling.logprobs import logprob_rows
+from starling_engine.step import RowResult
+from starling_engine.worker.batch import InputBatch, Occupant
+
+SampleOp = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+"""(logits [R, vocab] fp32, temperature, top_k, top_p, min_p, seed, position: all [R]) -> tokens [R] int64."""
+
+
+class Sampler:
+    """Stateless between steps: random numbers depend on a request's (seed, position) alone."""
+
+    def __init__(self, op: SampleOp, eos_token_ids: tuple[int, ...]) -> None:
+        self._op = op
+        self._eos = eos_token_ids
+
+    def sample(self, logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]) -> list[RowResult]:
+        """One token for each row of logits [R, vocab] fp32 (changed in place).
+
+        `ends[r]` is the position of the new token. A row whose logits are not finite gets an error in place of a token.
+        """
+        special = [(r, slot, batch.occupant(slot)) for r, slot in enumerate(slots) if slot in batch.special]
+        raw = {r: logits[r].clone() for r, _, o in special if o.adjusts and o.sampling and o.sampling.logprobs is not None}
+        for r, slot, occupant in special:
+            if occupant.adjusts and occupant.sampling is not None:
+                adjust(logits[r], occupant.sampling, batch.tokens[slot, : ends[r]], occupant.num_prompt, self._stop_ids(occupant))
+        index = np.array(slots)
+        columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed)
+        chosen = self._op(logits, *(torch.from_numpy(column[index]) for column in columns), torch.from_numpy(ends))
+        batch.tokens[index, ends] = chosen.numpy()
+        finite = torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
+        rows = [RowResult(tokens=[token]) for token in chosen.tolist()]
+        if not finite.all():
+            for r in (~finite).nonzero()[:, 0].tolist():
+                rows[r] = RowResult(error="the model gave no finite logit to choose from")
+        for r, _, occupant in special:
+            if occupant.sampling is not None and occupant.sampling.logprobs is not None:
+                source = raw.get(r, logits[r])
+                rows[r].logprobs = logprob_rows(source[None], chosen[r : r + 1], [occupant.sampling.logprobs])
+        return rows
+
+    def _stop_ids(self, occupant: Occupant) -> frozenset[int]:
+        assert occupant.sampling is not None
+        own = occupant.sampling.stop_token_ids or ()
+        return frozenset(own) if occupant.sampling.ignore_eos else frozenset((*self._eos, *own))

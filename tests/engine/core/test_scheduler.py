@@ -1,0 +1,237 @@
+"""The scheduler over a toy worker that checks every page it reads."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starling_engine.params import SamplingParams
+
+from tests.engine.toy import ToyEngine, expected_output
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(50), k=length)
+
+
+def params(max_tokens: int = 8, **fields: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, **fields)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("window", [0, 12])
+def test_one_request(depth: int, window: int) -> None:
+    engine = ToyEngine(depth=depth, window=window, budget=16)
+    engine.add("a", prompt_of(50), params(30), seed=3)
+    engine.run()
+    assert engine.outputs["a"] == expected_output(prompt_of(50), params(30), 3, 128)
+    assert engine.finished["a"].finish_reason == "length"
+
+
+def test_a_long_prompt_is_chunked_while_others_decode() -> None:
+    engine = ToyEngine(budget=16, prefix_caching=False)
+    engine.add("short", prompt_of(4), params(20))
+    engine.step()
+    engine.add("long", prompt_of(60, 1), params(2))
+    plan = engine.step()
+    assert plan is not None and sorted(plan.num_tokens) == [1, 15], "the decode runs first, the prompt takes the rest"
+    engine.run()
+    assert engine.outputs["long"] == expected_output(prompt_of(60, 1), params(2), 0, 128)
+
+
+def test_stop_token_ends_and_is_reported() -> None:
+    output = expected_output(prompt_of(10), params(30), 0, 128)
+    stopping = params(30, stop_token_ids=[output[5]])
+    for depth in (1, 2):
+        engine = ToyEngine(depth=depth)
+        engine.add("a", prompt_of(10), stopping)
+        engine.run()
+        assert engine.outputs["a"] == expected_output(prompt_of(10), stopping, 0, 128)
+        assert (engine.finished["a"].finish_reason, engine.finished["a"].stop_token) == ("stop", output[5])
+
+
+def test_a_second_request_hits_the_prefix() -> None:
+    engine = ToyEngine()
+    engine.add("a", prompt_of(40), params(4))
+    engine.run()
+    engine.add("b", prompt_of(40), params(4))
+    engine.run()
+    assert engine.cached == {"a": 0, "b": 32}, "all full blocks before the last token"
+    assert engine.outputs["a"] == engine.outputs["b"]
+    engine.add("salted", prompt_of(40), params(4), cache_salt="x")
+    engine.run()
+    assert engine.cached["salted"] == 0
+
+
+def test_prefix_hits_of_window_groups_need_the_window_only() -> None:
+    engine = ToyEngine(window=10, num_blocks=40)
+    engine.add("a", prompt_of(64), params(2))
+    engine.run()
+    engine.add("b", prompt_of(64)[:48] + prompt_of(20, 5), params(2))
+    engine.run()
+    assert engine.cached["b"] == 48
+    assert engine.outputs["b"] == expected_output(prompt_of(64)[:48] + prompt_of(20, 5), params(2), 0, 128)
+
+
+def test_window_blocks_are_freed_while_running() -> None:
+    engine = ToyEngine(window=8, budget=8, prefix_caching=False)
+    engine.add("a", prompt_of(80), params(1))
+    most = 0
+    while engine.scheduler.has_work:
+        engine.step()
+        most = max(most, engine.kv.pool.num_used)
+    assert most <= 10 + 3, "ten blocks of the full group, and only those of the window"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preemption_recomputes_and_changes_nothing(depth: int) -> None:
+    engine = ToyEngine(num_blocks=13, depth=depth, prefix_caching=False)
+    for i in range(4):
+        engine.add(f"r{i}", prompt_of(16, i), params(40), seed=i)
+    engine.run()
+    assert engine.scheduler.stats.preemptions_total > 0
+    for i in range(4):
+        assert engine.outputs[f"r{i}"] == expected_output(prompt_of(16, i), params(40), i, 128)
+
+
+def test_priority_runs_first_and_preempts_last() -> None:
+    engine = ToyEngine(num_blocks=9, max_num_seqs=2, policy="priority", prefix_caching=False)
+    engine.add("low", prompt_of(16, 0), params(30), priority=5, arrival=0.0)
+    engine.add("high", prompt_of(16, 1), params(30), priority=0, arrival=1.0)
+    engine.add("mid", prompt_of(16, 2), params(2), priority=2, arrival=2.0)
+    engine.run()
+    assert list(engine.finished)[-1] == "low"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("prompt_length", [1, 7, 8, 9, 30])
+def test_forks_share_the_prompt_and_copy_on_write(depth: int, prompt_length: int) -> None:
+    engine = ToyEngine(depth=depth, prefix_caching=False)
+    for i in range(3):
+        engine.add(f"a/{i}", prompt_of(prompt_length), params(12), seed=i, fork_of="a/0" if i else None)
+    engine.run()
+    for i in range(3):
+        assert engine.outputs[f"a/{i}"] == expected_output(prompt_of(prompt_length), params(12), i, 128)
+    copies = sum(len(plan.copies) for plan in engine.plans)
+    assert copies == (2 if (prompt_length - 1) % 8 else 0)
+    assert sum(plan.total_tokens for plan in engine.plans) < 3 * prompt_length + 36 + 3 * depth or prompt_length < 8
+
+
+def test_a_fork_whose_parent_is_aborted_runs_alone() -> None:
+    engine = ToyEngine(budget=8)
+    engine.add("a/0", prompt_of(40), params(4))
+    engine.add("a/1", prompt_of(40), params(4), seed=1, fork_of="a/0")
+    engine.step()
+    engine.scheduler.abort("a/0")
+    engine.run()
+    assert engine.outputs["a/1"] == expected_output(prompt_of(40), params(4), 1, 128)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_abort_frees_at_once_and_discards_what_is_in_flight(depth: int) -> None:
+    engine = ToyEngine(depth=depth)
+    engine.add("a", prompt_of(30), params(50))
+    engine.step()
+    engine.step()
+    engine.scheduler.abort("a")
+    assert engine.kv.pool.num_used == 0
+    engine.add("b", prompt_of(30, 2), params(5))
+    engine.run()
+    assert "a" not in engine.finished
+    assert engine.outputs["b"] == expected_output(prompt_of(30, 2), params(5), 0, 128)
+
+
+def test_asynchronous_steps_take_tokens_that_are_still_in_flight() -> None:
+    engine = ToyEngine(depth=2)
+    engine.add("a", prompt_of(10), params(6))
+    first = engine.scheduler.schedule()
+    assert first is not None and first.sampled_in == [-1]
+    engine.results.append(engine.worker.execute(first))
+    second = engine.scheduler.schedule()
+    assert second is not None and second.sampled_in == [first.step_id] and second.starts == [10]
+    engine.results.append(engine.worker.execute(second))
+    engine.run()
+    assert engine.outputs["a"] == expected_output(prompt_of(10), params(6), 0, 128)
+
+
+def test_pooling_ends_after_its_prompt() -> None:
+    engine = ToyEngine(budget=16, max_model_len=48)
+    engine.embed("a", prompt_of(48))
+    engine.run()
+    assert engine.finished["a"].pooled is not None and engine.finished["a"].finish_reason == "stop"
+
+
+def test_impossible_requests_are_refused_at_once() -> None:
+    engine = ToyEngine(num_blocks=9)
+    too_long = engine.add("a", prompt_of(80), params(1))
+    assert too_long is not None and "80" in (too_long.error or "") and "64" in (too_long.error or "")
+    assert engine.add("b", [], params(1)) is not None
+    assert engine.add("c", prompt_of(4), params(1)) is None
+    assert engine.add("c", prompt_of(4), params(1)) is not None, "the id is taken"
+
+
+def test_a_full_queue_refuses() -> None:
+    engine = ToyEngine()
+    engine.scheduler.config = engine.scheduler.config.__class__(
+        max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64, max_num_waiting=2
+    )
+    refusals = [engine.add(str(i), prompt_of(4), params(1)) for i in range(3)]
+    assert refusals[:2] == [None, None] and refusals[2] is not None and refusals[2].refused
+    engine.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failing_request_is_found_and_the_others_go_on(depth: int) -> None:
+    engine = ToyEngine(depth=depth)
+    engine.worker.fail_on = {49}
+    engine.add("good", [1, 2, 3], params(20))
+    engine.step()
+    engine.add("bad", [49, 2, 3], params(20))
+    engine.add("fine", [4, 5, 6], params(20))
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+    for name, prompt in (("good", [1, 2, 3]), ("fine", [4, 5, 6])):
+        assert engine.outputs[name] == expected_output(prompt, params(20), 0, 128)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_random_traffic(seed: int, data: st.DataObject) -> None:
+    """Whatever the pool, windows, depth, budget and traffic: every request gets what it would get alone."""
+    draw = data.draw
+    rng = random.Random(seed)
+    block_size = draw(st.sampled_from([8, 16]))
+    window = draw(st.sampled_from([0, 5, 8, 24]))
+    engine = ToyEngine(
+        num_blocks=draw(st.integers(24, 60)),
+        block_size=block_size,
+        window=window,
+        depth=draw(st.integers(1, 3)),
+        max_num_seqs=draw(st.integers(1, 6)),
+        budget=draw(st.integers(6, 40)),
+        max_model_len=72,
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        prefix_caching=draw(st.booleans()),
+    )
+    shared = prompt_of(60, seed)
+    wanted: dict[str, list[int]] = {}
+    aborted: set[str] = set()
+    for step in range(40):
+        if step < 25 and rng.random() < 0.5:
+            prompt = shared[: rng.randint(1, 60)] + rng.choices(range(50), k=rng.randint(0, 8))
+            own = params(rng.randint(1, 20), stop_token_ids=[rng.randrange(50)])
+            copies = rng.choice([1, 1, 1, 3])
+            for i in range(copies):
+                name = f"{step}/{i}"
+                fork = f"{step}/0" if i else None
+                if engine.add(name, prompt, own, seed=i, fork_of=fork, priority=rng.randint(0, 2), arrival=float(step)) is None:
+                    wanted[name] = expected_output(prompt, own, i, 72)
+        if wanted and rng.random() < 0.1:
+            victim = rng.choice(sorted(wanted))
+            engine.scheduler.abort(victim)
+            aborted.add(victim)
+        engine.step()
+        engine.scheduler.check_integrity()
+    engine.run()
+    for name, output in wanted.items():
+        assert name in aborted or engine.outputs[name] == output, name

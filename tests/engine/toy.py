@@ -1,0 +1,171 @@
+"""A toy worker for tests of scheduling: its "keys and values" are hashes of the prefix, and it checks every page that a
+query would read. It mirrors plans with the real InputBatch, so a wrong block table, slot or count cannot go unseen.
+"""
+
+import zlib
+
+import numpy as np
+
+from starling_engine.config import SchedulerConfig
+from starling_engine.core.messages import Delta
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.request import EngineRequest
+from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.worker.batch import InputBatch
+
+VOCAB = 50
+
+
+def prefix_hashes(tokens: list[int]) -> list[int]:
+    """hashes[p] stands for the keys and values of position p: it depends on tokens 0..p."""
+    value, hashes = 1, []
+    for token in tokens:
+        value = zlib.crc32(token.to_bytes(4, "little"), value)
+        hashes.append(value)
+    return hashes
+
+
+def next_token(tokens: list[int], seed: int) -> int:
+    return (prefix_hashes(tokens)[-1] ^ (seed * 7919)) % VOCAB
+
+
+def expected_output(prompt: list[int], params: SamplingParams, seed: int, max_model_len: int) -> list[int]:
+    tokens, stops = list(prompt), set(params.stop_token_ids or ())
+    limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
+    while len(tokens) < limit:
+        tokens.append(next_token(tokens, seed))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+def groups_of(block_size: int, window: int = 0) -> list[KVGroup]:
+    full = KVGroup(KVSpec(block_size, 1, 8, 4), (0,))
+    return [full, KVGroup(WindowSpec(block_size, 1, 8, 4, window), (1,))] if window else [full]
+
+
+class ToyWorker:
+    def __init__(self, groups: list[KVGroup], max_num_seqs: int, max_model_len: int, num_blocks: int) -> None:
+        self.groups = groups
+        self.block_size = groups[0].spec.block_size
+        self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size)
+        self.pages = np.zeros((num_blocks, self.block_size), np.int64)
+        self.fail_on: set[int] = set()
+        """Steps with a row whose prompt begins with one of these tokens fail as a whole."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.batch.apply(plan)
+        for copy in plan.copies:
+            self.pages[copy.target] = self.pages[copy.source]
+        inputs = self.batch.inputs(plan)
+        if any(int(self.batch.tokens[slot, 0]) in self.fail_on for slot in plan.slots):
+            return StepResult(plan.step_id, plan.epoch, [], error="boom")
+        assert len(set(plan.slots)) == len(plan.slots)
+        for r, slot in enumerate(plan.slots):
+            self._store(slot, plan.starts[r], int(inputs.ends[r]), inputs.metadata, int(inputs.last_token[r]))
+        return StepResult(plan.step_id, plan.epoch, [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))])
+
+    def _store(self, slot: int, start: int, end: int, metadata: list, last: int) -> None:
+        hashes = prefix_hashes(self.batch.tokens[slot, :end].tolist())
+        first = last - (end - start) + 1
+        for meta in metadata:
+            for position in range(start, end):
+                at = int(meta.slots[first + position - start])
+                assert at >= self.block_size, "the null block is never written"
+                self.pages[at // self.block_size, at % self.block_size] = hashes[position]
+
+    def _row(self, plan: StepPlan, r: int, end: int) -> RowResult:
+        slot = plan.slots[r]
+        tokens = self.batch.tokens[slot, :end].tolist()
+        hashes = prefix_hashes(tokens)
+        for group, table in zip(self.groups, self.batch.tables, strict=True):
+            window = group.spec.window
+            for position in range(max(0, plan.starts[r] - window + 1) if window else 0, end):
+                page = table[slot, position // self.block_size]
+                assert self.pages[page, position % self.block_size] == hashes[position], (slot, position, page)
+        if not plan.sample[r]:
+            return RowResult()
+        if self.batch.occupant(slot).pooling is not None:
+            return RowResult(pooled=[float(hashes[-1])])
+        token = next_token(tokens, int(self.batch.seed[slot]))
+        self.batch.tokens[slot, end] = token
+        return RowResult(tokens=[token])
+
+
+class ToyEngine:
+    """Scheduler and toy worker, with `depth` steps in flight."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 8,
+        window: int = 0,
+        depth: int = 1,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        max_model_len: int = 128,
+        policy: str = "fcfs",
+        prefix_caching: bool = True,
+    ) -> None:
+        groups = groups_of(block_size, window)
+        self.config = SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            policy=policy,
+            prefix_caching=prefix_caching,
+        )
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=budget)
+        self.scheduler = Scheduler(self.config, self.kv)
+        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
+        self.depth = depth
+        self.plans: list[StepPlan] = []
+        self.results: list[StepResult] = []
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, Delta] = {}
+        self.cached: dict[str, int] = {}
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams | None = None, **fields: object) -> Delta | None:
+        record = EngineRequest(id=request_id, prompt_ids=prompt, params=params or SamplingParams(), **fields)
+        refusal = self.scheduler.refusal(record)
+        if refusal is None:
+            self.scheduler.add(record)
+        return refusal
+
+    def embed(self, request_id: str, prompt: list[int], pooling: str = "last") -> None:
+        self.add(request_id, prompt, pooling=PoolingParams(pooling=pooling))
+
+    def step(self) -> StepPlan | None:
+        """Plans until `depth` steps are in flight, then takes the oldest result. Returns the last plan made."""
+        made = None
+        while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
+            assert plan.total_tokens <= self.config.max_num_batched_tokens
+            self.plans.append(plan)
+            self.results.append(self.worker.execute(plan))
+            made = plan
+        if self.results:
+            for delta in self.scheduler.update(self.results.pop(0)):
+                self._take(delta)
+        return made
+
+    def _take(self, delta: Delta) -> None:
+        assert delta.id not in self.finished
+        self.outputs.setdefault(delta.id, []).extend(delta.tokens)
+        if delta.cached_tokens is not None:
+            self.cached[delta.id] = delta.cached_tokens
+        if delta.finish_reason is not None:
+            self.finished[delta.id] = delta
+
+    def run(self, limit: int = 10_000) -> None:
+        """Until idle; then everything must be given back."""
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "no progress"
+        self.scheduler.check_integrity()
+        assert self.kv.pool.num_used == 0
