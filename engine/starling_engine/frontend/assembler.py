@@ -1,0 +1,198 @@
+"""What the core says of one request's sequences, put together into what the caller gets."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from starling_engine.core.messages import Delta
+from starling_engine.frontend.detokenizer import IncrementalDetokenizer
+from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    OutputDelta,
+    RequestOutput,
+    StreamDelta,
+    TokenLogprobs,
+)
+from starling_engine.params import SamplingParams
+from starling_engine.step import LogprobRow
+
+
+class Assembler:
+    """Collects the deltas of the `n` sequences of one request.
+
+    `take` gives what came since it was last called; `output` gives all so far, and only with `cumulative=True`. Both may be
+    used side by side. Results are the caller's to keep: later deltas do not change them.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        cumulative: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self._prompt = prompt
+        self._prompt_ids = prompt_ids
+        self._cumulative = cumulative
+        self._names = tokenizer if params.detokenize else None
+        self._sequences = [_Sequence(index, prompt_ids, params, tokenizer) for index in range(params.n)]
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
+        self._untaken_prompt_logprobs = self._prompt_logprobs
+        self._cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self._sequences)
+
+    def push(self, index: int, delta: Delta) -> bool:
+        """Adds a delta of sequence `index`. True when the core must be told to abort it: a stop string ended it here.
+
+        What the core still sends for a sequence that has ended is ignored.
+        """
+        if delta.cached_tokens is not None and index == 0:
+            self._cached_tokens = delta.cached_tokens
+        if self._prompt_logprobs is not None and index == 0:
+            self._prompt_logprobs += [name_logprobs(row, self._names) for row in delta.prompt_logprobs or ()]
+        return self._sequences[index].push(delta)
+
+    def take(self) -> StreamDelta | None:
+        """Everything gained since the last take, or None. The first one brings the prompt's logprobs."""
+        gained = [output for sequence in self._sequences if (output := sequence.take(keep=self._cumulative))]
+        if not gained:
+            return None
+        # They come with the first sequence's first token; those that were forked from it may be heard before.
+        prompt_logprobs = self._untaken_prompt_logprobs if gained[0].index == 0 else None
+        if prompt_logprobs is not None:
+            self._untaken_prompt_logprobs = None
+        return StreamDelta(
+            request_id=self.request_id,
+            prompt_token_ids=self._prompt_ids,
+            outputs=gained,
+            finished=self.finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self._cached_tokens,
+        )
+
+    def output(self) -> RequestOutput:
+        """All that came so far."""
+        assert self._cumulative, "only an Assembler(cumulative=True) remembers everything"
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_ids,
+            outputs=[sequence.output() for sequence in self._sequences],
+            finished=self.finished,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            num_cached_tokens=self._cached_tokens,
+        )
+
+
+class _Sequence:
+    """One output. What was taken is cut off, or kept behind marks when all of it will be asked for."""
+
+    def __init__(self, index: int, prompt_ids: Sequence[int], params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._index = index
+        self._stop_reason: int | str | None = None
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
+        self._cumulative_logprob = 0.0
+        self._taken_chars = 0
+        self._taken_tokens = 0
+        self._end_taken = False
+        self._shows_stop_token = params.include_stop_str_in_output
+        self._names = tokenizer if params.detokenize else None
+        self._detokenizer = _detokenizer(params, tokenizer, prompt_ids) if params.detokenize else None
+
+    def push(self, delta: Delta) -> bool:
+        if self.finish_reason is not None:
+            return False
+        kept, stop_string = self._push_text(delta)
+        self._token_ids += delta.tokens[:kept]
+        if self._logprobs is not None:
+            self._push_logprobs((delta.logprobs or [])[:kept])
+        if stop_string is not None:
+            self.finish_reason, self._stop_reason = "stop", stop_string
+        elif delta.finish_reason is not None:
+            self.finish_reason, self._stop_reason = cast(FinishReason, delta.finish_reason), delta.stop_token
+        return stop_string is not None and delta.finish_reason is None
+
+    def take(self, keep: bool) -> OutputDelta | None:
+        tokens = self._token_ids[self._taken_tokens :]
+        text = self._text[self._taken_chars :]
+        ends = self.finish_reason is not None and not self._end_taken
+        if not tokens and not text and not ends:
+            return None
+        logprobs = None if self._logprobs is None else self._logprobs[self._taken_tokens :]
+        self._end_taken = ends
+        self._mark_taken(keep)
+        return OutputDelta(
+            index=self._index,
+            text=text,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self._index,
+            text=self._text,
+            token_ids=list(self._token_ids),
+            logprobs=None if self._logprobs is None else list(self._logprobs),
+            cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def _push_text(self, delta: Delta) -> tuple[int, str | None]:
+        """How many of the delta's tokens belong to the output, and the stop string that ended it."""
+        if self._detokenizer is None:
+            return len(delta.tokens), None
+        # The token that stopped it (end of sequence, or one that the caller named) is part of the tokens, not of the text.
+        hides_last = delta.finish_reason == "stop" and not self._shows_stop_token
+        visible = delta.tokens[:-1] if hides_last else delta.tokens
+        text, stop_string = self._detokenizer.push(visible, finished=delta.finish_reason is not None)
+        self._text += text
+        return (len(delta.tokens) if stop_string is None else self._detokenizer.kept), stop_string
+
+    def _push_logprobs(self, rows: Sequence[LogprobRow]) -> None:
+        assert self._logprobs is not None
+        self._cumulative_logprob += sum(row.logprobs[0] for row in rows)
+        self._logprobs += [name_logprobs(row, self._names) for row in rows]
+
+    def _mark_taken(self, keep: bool) -> None:
+        if keep:
+            self._taken_chars, self._taken_tokens = len(self._text), len(self._token_ids)
+            return
+        self._text, self._token_ids = "", []
+        self._logprobs = None if self._logprobs is None else []
+
+
+def name_logprobs(row: LogprobRow, tokenizer: Tokenizer | None) -> TokenLogprobs:
+    """The row by token id, the chosen token first and then the likeliest; with texts unless `tokenizer` is None."""
+    named: TokenLogprobs = {}
+    for place, (token_id, logprob) in enumerate(zip(row.token_ids, row.logprobs, strict=True)):
+        if token_id not in named:
+            text = None if tokenizer is None else tokenizer.token_text(token_id)
+            named[token_id] = Logprob(logprob, row.rank if place == 0 else place, text)
+    return named
+
+
+def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(
+        tokenizer,
+        stop=params.stop_strings,
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        prompt_ids=prompt_ids,
+    )

@@ -1,0 +1,153 @@
+"""Chat templates: messages to the prompt that the model was trained on.
+
+Templates are programs that come with a checkpoint, so they run in jinja2's sandbox and see plain JSON values only. What they
+find there (filters, globals, `tools`, `documents`, special tokens) is what transformers' `apply_chat_template` gives them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starling_engine.errors import InvalidRequest, ModelError
+from starling_engine.frontend.template import CompiledTemplate, compile_template
+
+Message = dict[str, Any]
+
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Ends in a space so that a template that trims its messages shows itself."""
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True)
+class ChatTemplates:
+    """A checkpoint's templates by name; the one that is alone, or stands for the rest, is "default"."""
+
+    by_name: Mapping[str, str]
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplates":
+        """Files of their own win over the tokenizer's config, as in transformers."""
+        files = {path.stem: path for path in sorted((folder / "chat_templates").glob("*.jinja"))}
+        if (single := folder / "chat_template.jinja").is_file():
+            files["default"] = single
+        if files:
+            return cls({name: path.read_text(encoding="utf-8") for name, path in files.items()})
+        configured = tokenizer_config.get("chat_template")
+        if isinstance(configured, list):
+            return cls({entry["name"]: entry["template"] for entry in configured})
+        return cls({"default": configured} if configured else {})
+
+    def choose(self, template: str | None, with_tools: bool) -> CompiledTemplate:
+        """`template` is a template, or the name of one of the checkpoint's; None takes the one that fits.
+
+        Raises InvalidRequest when there is none or the given one is no template, ModelError when the checkpoint's is none.
+        """
+        if template is not None and template not in self.by_name:
+            try:
+                return compile_template(template)
+            except ValueError as error:
+                raise InvalidRequest(f"this is not a chat template: {error}", "chat_template") from error
+        name = template or ("tool_use" if with_tools and "tool_use" in self.by_name else "default")
+        if name not in self.by_name:
+            raise InvalidRequest(self._what_is_missing(), "chat_template" if self.by_name else "messages")
+        try:
+            return compile_template(self.by_name[name])
+        except ValueError as error:
+            raise ModelError(f"the checkpoint's chat template {name!r} cannot be read: {error}") from error
+
+    def _what_is_missing(self) -> str:
+        if not self.by_name:
+            return "the model has no chat template: give one as chat_template, or ask for a completion of a plain prompt"
+        return f"the model has no default chat template: name one of {', '.join(sorted(self.by_name))} as chat_template"
+
+
+def render_chat(
+    template: CompiledTemplate,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The prompt for one conversation. `variables` are the template's own (tools, special tokens, enable_thinking, ...).
+
+    Raises InvalidRequest with what the template said, or with the message that cannot be rendered.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest("continue_final_message needs add_generation_prompt=False", "continue_final_message")
+    if not messages:
+        raise InvalidRequest("at least one message is needed", "messages")
+    chat = [_prepare(message, index, template) for index, message in enumerate(messages)]
+    ending = _mark_the_end(chat[-1], len(chat) - 1) if continue_final_message else None
+    given = {"tools": None, "documents": None, **_plain(variables, "chat_template_kwargs")}
+    prompt = template.render(messages=chat, add_generation_prompt=add_generation_prompt, **given)
+    return prompt if ending is None else _cut_at_mark(prompt, ending)
+
+
+def _prepare(message: Message, index: int, template: CompiledTemplate) -> Message:
+    """A copy that the template may see; absent and null fields are the same to it (OpenAI's clients send `content: null`)."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"a message must be an object, got {type(message).__name__}", where)
+    plain = {key: value for key, value in _plain(message, where).items() if value is not None}
+    if "content" in plain:
+        plain["content"] = _content(plain["content"], f"{where}.content", template)
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _content(content: Any, where: str, template: CompiledTemplate) -> Any:
+    """The content in the form that the template reads: a string, or a list of parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if template.wants_parts else content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"must be a string or a list of parts, got {type(content).__name__}", where)
+    texts = [_text_of(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    return content if template.reads_parts else "\n".join(texts)
+
+
+def _text_of(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise InvalidRequest(f'only parts {{"type": "text", "text": "..."}} are possible, got {kind!r}', where)
+    return text
+
+
+def _mark_the_end(message: Message, index: int) -> str:
+    """Puts a mark after the final message's text, so that everything from there on can be cut off; returns the text."""
+    content = message.get("content")
+    if isinstance(content, list) and content:
+        text = str(content[-1]["text"])
+        content[-1]["text"] = text + _CONTINUE_HERE
+    elif isinstance(content, str):
+        text = content
+        message["content"] = text + _CONTINUE_HERE
+    else:
+        raise InvalidRequest("continue_final_message needs text to continue", f"messages[{index}].content")
+    return text
+
+
+def _cut_at_mark(prompt: str, ending: str) -> str:
+    mark = prompt.rfind(_CONTINUE_HERE.strip())
+    if mark < 0 or ending.strip() not in prompt:
+        raise InvalidRequest("the chat template changes the final message, so it cannot be continued", "messages")
+    trimmed = not prompt.startswith(_CONTINUE_HERE, mark)
+    return prompt[:mark].rstrip() if trimmed else prompt[:mark]
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A deep copy made of JSON values alone: an object's methods would be a way out of the sandbox."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, where) for item in value]
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"holds a {type(value).__name__}, which a chat template cannot show", where) from error

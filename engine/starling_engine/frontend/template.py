@@ -1,0 +1,142 @@
+"""The jinja2 environment of chat templates, made to match transformers' so that every published template runs."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from starling_engine.errors import InvalidRequest
+
+_RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_TYPE_TESTS = {"string", "iterable", "sequence", "mapping"}
+
+
+@dataclass(frozen=True)
+class CompiledTemplate:
+    source: str
+    template: jinja2.Template
+
+    def render(self, **variables: Any) -> str:
+        """Raises InvalidRequest for whatever goes wrong: templates speak up through errors (roles that must alternate, ...)."""
+        try:
+            return self.template.render(**variables)
+        except _RENDER_ERRORS as error:
+            raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether a message's content may be a list of parts. Others would print the list as Python does, or drop it."""
+        return self._content_use[0]
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether content must be a list: it is looped over, and never asked whether it is a string."""
+        reads, asks = self._content_use
+        return reads and not asks
+
+    @cached_property
+    def _content_use(self) -> tuple[bool, bool]:
+        tree = self.template.environment.parse(self.source)
+        reads = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+        asks = any(test.name in _TYPE_TESTS and _is_content(test.node) for test in tree.find_all(nodes.Test))
+        return reads, asks
+
+
+@lru_cache(maxsize=64)
+def compile_template(source: str) -> CompiledTemplate:
+    """Raises ValueError for a source that is no template. Cached: compiling takes longer than rendering."""
+    try:
+        return CompiledTemplate(source, _environment().from_string(source))
+    except jinja2.TemplateError as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """`content`, `message.content`, `message['content']`, `messages[0]['content']`, also behind filters and slices."""
+    match node:
+        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Filter(node=nodes.Node() as inner) | nodes.Getitem(node=inner, arg=nodes.Slice()):
+            return _is_content(inner)
+    return False
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _TemplateDict(),
+        "namespace": _TemplateNamespace,
+    }
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here its body is all that counts."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _TemplateDict:
+    """`dict(...)` without the type's attributes, over which a template could leave the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _TemplateNamespace(Namespace):
+    """`namespace(...)` without underscored attributes, for the same reason."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _refuse_underscore(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template may not store {name!r} in a namespace")

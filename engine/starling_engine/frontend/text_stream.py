@@ -1,0 +1,112 @@
+"""Token ids to text as they come, without ever showing half a character."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from starling_engine.frontend.token_bytes import Spelling
+from starling_engine.frontend.tokenizer import Tokenizer
+
+_CONTEXT_TOKENS = 8
+"""Enough of the prompt's end to complete a character that it cut, and for decoders that look at the neighbour."""
+
+
+class TextStream(Protocol):
+    """One output's text. `feed` returns what became certain with this token; `finish` the rest, once."""
+
+    def feed(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+def text_stream(tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int] = ()) -> TextStream:
+    """A stream of the text that follows the prompt's. Without a prompt it is the text of a sequence of its own.
+
+    What it gives in all is decode(prompt + output) less decode(prompt).
+    """
+    context = _visible_end(tokenizer, prompt_ids) if skip_special_tokens else prompt_ids[-_CONTEXT_TOKENS:]
+    if tokenizer.spelling is None:
+        return WindowStream(tokenizer, skip_special_tokens, context)
+    return ByteStream(tokenizer, tokenizer.spelling, skip_special_tokens, context)
+
+
+def _visible_end(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
+    """The last tokens that are not special: a chat's prompt may end in a row of those that are."""
+    end: list[int] = []
+    for token_id in reversed(prompt_ids):
+        if token_id not in tokenizer.special_ids:
+            end.append(token_id)
+            if len(end) == _CONTEXT_TOKENS:
+                break
+    return end[::-1]
+
+
+class ByteStream:
+    """For tokenizers whose tokens are bytes. Constant time for each token.
+
+    Equal to `decode` of the whole for every sequence of a byte-level tokenizer. Of a SentencePiece one, a run of <0xNN> tokens
+    that is not UTF-8 differs: here its good characters stay, `decode` replaces each byte of the run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spelling: Spelling, skip_special: bool, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._spelling = spelling
+        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._opened = False
+        self._strip = spelling.leading_spaces
+        for token_id in context:
+            self.feed(token_id)
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
+        if self._opened and not self._strip:
+            return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return self._feed_opening(token_id)
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def _feed_opening(self, token_id: int) -> str:
+        """The encoder writes a space before a text that has none; the first tokens are read without it."""
+        token = self._tokenizer.backend.id_to_token(token_id)
+        if token is None:
+            return ""
+        data = self._spelling.to_bytes(token) if self._opened else self._spelling.first_to_bytes(token)
+        self._opened = True
+        text = self._decoder.decode(data)
+        spaces = min(self._strip, len(text) - len(text.lstrip(" ")))
+        self._strip = self._strip - spaces if spaces == len(text) else 0
+        return text[spaces:]
+
+
+class WindowStream:
+    """For any other decoder (</w> suffixes, ## prefixes, none at all): decodes the last tokens with and without the new one.
+
+    The text since the last certain point is decoded anew for each token, so a long run without one (nothing but broken
+    characters) costs its square.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._ids = list(context)
+        self._shown = len(self._ids)
+
+    def feed(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        before, after = self._texts()
+        if len(after) <= len(before) or after.endswith("\ufffd"):
+            return ""
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return after[len(before) :]
+
+    def finish(self) -> str:
+        before, after = self._texts()
+        return after[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        before = self._tokenizer.decode(self._ids[: self._shown], self._skip_special)
+        return before, self._tokenizer.decode(self._ids, self._skip_special)

@@ -1,0 +1,190 @@
+"""Text to token ids and back, from the files of a checkpoint, without importing transformers."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from starling_engine.errors import InvalidRequest, ModelError
+from starling_engine.frontend.chat import ChatTemplates, Message, render_chat
+from starling_engine.frontend.token_bytes import Spelling, spelling_of
+
+_log = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer and its chat templates. Safe to use from several threads; nothing in it changes.
+
+    `vocab_size` is one more than the highest token id known here; the model's may be larger (padded).
+    `special_ids` are the tokens that `decode` leaves out when asked to.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, named_tokens: Mapping[str, str], templates: ChatTemplates) -> None:
+        """`named_tokens`: bos_token, eos_token, ... by name, as chat templates see them."""
+        # Limits for training that some checkpoints ship: a prompt is never cut or padded in silence.
+        backend.no_truncation()
+        backend.no_padding()
+        added = backend.get_added_tokens_decoder()
+        self.backend = backend
+        self.spelling: Spelling | None = spelling_of(_decoder_section(backend))
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(id_ + 1 for id_ in added)])
+        self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
+        self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
+        self._named_tokens = dict(named_tokens)
+        self._templates = templates
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Reads tokenizer.json and the small files beside it. Raises ModelError when they cannot be used."""
+        config = _read_json(folder / "tokenizer_config.json")
+        backend = _load_backend(folder)
+        named, extra = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
+        known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
+        backend.add_special_tokens(_without_those_marked(backend, known))
+        return cls(backend, named, ChatTemplates.load(folder, config))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens` puts what the checkpoint wants around a plain prompt (a BOS token, mostly)."""
+        try:
+            # Faster than encode(): no offsets, and other threads run meanwhile.
+            encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error.reason} at {error.start}", "prompt") from error
+        return encoding.ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's exact bytes, which need not be whole characters; none for an id without a token."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._spell(token_id)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """The token as OpenAI's logprobs show it: bytes that are no whole character appear as \\xe2."""
+        return self.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates.by_name)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation; encode it with add_special_tokens=False, for templates write their own.
+
+        `template` is a jinja2 template or the name of one of the checkpoint's. `kwargs` (tools, documents, enable_thinking,
+        ...) are variables of the template. Raises InvalidRequest when it cannot render the messages.
+        """
+        return render_chat(
+            self._templates.choose(template, with_tools=kwargs.get("tools") is not None),
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self._named_tokens, **kwargs},
+        )
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.spelling is None:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        return self.spelling.to_bytes(token)
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert(folder)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    """For checkpoints that have only a SentencePiece or tiktoken file."""
+    _log.warning("%s has no tokenizer.json: transformers converts it, which takes seconds at every start", folder)
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"{folder} has no tokenizer.json, and transformers cannot make one: {error}") from error
+    backend = getattr(converted, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelError(f"{folder} has no tokenizer.json, and {type(converted).__name__} cannot be written as one")
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An absent file is an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold an object")
+    return content
+
+
+def _decoder_section(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    state: dict[str, Any] | None = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    return state
+
+
+def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Tokens with a name (bos_token, ...; models have more: image_token, ...) and those without.
+
+    special_tokens_map.json counts only beside a config without `added_tokens_decoder`, as in transformers.
+    """
+    merged = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
+    extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        merged, extra = {**merged, **extra}, []
+    named = {key: text for key, value in merged.items() if key.endswith("_token") and (text := _content_of(value))}
+    return named, [text for value in extra if (text := _content_of(value))]
+
+
+def _content_of(token: Any) -> str | None:
+    """A token is written as a string or as an object with its matching rules."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) and content else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the tokens that only tokenizer_config.json knows; their ids must follow on, or texts would be misread."""
+    known = backend.get_added_tokens_decoder()
+    for id_, entry in sorted(((int(id_), entry) for id_, entry in decoder.items()), key=lambda item: item[0]):
+        if id_ in known:
+            continue
+        rules = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special") if key in entry}
+        backend.add_tokens([tokenizers.AddedToken(entry["content"], **rules)])
+        if (actual := backend.token_to_id(entry["content"])) != id_:
+            raise ModelError(f"tokenizer_config.json gives {entry['content']!r} the id {id_}, tokenizer.json {actual}")
+
+
+def _without_those_marked(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> list[tokenizers.AddedToken]:
+    """Those of `tokens` that are not special yet; marking one again would forget its matching rules."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    return [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens if token not in special]
