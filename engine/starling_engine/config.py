@@ -25,7 +25,8 @@ class EngineArgs:
     max_num_batched_tokens   token budget of one step
     block_size               tokens in a block of the KV cache
     kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
-    gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all
+    gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
+                             None takes 0.9 of a GPU, 0.5 of a CPU machine
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -44,7 +45,7 @@ class EngineArgs:
     max_num_waiting: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     async_scheduling: bool | None = None
@@ -70,7 +71,7 @@ class EngineArgs:
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"must be in (0, 1], got {self.gpu_memory_utilization}", "gpu_memory_utilization")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

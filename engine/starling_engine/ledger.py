@@ -80,12 +80,17 @@ def plan_memory(
     if num_blocks < needed_blocks:
         held = f"weights {amount(weights)} and activations {amount(activations)} of {amount(total)}"
         if kv_bytes is not None:
-            raise ConfigError(f"a request of max_model_len needs {needed} bytes of KV cache, got {kv_bytes}", "kv_cache_memory_bytes")
+            raise ConfigError(
+                f"{kv_bytes} bytes do not hold one request of max_model_len, which needs {needed}; "
+                f"set it to at least {needed}, or lower max_model_len",
+                "kv_cache_memory_bytes",
+            )
         least = (weights + activations + needed) / total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
         raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
     if kv_bytes is not None and kv_bytes > room:
-        raise ConfigError(f"{amount(kv_bytes)} asked for, {amount(max(room, 0))} are left of {amount(total)}", "kv_cache_memory_bytes")
+        left = f"{amount(max(room, 0))} are left of {amount(total)}; set it to at most {max(room, 0)}"
+        raise ConfigError(f"{amount(kv_bytes)} asked for, {left}", "kv_cache_memory_bytes")
     return Ledger(
         total=total,
         limit=limit,

@@ -26,7 +26,9 @@ class CoreClient:
     progress for `progress_timeout` seconds. Every open request then gets a delta with the error.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, progress_timeout: float, process: CoreHandle | None = None) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, progress_timeout: float, process: CoreHandle | None = None
+    ) -> None:
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None

@@ -55,8 +55,8 @@ class CoreHandle:
         """The error that ended the loading: ConfigError and ModelError as the core raised them, else EngineDead."""
         reason = self.exit_reason() or "it is still running"
         name, _, text = reason.partition(": ")
-        kind = {"ConfigError": ConfigError, "ModelError": ModelError, "UnsupportedModel": UnsupportedModel, "WeightError": WeightError}
-        return kind[name](text) if name in kind else EngineDead(f"the engine core did not start: {reason}")
+        kinds = {kind.__name__: kind for kind in (ConfigError, ModelError, UnsupportedModel, WeightError)}
+        return kinds[name](text) if name in kinds else EngineDead(f"the engine core did not start: {reason}")
 
     def close(self, timeout: float = 5.0) -> None:
         """Waits for the core to end by itself, then ends it."""

@@ -15,7 +15,7 @@ from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Delta, Loading, ResetPrefixCache, Shutdown, Stats
 from starling_engine.errors import InvalidRequest, PromptTooLong, QueueFull, RequestFailed
 from starling_engine.frontend.assembler import Assembler
-from starling_engine.frontend.resolve import resolve
+from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.models.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta

@@ -64,3 +64,8 @@ def _device(asked: str) -> str:
     """Looks for the driver's device file, since asking torch would cost its import."""
     has_cuda = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
     return ("cuda" if has_cuda else "cpu") if asked == "auto" else asked
+
+
+def resolve_tokenizer(args: EngineArgs, folder: Path) -> Path:
+    """The folder of the tokenizer: the model's, unless another is named."""
+    return folder if args.tokenizer is None else resolve_model(args.tokenizer, None)

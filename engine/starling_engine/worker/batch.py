@@ -61,14 +61,15 @@ class InputBatch:
 
     def apply(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
-            self.occupants[slot] = None
-            self.special.discard(slot)
+            self.leave(slot)
         for new in plan.new:
             self._enter(new)
         for slot, group, blocks in ((a.slot, a.group, a.blocks) for a in plan.appends):
             self._append(slot, group, blocks)
-        for copy in plan.copies:
-            assert copy.source != copy.target
+
+    def leave(self, slot: int) -> None:
+        self.occupants[slot] = None
+        self.special.discard(slot)
 
     def _enter(self, new: NewRequest) -> None:
         slot, params = new.slot, new.sampling

@@ -58,6 +58,9 @@ class ModelRunner:
             self._serve_special(plan, inputs, hidden, rows)
         return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
 
+    def free_slot(self, slot: int) -> None:
+        self._batch.leave(slot)
+
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:
             for layer in self._groups[copy.group].layers:

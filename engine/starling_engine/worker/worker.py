@@ -1,0 +1,144 @@
+"""A worker's life: init -> load -> plan memory -> allocate KV -> warm up -> ready; then it executes plans."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from starling_engine.attention.selector import select_attention
+from starling_engine.config import WorkerConfig
+from starling_engine.executor.base import WorkerReport
+from starling_engine.kv.spec import KVGroup, group_layers
+from starling_engine.layers.select import select_linear_method
+from starling_engine.ledger import Ledger, activation_bytes, amount, block_bytes, plan_memory
+from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.models.kv import kv_specs
+from starling_engine.params import SamplingParams
+from starling_engine.platforms.select import select_platform
+from starling_engine.sampling.select import select_sample_op
+from starling_engine.step import NewRequest, StepPlan, StepResult
+from starling_engine.weights.dummy import load_dummy
+from starling_engine.weights.loader import load_weights
+from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.runner import ModelRunner
+from starling_engine.worker.sampler import Sampler
+
+logger = logging.getLogger("starling.worker")
+
+PhaseSink = Callable[[str, str], None]
+
+
+class Worker:
+    """One device's share of the model. All calls come from one thread; torch's settings of that thread are the worker's."""
+
+    def __init__(self, config: WorkerConfig, eos_token_ids: tuple[int, ...], tick: Callable[[], None], on_phase: PhaseSink) -> None:
+        self._config = config
+        self._eos = eos_token_ids
+        self._tick = tick
+        self._on_phase = on_phase
+        self._seconds: dict[str, float] = {}
+        self._loaded_tenths = 0
+        self._runner: ModelRunner | None = None
+
+    def prepare(self) -> WorkerReport:
+        """Everything up to ready. Raises ConfigError or ModelError."""
+        config = self._config
+        with self._phase("init"):
+            torch.set_num_threads(config.num_threads)
+            torch.manual_seed(config.seed)
+            platform = select_platform(config.device)
+            dtype: torch.dtype = getattr(torch, config.dtype)
+            platform.check_dtype(dtype)
+            model_config = load_model_config(Path(config.model_path))
+            attention, _ = select_attention(config.attention_backend, platform, dtype, model_config.head_dim)
+            methods = select_linear_method(dtype, platform.device)
+            model = Decoder(model_config, dtype, platform.device, methods, attention, max_position=config.max_model_len)
+        with self._phase("load"), torch.inference_mode():
+            self._load(model)
+        with self._phase("allocate"):
+            groups = group_layers(kv_specs(model_config, config.block_size, dtype.itemsize))
+            weights = sum(torch.Size(slot.shape).numel() for slot in model.slots().values()) * dtype.itemsize
+            ledger = self._plan(model_config, groups, weights, platform.total_memory(), dtype.itemsize)
+            kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
+            batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size)
+            sampler = Sampler(select_sample_op(platform.device), self._eos)
+            self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick)
+        with self._phase("warm up"):
+            self._warm_up(groups)
+        return WorkerReport(groups, ledger, self._seconds, platform.async_scheduling)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
+        assert self._runner is not None, "prepare() comes first"
+        with torch.inference_mode():
+            return self._runner.execute(plan)
+
+    def _load(self, model: Decoder) -> None:
+        if self._config.load_format == "dummy":
+            load_dummy(model, self._config.seed)
+            return
+        load_weights(model, Path(self._config.model_path), self._report_load)
+
+    def _report_load(self, done: int, total: int) -> None:
+        """In steps of a tenth, which is enough for people to watch."""
+        tenths = 10 * done // max(total, 1)
+        if tenths != self._loaded_tenths:
+            self._loaded_tenths = tenths
+            self._on_phase("load", f"{amount(done)} of {amount(total)}")
+
+    def _plan(self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, dtype_bytes: int) -> Ledger:
+        config = self._config
+        per_request = -(-config.max_model_len // config.block_size) * len(groups)
+        return plan_memory(
+            total=total,
+            fraction=config.memory_fraction,
+            weights=weights,
+            activations=activation_bytes(model, dtype_bytes, config.max_num_batched_tokens, config.max_num_seqs),
+            kv_bytes=config.kv_cache_memory_bytes,
+            bytes_per_block=block_bytes(groups),
+            block_size=config.block_size,
+            useful_blocks=per_request * config.max_num_seqs + 1,
+            needed_blocks=per_request + 1,
+        )
+
+    def _warm_up(self, groups: list[KVGroup]) -> None:
+        """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
+        new = NewRequest(0, [0], 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
+        self.execute(StepPlan(-1, 0, [0], [0], [1], [-1], [True], [new]))
+        assert self._runner is not None
+        self._runner.free_slot(0)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._on_phase(name, "")
+        began = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - began
+        logger.info("%s took %.2f s", name, self._seconds[name])
+
+
+def _allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """One storage tensor for each place in a group; layers of different groups share a place, since they never share a page.
+
+    Returns each layer's view [num_blocks, 2, num_kv_heads, block_size, head_dim]. Pages are zero, so nothing read is ever NaN.
+    """
+    size = max(len(group.layers) for group in groups)
+    places = [_zeros(num_blocks * groups[0].spec.page_bytes, device) for _ in range(size)]
+    views: dict[int, torch.Tensor] = {}
+    for group in groups:
+        spec = group.spec
+        for place, layer in zip(places, group.layers, strict=False):
+            views[layer] = place.view(dtype).view(num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    return [views[layer] for layer in range(len(views))]
+
+
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """On a CPU, pages that the system gives when they are first written: torch.zeros would touch all of them now."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
