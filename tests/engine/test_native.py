@@ -1,6 +1,7 @@
 """Each native kernel against its torch reference, over shapes that include the odd ones."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,3 +147,129 @@ def test_paged_attention_skips_blocks_before_the_window() -> None:
     tables[0, : (200 - 50) // 16] = 0  # the block full of not-a-numbers
     tables[1, : (191 - 50) // 16] = 0
     assert torch.equal(ops.paged_attention(q, kv, *arguments), whole)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("tokens", "k"), [(1, 1024), (3, 100), (70, 896), (5, 7)])
+def test_rms_norm(tokens: int, k: int, dtype: torch.dtype) -> None:
+    x, residual, weight = (
+        torch.randn(tokens, k).to(dtype),
+        torch.randn(tokens, k).to(dtype),
+        torch.randn(k).to(dtype),
+    )
+    actual, expected = torch.empty_like(x), torch.empty_like(x)
+    ops.rms_norm(x, weight, 1e-6, actual)
+    reference.rms_norm(x, weight, 1e-6, expected)
+    assert_close(actual, expected, 4e-3 if dtype == BF16 else 1e-6)
+    sums = residual.clone()
+    ops.add_rms_norm(x, residual, weight, 1e-6, actual)
+    reference.add_rms_norm(x, sums, weight, 1e-6, expected)
+    assert torch.equal(residual, sums)
+    assert_close(actual, expected, 4e-3 if dtype == BF16 else 1e-6)
+
+
+def test_rms_norm_in_place() -> None:
+    x, weight = torch.randn(4, 64), torch.randn(64)
+    expected = torch.empty_like(x)
+    ops.rms_norm(x, weight, 1e-6, expected)
+    ops.rms_norm(x, weight, 1e-6, x)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 3072), (3, 50), (70, 128)])
+def test_silu_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
+    gate_up = 10 * torch.randn(tokens, 2 * width).to(dtype)
+    assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up), 8e-3 if dtype == BF16 else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("positions_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim", "rotary", "block_size"),
+    [
+        (1, 16, 8, 128, 128, 16),
+        (50, 4, 2, 64, 64, 8),
+        (9, 3, 1, 80, 40, 32),
+        (7, 2, 2, 16, 16, 16),
+        (40, 2, 1, 256, 64, 16),
+    ],
+)
+def test_qk_norm_rope_store(
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rotary: int,
+    block_size: int,
+    positions_dtype: torch.dtype,
+    norm: bool,
+    dtype: torch.dtype,
+) -> None:
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    positions = torch.randint(0, 100, (tokens,), dtype=positions_dtype)
+    angles = torch.rand(100, rotary // 2) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    q_norm, k_norm = (torch.randn(dim).to(dtype) if norm else None for _ in "qk")
+    slots = torch.randperm(block_size * (tokens // block_size + 2))[:tokens]
+    slots[tokens // 2] = -1
+    actual_kv = torch.randn(tokens // block_size + 2, 2, kv_heads, block_size, dim).to(dtype)
+    expected_kv = actual_kv.clone()
+    actual = ops.qk_norm_rope_store(qkv, positions, cos_sin, q_norm, k_norm, 1e-6, actual_kv, slots)
+    expected = reference.qk_norm_rope_store(qkv, positions, cos_sin, q_norm, k_norm, 1e-6, expected_kv, slots)
+    tolerance = 8e-3 if dtype == BF16 else 1e-6
+    assert_close(actual, expected, tolerance)
+    assert_close(actual_kv, expected_kv, tolerance)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 32003])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_sample_draws_the_reference_tokens(vocab: int, spread: float) -> None:
+    settings = [
+        (t, k, p, m)
+        for t in (0.0, 0.3, 1.0, 5.0)
+        for k in (0, 1, 20, 5000)
+        for p in (0.0, 0.3, 0.95, 1.0)
+        for m in (0.0, 0.1)
+    ]
+    temperature, top_k, top_p, min_p = map(torch.tensor, zip(*settings, strict=True))
+    rows = len(settings)
+    logits = spread * torch.randn(rows, vocab)
+    logits[:, ::3] = logits[:, ::3].round()  # ties
+    logits[1, : vocab // 2] = float("-inf")
+    seed, position = torch.randint(-(2**63), 2**63 - 1, (rows,)), torch.arange(rows)
+    arguments = (logits, temperature, top_k.int(), top_p, min_p, seed, position)
+    assert torch.equal(ops.sample(*arguments), reference.sample(*arguments))
+
+
+def test_sample_follows_the_distribution() -> None:
+    rows, logits = 20_000, torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0])
+    ones, zeros = torch.ones(rows), torch.zeros(rows)
+    tokens = ops.sample(
+        logits.expand(rows, -1).contiguous(),
+        ones,
+        zeros.int(),
+        ones,
+        zeros,
+        torch.full((rows,), 7),
+        torch.arange(rows),
+    )
+    assert torch.allclose(tokens.bincount(minlength=5) / rows, logits.softmax(-1), atol=0.015)
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.zeros(3, 200)
+    logits[1, [150, 33, 34]] = 1.0
+    logits[2] = float("-inf")
+    zeros = torch.zeros(3)
+    tokens = ops.sample(logits, zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.long())
+    assert tokens.tolist() == [0, 33, 0]
+
+
+def test_kernels_share_the_thread_pool_of_torch() -> None:
+    packed, x = ops.pack_linear(torch.randn(256, 256).to(BF16)), torch.randn(8, 256).to(BF16)
+    ops.linear(x, packed)
+    torch.mm(torch.randn(300, 300), torch.randn(300, 300))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1

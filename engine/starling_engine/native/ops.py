@@ -21,9 +21,19 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, c_void_p, c_int, c_int),
     ),
     "starling_embedding_packed": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
+    "starling_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
+    "starling_silu_mul": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
+    "starling_qk_norm_rope_store": (
+        *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int64),
+        *(c_void_p, c_void_p, c_float, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
+    ),
     "starling_paged_attention": (
         *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         *(c_int64, c_int64, c_int64, c_int64, c_float, c_int64, c_float, c_void_p, c_int, c_int),
+    ),
+    "starling_sample": (
+        *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_int),
     ),
 }
 
@@ -38,6 +48,11 @@ def _lib() -> ctypes.CDLL:
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, None
     return lib
+
+
+def _is_float(tensor: Tensor) -> bool:
+    """Of a type that the kernels compute on."""
+    return tensor.dtype in (torch.float32, torch.bfloat16)
 
 
 def pack_linear(weight: Tensor) -> PackedWeight:
@@ -58,7 +73,7 @@ def linear(
     assert bias is None or (
         bias.dtype == torch.bfloat16 and bias.shape == (packed.n,) and bias.is_contiguous()
     )
-    assert out_dtype in (torch.bfloat16, torch.float32)
+    assert out_dtype in (torch.float32, torch.bfloat16)
     out = torch.empty(m, packed.n, dtype=out_dtype)
     _lib().starling_linear(
         *(x.data_ptr(), x.stride(0), m, packed.data.data_ptr(), packed.n, k),
@@ -82,6 +97,83 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     )
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16."""
+    _rms_norm(x, None, weight, eps, out)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """residual += x, in place; then residual / rms(residual) * weight [K] -> out [T, K], which may be x."""
+    assert residual.dtype == x.dtype and residual.shape == x.shape and residual.is_contiguous()
+    _rms_norm(x, residual.data_ptr(), weight, eps, out)
+
+
+def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    tokens, k = x.shape
+    assert (
+        _is_float(x)
+        and x.dtype == weight.dtype == out.dtype
+        and x.shape == out.shape
+        and weight.shape == (k,)
+    )
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    _lib().starling_rms_norm(
+        *(x.data_ptr(), residual, weight.data_ptr(), eps, out.data_ptr(), tokens, k),
+        *(x.dtype is torch.float32, torch.get_num_threads()),
+    )
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 I] -> [T, I]: silu of the first half times the second. fp32 or bf16."""
+    tokens, both = gate_up.shape
+    assert _is_float(gate_up) and gate_up.is_contiguous() and both % 2 == 0
+    out = torch.empty(tokens, both // 2, dtype=gate_up.dtype)
+    _lib().starling_silu_mul(
+        *(gate_up.data_ptr(), out.data_ptr(), tokens, both // 2),
+        *(gate_up.dtype is torch.float32, torch.get_num_threads()),
+    )
+    return out
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
+
+    Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, then rotated by their
+    position [T] (int32 or int64), element i with i + rotary / 2: cos_sin [max_positions, rotary] fp32 has the
+    cosines, then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64 =
+    block * block_size + offset, and not where a slot is -1. fp32 or bf16; D at most 256.
+    """
+    tokens, width = qkv.shape
+    _, _, kv_heads, block_size, dim = kv.shape
+    heads = width // dim - 2 * kv_heads
+    assert _is_float(qkv) and qkv.dtype == kv.dtype and qkv.is_contiguous() and kv.is_contiguous()
+    assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
+    assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
+    assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
+    rotary = cos_sin.shape[1]
+    assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous() and rotary <= dim and rotary % 2 == 0
+    for norm in (q_norm, k_norm):
+        assert norm is None or (norm.dtype == qkv.dtype and norm.shape == (dim,) and norm.is_contiguous())
+    q = torch.empty(tokens, heads, dim, dtype=qkv.dtype)
+    _lib().starling_qk_norm_rope_store(
+        *(qkv.data_ptr(), tokens, heads, kv_heads, dim),
+        *(positions.data_ptr(), positions.dtype is torch.int64, cos_sin.data_ptr(), rotary),
+        *(None if q_norm is None else q_norm.data_ptr(), None if k_norm is None else k_norm.data_ptr(), eps),
+        *(kv.data_ptr(), block_size, slots.data_ptr(), q.data_ptr()),
+        *(qkv.dtype is torch.float32, torch.get_num_threads()),
+    )
+    return q
+
+
 def paged_attention(
     q: Tensor,
     kv: Tensor,
@@ -103,7 +195,7 @@ def paged_attention(
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
     sequences, max_blocks = block_tables.shape
-    assert q.dtype == kv.dtype and q.dtype in (torch.float32, torch.bfloat16)
+    assert _is_float(q) and q.dtype == kv.dtype
     assert q.is_contiguous() and kv.is_contiguous() and kv.shape[4] == dim
     assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
@@ -117,3 +209,32 @@ def paged_attention(
         *(out.data_ptr(), q.dtype is torch.float32, torch.get_num_threads()),
     )
     return out
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One token [S] int64 for each row of logits [S, V] fp32; `reference.sample` says what the filters mean.
+
+    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32;
+    seed, position [S] int64. The same seed and position draw the same noise, on every device.
+    """
+    rows, vocab = logits.shape
+    assert logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
+    assert top_k.dtype == torch.int32 and seed.dtype == position.dtype == torch.int64
+    assert logits.is_contiguous()
+    for column in (temperature, top_k, top_p, min_p, seed, position):
+        assert column.shape == (rows,) and column.is_contiguous()
+    token = torch.empty(rows, dtype=torch.int64)
+    _lib().starling_sample(
+        *(logits.data_ptr(), rows, vocab, temperature.data_ptr(), top_k.data_ptr()),
+        *(top_p.data_ptr(), min_p.data_ptr(), seed.data_ptr(), position.data_ptr()),
+        *(token.data_ptr(), torch.get_num_threads()),
+    )
+    return token

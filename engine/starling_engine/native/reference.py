@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from starling_engine.native.packed import PackedWeight
+from starling_engine.sampling.rng import gumbel
 
 
 def pack_linear(weight: Tensor) -> PackedWeight:
@@ -25,6 +26,64 @@ def linear(
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     """Rows ids [T] int64 of the weight -> out [T, K]."""
     torch.index_select(packed.data, 0, ids, out=out)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """x [T, K] / rms(x) * weight [K] -> out. In fp32, rounded to x's type before the weight."""
+    out.copy_(_normalised(x, weight, eps))
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """residual += x, in place; then `rms_norm` of residual."""
+    residual += x
+    rms_norm(residual, weight, eps, out)
+
+
+def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 I] -> [T, I]: silu of the first half times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
+
+    For the arguments see `ops`.
+    """
+    kv_heads, block_size, dim = kv.shape[2:]
+    q, k, v = qkv.view(len(qkv), -1, dim).split_with_sizes(
+        [qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads], 1
+    )
+    q = q if q_norm is None else _normalised(q, q_norm, eps)
+    k = k if k_norm is None else _normalised(k, k_norm, eps)
+    turns = cos_sin[positions.long()][:, None]
+    block, offset = slots.div(block_size, rounding_mode="floor"), slots % block_size
+    stored = slots >= 0
+    kv[block[stored], 0, :, offset[stored]] = _rotated(k, turns)[stored]
+    kv[block[stored], 1, :, offset[stored]] = v[stored]
+    return _rotated(q, turns)
+
+
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
+    """x [T, heads, D] by turns [T, 1, rotary]; what lies past rotary stays. In fp32, rounded once."""
+    rotary = turns.shape[-1]
+    (low, high), (cosine, sine) = x[..., :rotary].float().chunk(2, -1), turns.chunk(2, -1)
+    turned = torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1)
+    return torch.cat((turned.to(x.dtype), x[..., rotary:]), -1)
 
 
 def paged_attention(
@@ -76,3 +135,40 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, 
     # Keys before the window may lie in blocks that hold anything by now, not-a-numbers too.
     seen = values.float().masked_fill(hidden.all(0)[None, :, None], 0.0)
     return torch.einsum("kgtc,kcd->tkgd", weights, seen).reshape(q.shape).to(q.dtype)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One token [S] int64 for each row of logits [S, V] fp32.
+
+    With temperature 0, the largest logit. Else from the softmax of logits / temperature, among the tokens that
+    all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
+    renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times as
+    likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise (`sampling.rng`).
+    """
+    greedy = temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    noisy = scaled.double() + gumbel(seed, position, logits.shape[1])
+    drawn = noisy.masked_fill(~_kept(scaled, top_k, top_p, min_p), float("-inf")).argmax(-1)
+    return torch.where(greedy, logits.argmax(-1), drawn)
+
+
+def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which tokens [S, V] the filters keep. Each keeps those from some logit up."""
+    vocab = scaled.shape[1]
+    descending = scaled.sort(-1, descending=True).values
+    k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
+    kth = descending.gather(1, k[:, None] - 1)
+    descending = descending.masked_fill(descending < kth, float("-inf"))
+    mass = descending.double().softmax(-1).cumsum(-1)
+    before = (mass < top_p[:, None].double()).sum(-1, keepdim=True).clamp(max=vocab - 1)
+    pth = torch.where(top_p[:, None] < 1, descending.gather(1, before), float("-inf"))
+    least = scaled.max(-1, keepdim=True).values.double() + torch.log(min_p.double())[:, None]
+    return (scaled >= kth) & (scaled >= pth) & (scaled.double() >= least)

@@ -1,0 +1,89 @@
+// Row-wise, memory-bound: RMS normalisation, with the residual sum before it, and SwiGLU's gate.
+#include <cmath>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace starling {
+namespace {
+
+inline float inverse_rms(float sum_of_squares, int64_t k, float eps) {
+  return 1.0f / std::sqrt(sum_of_squares / static_cast<float>(k) + eps);
+}
+
+// f(offset, lanes) for each 16 of [0, n); the last may be fewer.
+template <typename F>
+inline void each_16(int64_t n, F f) {
+  for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
+}
+
+// x * rms^-1, rounded to T before it meets the weight, as the models' own code does.
+template <typename T>
+inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) {
+  each_16(k, [&](int64_t i, __mmask16 lanes) {
+    const __m512 unit = rounded<T>(_mm512_mul_ps(load16(x + i, lanes), _mm512_set1_ps(by)));
+    store16(out + i, _mm512_mul_ps(unit, load16(weight + i, lanes)), lanes);
+  });
+}
+
+// residual may be null: then x is normalised as it is, else residual += x is.
+template <typename T>
+void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
+#pragma omp parallel for num_threads(threads_for(tokens* k * sizeof(T), threads))
+  for (int64_t t = 0; t < tokens; ++t) {
+    const T* row = x + t * k;
+    T* sum_row = residual ? residual + t * k : nullptr;
+    __m512 squares = _mm512_setzero_ps();
+    each_16(k, [&](int64_t i, __mmask16 lanes) {
+      __m512 v = load16(row + i, lanes);
+      if (sum_row) {
+        v = rounded<T>(_mm512_add_ps(v, load16(sum_row + i, lanes)));
+        store16(sum_row + i, v, lanes);
+      }
+      squares = _mm512_fmadd_ps(v, v, squares);
+    });
+    normalise(sum_row ? sum_row : row, weight, inverse_rms(_mm512_reduce_add_ps(squares), k, eps), k, out + t * k);
+  }
+}
+
+template <typename T>
+void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads_for(tokens* width * 3 * sizeof(T), threads))
+  for (int64_t t = 0; t < tokens; ++t) {
+    const T* gate = gate_up + t * 2 * width;
+    each_16(width, [&](int64_t i, __mmask16 lanes) {
+      const __m512 g = load16(gate + i, lanes), one = _mm512_set1_ps(1.0f);
+      const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), g))));
+      store16(out + t * width + i, _mm512_mul_ps(rounded<T>(silu), load16(gate + width + i, lanes)), lanes);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace starling
+
+using namespace starling;
+
+extern "C" {
+
+// x [tokens, k] -> out, which may be x. With a residual: residual += x, and that is normalised.
+void starling_rms_norm(const void* x, void* residual, const void* weight, float eps, void* out, int64_t tokens,
+                       int64_t k, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), eps,
+             static_cast<T*>(out), tokens, k, threads);
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
+// gate_up [tokens, 2 width] -> out [tokens, width]: silu(first half) * second half.
+void starling_silu_mul(const void* gate_up, void* out, int64_t tokens, int64_t width, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    silu_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), tokens, width, threads);
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
+}  // extern "C"

@@ -1,0 +1,100 @@
+// From the fused projection to attention's inputs: per-head norm, rotary embedding, and keys and values to the cache.
+#include <cmath>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace starling {
+namespace {
+
+constexpr int64_t kMaxDim = 256;
+
+template <typename T>
+struct Heads {
+  const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
+  int64_t heads, kv_heads, dim;
+  const float* cos_sin;  // [positions][rotary]: cosines, then sines
+  int64_t rotary;
+  const T* q_norm;  // [dim] or null
+  const T* k_norm;
+  float eps;
+  T* kv;  // [blocks][2][kv_heads][block_size][dim]
+  int64_t block_size;
+  T* q;  // [tokens][heads][dim]
+
+  void run(int64_t token, int64_t position, int64_t slot) const {
+    const T* row = qkv + token * (heads + 2 * kv_heads) * dim;
+    const float* cosines = cos_sin + position * rotary;
+    for (int64_t h = 0; h < heads; ++h) turn(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim);
+    if (slot < 0) return;
+    const int64_t head_size = block_size * dim;
+    T* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * dim;
+    T* values = keys + kv_heads * head_size;
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      turn(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size);
+      std::memcpy(values + h * head_size, row + (heads + kv_heads + h) * dim, dim * sizeof(T));
+    }
+  }
+
+ private:
+  // One head, normalised if `norm` says how, then rotated: element i with element i + rotary / 2.
+  void turn(const T* in, const T* norm, const float* cosines, T* out) const {
+    alignas(64) float x[kMaxDim + 16];
+    const float by = norm ? inverse_rms(in) : 1.0f;
+    for (int64_t i = 0; i < dim; i += 16) {
+      const __mmask16 lanes = first_lanes(dim - i);
+      __m512 v = load16(in + i, lanes);
+      if (norm) {
+        const __m512 unit = rounded<T>(_mm512_mul_ps(v, _mm512_set1_ps(by)));
+        v = rounded<T>(_mm512_mul_ps(unit, load16(norm + i, lanes)));
+      }
+      _mm512_storeu_ps(x + i, v);
+    }
+    const int64_t half = rotary / 2;
+    for (int64_t i = 0; i < half; i += 16) {
+      const __mmask16 lanes = first_lanes(half - i);
+      const __m512 cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
+      const __m512 low = _mm512_loadu_ps(x + i), high = load16(x + half + i, lanes);
+      store16(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), lanes);
+      store16(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), lanes);
+    }
+    for (int64_t i = rotary; i < dim; i += 16)
+      store16(out + i, load16(x + i, first_lanes(dim - i)), first_lanes(dim - i));
+  }
+
+  float inverse_rms(const T* in) const {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < dim; i += 16) {
+      const __m512 v = load16(in + i, first_lanes(dim - i));
+      squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / static_cast<float>(dim) + eps);
+  }
+};
+
+}  // namespace
+}  // namespace starling
+
+using namespace starling;
+
+extern "C" {
+
+// positions are int64 or int32; slots [tokens], block * block_size + offset, or -1 to store nothing.
+void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                                 const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
+                                 const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,
+                                 const int64_t* slots, void* q, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const Heads<T> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
+                        static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
+                        static_cast<T*>(kv),           block_size, static_cast<T*>(q)};
+#pragma omp parallel for num_threads(threads_for(tokens*(heads + 2 * kv_heads) * dim * 2 * sizeof(T), threads))
+    for (int64_t t = 0; t < tokens; ++t)
+      work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
+               slots[t]);
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
+}  // extern "C"

@@ -1,0 +1,243 @@
+// Sampling without a sort. Every filter (top-k, top-p, min-p) keeps the tokens above some logit, so each is a search
+// for a threshold; the draw is the largest of logit + Gumbel noise among the kept (the Gumbel-max trick).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace starling {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kMix1 = 0xBF58476D1CE4E5B9u, kMix2 = 0x94D049BB133111EBu;
+
+// ---- The largest logit -------------------------------------------------------------------------------------------
+
+// Index of the largest, the lowest of equals; not-a-numbers are passed over.
+int64_t argmax(const float* x, int64_t n) {
+  constexpr int kLanes = 4;  // independent running maxima, so that the comparisons overlap
+  __m512 top[kLanes];
+  __m512i at[kLanes];
+  for (int j = 0; j < kLanes; ++j) top[j] = _mm512_set1_ps(kNone), at[j] = _mm512_setzero_si512();
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int64_t i = 0; i < n; i += 16 * kLanes)
+#pragma GCC unroll 4
+    for (int j = 0; j < kLanes; ++j) {
+      const int64_t from = i + 16 * j;
+      const __mmask16 lanes = first_lanes(std::max<int64_t>(0, n - from));
+      const __m512 v = _mm512_mask_loadu_ps(_mm512_set1_ps(kNone), lanes, x + from);
+      const __mmask16 more = _mm512_cmp_ps_mask(v, top[j], _CMP_GT_OQ);
+      top[j] = _mm512_mask_mov_ps(top[j], more, v);
+      at[j] = _mm512_mask_add_epi32(at[j], more, lane, _mm512_set1_epi32(static_cast<int>(from)));
+    }
+  float best = kNone;
+  for (int j = 0; j < kLanes; ++j) best = std::max(best, _mm512_reduce_max_ps(top[j]));
+  uint32_t index = std::numeric_limits<uint32_t>::max();
+  for (int j = 0; j < kLanes; ++j) {
+    const __mmask16 here = _mm512_cmp_ps_mask(top[j], _mm512_set1_ps(best), _CMP_EQ_OQ);
+    index = std::min(index, _mm512_mask_reduce_min_epu32(here, at[j]));
+  }
+  return index;
+}
+
+// x / temperature to `out`; returns the largest.
+float scale(const float* x, int64_t n, float temperature, float* out) {
+  __m512 top = _mm512_set1_ps(kNone);
+  const __m512 by = _mm512_set1_ps(temperature);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 lanes = first_lanes(n - i);
+    const __m512 v = _mm512_div_ps(load16(x + i, lanes), by);
+    top = _mm512_mask_max_ps(top, lanes, top, v);
+    store16(out + i, v, lanes);
+  }
+  return _mm512_reduce_max_ps(top);
+}
+
+// ---- Thresholds --------------------------------------------------------------------------------------------------
+
+// Floats as integers of the same order, and back. The mapping is its own inverse.
+int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
+int32_t key_of(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return ordered(bits);
+}
+float value_of(int32_t key) {
+  const int32_t bits = ordered(key);
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The largest float t in [low, high] for which enough(t), which holds at low and, once lost, stays lost.
+template <typename F>
+float largest_with(float low, float high, F enough) {
+  int64_t yes = key_of(low), no = static_cast<int64_t>(key_of(high)) + 1;
+  while (no - yes > 1) {
+    const int64_t middle = (yes + no) >> 1;
+    (enough(value_of(static_cast<int32_t>(middle))) ? yes : no) = middle;
+  }
+  return value_of(static_cast<int32_t>(yes));
+}
+
+int64_t count_from(const float* x, int64_t n, float t) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += 16)
+    count += __builtin_popcount(
+        _mm512_mask_cmp_ps_mask(first_lanes(n - i), load16(x + i, first_lanes(n - i)), _mm512_set1_ps(t), _CMP_GE_OQ));
+  return count;
+}
+
+// Sum of exp(x - top) over x >= t, in double.
+double mass_from(const float* x, int64_t n, float t, float top) {
+  __m512d low = _mm512_setzero_pd(), high = low;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 v = load16(x + i, first_lanes(n - i));
+    const __mmask16 kept = _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), _CMP_GE_OQ);
+    if (kept == 0) continue;
+    const __m512 w = _mm512_maskz_mov_ps(kept, exp(_mm512_sub_ps(v, _mm512_set1_ps(top))));
+    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(w)));
+    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(w, 1)));
+  }
+  return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+}
+
+// The values >= t, packed; returns how many.
+int64_t gather_from(const float* x, int64_t n, float t, float* out) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 v = load16(x + i, first_lanes(n - i));
+    const __mmask16 kept = _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), _CMP_GE_OQ);
+    if (kept == 0) continue;
+    _mm512_storeu_ps(out + count, _mm512_maskz_compress_ps(kept, v));
+    count += __builtin_popcount(kept);
+  }
+  return count;
+}
+
+struct Filter {
+  int64_t top_k;  // 0: off
+  float top_p;    // 1: off
+  float min_p;    // 0: off
+};
+
+// The lowest logit that all filters keep. `few` has room for n + 16 values. The searches go over the few logits near
+// the top, which nearly always decide; over more, or all, when those are not enough.
+float threshold(const float* x, int64_t n, float top, const Filter& filter, float* few) {
+  const int64_t k = filter.top_k > 0 && filter.top_k < n ? filter.top_k : 0;
+  const bool nucleus = filter.top_p < 1.0f;
+  float cut_k = kNone, cut_p = kNone, cut_min = kNone;
+  if (filter.min_p > 0) {
+    const double exact = static_cast<double>(top) + std::log(static_cast<double>(filter.min_p));
+    cut_min = static_cast<float>(exact);
+    if (cut_min < exact) cut_min = std::nextafter(cut_min, -kNone);
+  }
+  if (k == 0 && !nucleus) return cut_min;
+
+  bool found_k = k == 0, found_p = !nucleus;
+  double wanted = -1;
+  for (const float below : {8.0f, 16.0f, -kNone}) {
+    const float low = top - below;
+    const int64_t count = gather_from(x, n, low, few);
+    const float floor = std::max(low, std::numeric_limits<float>::lowest());
+    if (!found_k && count_from(few, count, floor) >= k) {
+      cut_k = largest_with(floor, top, [&](float t) { return count_from(few, count, t) >= k; });
+      found_k = true;
+    }
+    if (found_k && !found_p) {
+      if (wanted < 0) wanted = static_cast<double>(filter.top_p) * mass_from(x, n, cut_k, top);
+      if (mass_from(few, count, std::max(floor, cut_k), top) >= wanted) {
+        cut_p = largest_with(std::max(floor, cut_k), top, [&](float t) { return mass_from(few, count, t, top) >= wanted; });
+        found_p = true;
+      }
+    }
+    if (found_k && found_p) break;
+  }
+  return std::max({cut_k, cut_p, cut_min});
+}
+
+// ---- The draw ----------------------------------------------------------------------------------------------------
+
+// SplitMix64's finaliser.
+uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * kMix1;
+  z = (z ^ (z >> 27)) * kMix2;
+  return z ^ (z >> 31);
+}
+__m512i mix(__m512i z) {
+  z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(kMix1));
+  z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(kMix2));
+  return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+}
+
+double gumbel(uint64_t random) {
+  const double u = (static_cast<double>(random >> 11) + 0.5) * 0x1p-53;
+  return -std::log(-std::log(u));
+}
+
+// At least the Gumbel noise of each lane: -log(-log u) <= -log(1 - u), and a double's bits, read as an integer, are a
+// piecewise linear lower bound of its log2. Never too low, at most 0.06 too high where it matters.
+__m512d gumbel_bound(__m512i random) {
+  const __m512i rest = _mm512_srli_epi64(_mm512_xor_si512(random, _mm512_set1_epi64(-1)), 11);
+  const __m512d one_minus_u = _mm512_mul_pd(_mm512_cvtepi64_pd(rest), _mm512_set1_pd(0x1p-53));
+  const __m512d log2_low = _mm512_fmadd_pd(_mm512_cvtepi64_pd(_mm512_castpd_si512(one_minus_u)),
+                                           _mm512_set1_pd(0x1p-52), _mm512_set1_pd(-1023.0));
+  return _mm512_fmadd_pd(log2_low, _mm512_set1_pd(-0.6931471805599453), _mm512_set1_pd(1e-6));
+}
+
+// argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is worked out
+// only for tokens whose bound reaches the best so far: a dozen or so of a large vocabulary.
+int64_t draw(const float* x, int64_t n, float lowest, uint64_t key) {
+  double best = -std::numeric_limits<double>::infinity();
+  int64_t chosen = -1;
+  const __m512i lane = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(kGolden));
+  for (int64_t i = 0; i < n; i += 8) {
+    const __mmask8 lanes = static_cast<__mmask8>(first_lanes(std::min<int64_t>(8, n - i)));
+    const __m256 v = _mm256_maskz_loadu_ps(lanes, x + i);
+    const __mmask8 kept = _mm256_mask_cmp_ps_mask(lanes, v, _mm256_set1_ps(lowest), _CMP_GE_OQ);
+    if (kept == 0) continue;
+    const __m512i random = mix(_mm512_add_epi64(lane, _mm512_set1_epi64(key + kGolden * static_cast<uint64_t>(i))));
+    const __m512d bound = _mm512_add_pd(_mm512_cvtps_pd(v), gumbel_bound(random));
+    uint32_t promising = _mm512_mask_cmp_pd_mask(kept, bound, _mm512_set1_pd(best), _CMP_GE_OQ);
+    for (; promising != 0; promising &= promising - 1) {
+      const int64_t token = i + __builtin_ctz(promising);
+      const double value = static_cast<double>(x[token]) + gumbel(mix(key + kGolden * static_cast<uint64_t>(token + 1)));
+      if (value > best) best = value, chosen = token;
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+}  // namespace starling
+
+using namespace starling;
+
+extern "C" {
+
+// logits [rows, vocab]; the other arrays have one element a row. temperature 0 takes the largest logit.
+void starling_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int32_t* top_k,
+                     const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position,
+                     int64_t* token, int threads) {
+#pragma omp parallel for num_threads(threads_for(rows* vocab * 4, threads)) schedule(dynamic)
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = logits + r * vocab;
+    if (temperature[r] == 0.0f) {
+      token[r] = argmax(row, vocab);
+      continue;
+    }
+    Scratch& scratch = Scratch::mine();
+    scratch.reset(2 * Scratch::padded<float>(vocab + 16));
+    float* scaled = scratch.take<float>(vocab + 16);
+    float* few = scratch.take<float>(vocab + 16);
+    const float top = scale(row, vocab, temperature[r], scaled);
+    const float lowest = threshold(scaled, vocab, top, {top_k[r], top_p[r], min_p[r]}, few);
+    const uint64_t key = mix(static_cast<uint64_t>(seed[r]) + kGolden * (static_cast<uint64_t>(position[r]) + 1));
+    const int64_t drawn = draw(scaled, vocab, lowest, key);
+    token[r] = drawn >= 0 ? drawn : argmax(row, vocab);
+  }
+}
+
+}  // extern "C"

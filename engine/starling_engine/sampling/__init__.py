@@ -1,0 +1,1 @@
+"""From logits to tokens: adjustments, filters, the draw, and log probabilities."""
