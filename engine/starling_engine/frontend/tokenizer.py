@@ -54,8 +54,8 @@ class Tokenizer:
         try:
             # Faster than encode(): no offsets, and other threads run meanwhile.
             encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text is not valid Unicode: {error.reason} at {error.start}", "prompt") from error
+        except TypeError as error:  # half a surrogate pair, as JSON can hold one
+            raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
         return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -159,7 +159,7 @@ def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tup
     special_tokens_map.json counts only beside a config without `added_tokens_decoder`, as in transformers.
     """
     merged = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
-    extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if isinstance(extra, dict):
         merged, extra = {**merged, **extra}, []
     named = {key: text for key, value in merged.items() if key.endswith("_token") and (text := _content_of(value))}
