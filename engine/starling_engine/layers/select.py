@@ -1,20 +1,50 @@
 """Chooses how each matrix is stored and multiplied."""
 
 import logging
+from collections.abc import Callable
 
 import torch
 
+from starling_engine import native
 from starling_engine.layers.dense import DenseLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
+from starling_engine.layers.packed import MkldnnLinear, NativeLinear
 
 logger = logging.getLogger("starling.layers")
 
 
 def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSelector:
     """The selector for a model of `dtype` on `device`; logs what it takes and why, once."""
-    logger.info("linear layers: dense (%s on %s)", dtype, device)
+    method, reason = _choose(dtype, device)
+    logger.info("linear layers: %s (%s)", method.name, reason)
 
-    def select(_shape: LinearShape) -> LinearMethod:
-        return DenseLinear()
+    def select(shape: LinearShape) -> LinearMethod:
+        fits = _FITS.get(method)
+        return method() if fits is None or fits(shape) else DenseLinear()
 
     return select
+
+
+def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return DenseLinear, f"{dtype} on {device.type}: only bfloat16 on a CPU has packed weights"
+    if _has_amx():
+        return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
+    if native.load() is not None:
+        return NativeLinear, "bfloat16 and AVX-512"
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return MkldnnLinear, "no native kernels here"
+    return DenseLinear, "neither native kernels nor oneDNN's bfloat16 work here"
+
+
+def _has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+_FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
+    # The kernel multiplies pairs of columns.
+    NativeLinear: lambda shape: shape.in_size % 2 == 0,
+    # A tied head is also the embedding: stored plainly, for a second copy would cost more than the slower product.
+    MkldnnLinear: lambda shape: not shape.lookup,
+}
+"""Which matrices a method can hold; the others are dense."""

@@ -1,0 +1,137 @@
+"""Small synthetic checkpoints of real architectures, written by transformers, and what transformers answers for them."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB = 512
+PROMPT = 40
+STEPS = 64
+BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 2048,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`model_type` of transformers, what differs from BASE, and edits of the written config.json (None deletes)."""
+
+    model_type: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    edits: dict[str, Any] = field(default_factory=dict)
+
+
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_type": "llama3",
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+VARIANTS = {
+    "llama2": Variant("llama", {"num_key_value_heads": 4}),
+    "llama3.1": Variant("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500000.0}}),
+    "llama3.1-old-config": Variant(
+        "llama",
+        {"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500000.0}},
+        {
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "rope_scaling": LLAMA3_ROPE,
+            "dtype": None,
+            "torch_dtype": "float32",
+        },
+    ),
+    "llama-linear": Variant("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-yarn": Variant(
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+                "rope_theta": 1e4,
+            }
+        },
+    ),
+    "llama-biases": Variant("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied-wide-heads": Variant("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "mistral-window": Variant("mistral", {"sliding_window": 12}),
+    "mistral-full": Variant("mistral", {"sliding_window": None}),
+    "ministral-mixed": Variant("ministral", {"head_dim": 16, "sliding_window": 12, "layer_types": [FULL, SLIDING, SLIDING]}),
+    "qwen2": Variant("qwen2"),
+    "qwen2-mixed": Variant("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3": Variant("qwen3", {"head_dim": 32}),
+    "qwen3-tied": Variant("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3-mixed": Variant(
+        "qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": [SLIDING, FULL, SLIDING],
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers makes of a checkpoint: logits [PROMPT + STEPS, VOCAB] fp32 along prompt and greedy tokens."""
+
+    folder: Path
+    prompt: list[int]
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, **save: Any) -> PreTrainedModel:
+    """Writes the variant with seeded weights to `folder` and returns the model. `save` goes to save_pretrained."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[variant.model_type](**{**BASE, **variant.changes}))
+    spread(model)
+    model = model.to(dtype).eval()
+    model.save_pretrained(folder, **save)
+    edit_json(folder / "config.json", variant.edits)
+    return model
+
+
+def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32) -> Reference:
+    model = write_checkpoint(folder, variant, dtype)
+    prompt = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        whole = model.generate(prompt, max_new_tokens=STEPS, do_sample=False, eos_token_id=None)
+        logits = model(whole).logits[0].float()
+    return Reference(folder, prompt[0].tolist(), whole[0, PROMPT:].tolist(), logits)
+
+
+def spread(model: PreTrainedModel) -> None:
+    """Weights with which greedy output varies and depends on the context, and no bias or norm is trivial."""
+    for name, weight in model.named_parameters():
+        if "embed_tokens" in name:
+            torch.nn.init.normal_(weight, std=1.0)
+        elif weight.dim() >= 2:
+            gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.5
+            torch.nn.init.normal_(weight, std=gain * weight.shape[-1] ** -0.5)
+        else:
+            torch.nn.init.normal_(weight, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+
+
+def edit_json(path: Path, edits: dict[str, Any]) -> None:
+    """Sets fields of a JSON file; None deletes one."""
+    values = {**json.loads(path.read_text()), **edits}
+    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))

@@ -1,0 +1,30 @@
+"""Fixtures of the model tests: references by transformers, made once a session."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tests.engine.checkpoints import VARIANTS, Reference, make_reference
+
+ReferenceOf = Callable[..., Reference]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, before))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def reference_of(tmp_path_factory: pytest.TempPathFactory) -> ReferenceOf:
+    made: dict[tuple[str, torch.dtype], Reference] = {}
+
+    def get(name: str, dtype: torch.dtype = torch.float32) -> Reference:
+        if (name, dtype) not in made:
+            made[name, dtype] = make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[name], dtype)
+        return made[name, dtype]
+
+    return get

@@ -1,0 +1,93 @@
+"""The decoder against transformers: same checkpoint, same logits, same greedy tokens; however the prompt is cut."""
+
+import pytest
+import torch
+
+from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.select import select_linear_method
+from starling_engine.models.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.weights.loader import load_weights
+from tests.engine.checkpoints import PROMPT, STEPS, VARIANTS, Reference
+from tests.engine.models.conftest import ReferenceOf
+from tests.engine.paged import PagedDriver
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-4
+
+
+def build(reference: Reference, backend: AttentionBackend, dtype: torch.dtype = torch.float32) -> Decoder:
+    config = load_model_config(reference.folder)
+    model = Decoder(config, dtype, CPU, select_linear_method(dtype, CPU), backend)
+    load_weights(model, reference.folder)
+    return model
+
+
+def assert_same_greedy(tokens: list[int], reference: Reference) -> None:
+    """Equal, or first different where the reference itself can hardly tell its two best apart."""
+    for step, (ours, theirs) in enumerate(zip(tokens, reference.tokens, strict=True)):
+        if ours != theirs:
+            best, second = reference.logits[PROMPT + step - 1].topk(2).values.tolist()
+            assert best - second <= TOLERANCE, f"step {step}: {ours} instead of {theirs}"
+            return
+
+
+@pytest.fixture(params=["torch"])
+def backend() -> AttentionBackend:
+    return TorchPagedAttention()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name)
+    driver = PagedDriver(build(reference, backend), torch.float32, block_size=16)
+    (logits,) = driver.run([(0, reference.prompt)])
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
+    assert_same_greedy(driver.greedy(int(logits[-1].argmax()), STEPS), reference)
+
+
+@pytest.mark.parametrize("chunks", [[1] * PROMPT, [7, 8, 9, 16], [39, 1], [3, 37]], ids=str)
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2-mixed", "mistral-window"])
+def test_chunks_of_a_prompt_do_not_change_the_logits(
+    name: str, chunks: list[int], backend: AttentionBackend, reference_of: ReferenceOf
+) -> None:
+    reference = reference_of(name)
+    driver = PagedDriver(build(reference, backend), torch.float32, block_size=8)
+    found, start = [], 0
+    for size in chunks:
+        found += driver.run([(0, reference.prompt[start : start + size])])
+        start += size
+    torch.testing.assert_close(torch.cat(found), reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-mixed", "ministral-mixed"])
+def test_sequences_in_one_step_do_not_disturb_each_other(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
+    """Decoding rows beside prefill chunks of other lengths."""
+    reference = reference_of(name)
+    whole = reference.prompt + reference.tokens
+    driver = PagedDriver(build(reference, backend), torch.float32, block_size=8, sequences=3)
+    plan = [[(0, 33)], [(0, 1), (1, 5)], [(2, 21), (0, 1), (1, 40)], [(1, 1), (2, 1), (0, 1)], [(2, 60), (1, 2)]]
+    for step in plan:
+        starts = {row: driver.lengths[row] for row, _ in step}
+        found = driver.run([(row, whole[starts[row] : starts[row] + count]) for row, count in step])
+        for (row, count), logits in zip(step, found, strict=True):
+            expected = reference.logits[starts[row] : starts[row] + count]
+            torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2", "qwen3-tied", "mistral-window"])
+def test_bfloat16_agrees_in_its_first_choice(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name, torch.bfloat16)
+    driver = PagedDriver(build(reference, backend, torch.bfloat16), torch.bfloat16, block_size=16)
+    (logits,) = driver.run([(0, reference.prompt + reference.tokens)])
+    agreement = (logits.argmax(-1) == reference.logits.argmax(-1)).double().mean().item()
+    print(name, agreement)
+    assert agreement >= 0.9
+
+
+def test_each_layer_ticks_once(backend: AttentionBackend, reference_of: ReferenceOf) -> None:
+    driver = PagedDriver(build(reference_of("qwen3"), backend), torch.float32, block_size=16)
+    driver.run([(0, [1, 2, 3])])
+    assert driver.ticks == 3
