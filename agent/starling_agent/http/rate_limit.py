@@ -1,0 +1,90 @@
+"""A token bucket for each client."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from starling_agent.http.auth import OPEN_PATHS, bearer
+from starling_agent.http.refusing import send_error
+from starling_agent.openai.errors import ApiError
+from starling_agent.settings import RateLimit
+
+MAX_BUCKETS = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled: float
+
+
+class Buckets:
+    """The pure part. A bucket holds `limit.requests` tokens and is refilled evenly over `limit.seconds`."""
+
+    def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._capacity = float(limit.requests)
+        self._rate = limit.requests / limit.seconds
+        self._clock = clock
+        self._buckets: dict[bytes, _Bucket] = {}
+
+    def take(self, client: bytes) -> float:
+        """Takes a token and returns 0, or returns the seconds until there is one."""
+        now = self._clock()
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            self._make_room(now)
+            bucket = self._buckets[client] = _Bucket(self._capacity, now)
+        bucket.tokens = min(self._capacity, bucket.tokens + (now - bucket.filled) * self._rate)
+        bucket.filled = now
+        if bucket.tokens < 1.0:
+            return (1.0 - bucket.tokens) / self._rate
+        bucket.tokens -= 1.0
+        return 0.0
+
+    def _make_room(self, now: float) -> None:
+        """Forgets full buckets, which are like new ones, before strangers fill the memory."""
+        if len(self._buckets) < MAX_BUCKETS:
+            return
+        full_after = self._capacity / self._rate
+        self._buckets = {client: b for client, b in self._buckets.items() if now - b.filled < full_after}
+        if len(self._buckets) >= MAX_BUCKETS:
+            del self._buckets[min(self._buckets, key=lambda client: self._buckets[client].filled)]
+
+
+class RateLimiter:
+    """Answers 429 with Retry-After past the limit. A client is its API key, or its address where there are no keys."""
+
+    def __init__(self, app: ASGIApp, *, limit: RateLimit) -> None:
+        self._app = app
+        self._limit = limit
+        self._buckets = Buckets(limit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        wait = self._buckets.take(_client(scope))
+        if wait > 0:
+            await send_error(send, self._too_many(wait))
+        else:
+            await self._app(scope, receive, send)
+
+    def _too_many(self, wait: float) -> ApiError:
+        limit = self._limit
+        return ApiError(
+            429,
+            f"more than {limit.requests} requests in {limit.seconds:g} s; try again in {wait:.1f} s",
+            kind="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(max(1, math.ceil(wait)))},
+        )
+
+
+def _client(scope: Scope) -> bytes:
+    client = scope.get("client")
+    # An unchecked key must not buy a fresh bucket: without keys this layer stands alone and only the address counts.
+    key = bearer(scope) if scope.get("state", {}).get("authenticated") else None
+    return key or (str(client[0]).encode() if client else b"")

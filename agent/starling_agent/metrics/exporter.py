@@ -1,0 +1,82 @@
+"""GET /metrics: the engine core's counters and the endpoint's own, under the names that vLLM's users have dashboards for."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starling_engine.core.messages import Stats
+
+from starling_agent.metrics.requests import RequestMetrics
+
+
+class EngineCollector(Collector):
+    """Reads the newest Stats at each scrape; nothing is counted twice and nothing is kept."""
+
+    def __init__(self, stats: Callable[[], Stats], model_name: str, block_size: int, requests: RequestMetrics) -> None:
+        self._stats = stats
+        self._labels = {"model_name": model_name}
+        self._block_size = block_size
+        self._requests = requests
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        yield from self._gauges(stats)
+        yield from self._counters(stats)
+        for histogram in self._requests.histograms():
+            yield histogram.family(self._labels)
+
+    def _gauges(self, stats: Stats) -> Iterable[Metric]:
+        used = stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0.0
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", used)
+        yield self._gauge("starling:kv_blocks_used", "Blocks of the KV cache that requests hold.", stats.kv_blocks_used)
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache's shape.", labels=[*self._labels, "block_size", "num_gpu_blocks"]
+        )
+        info.add_metric([*self._labels.values(), str(self._block_size), str(stats.kv_blocks)], 1)
+        yield info
+
+    def _counters(self, stats: Stats) -> Iterable[Metric]:
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generated_tokens_total)
+        yield self._counter("vllm:num_preemptions", "Requests preempted for want of KV cache.", stats.preemptions_total)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries_total)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_total)
+        yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
+        finished = CounterMetricFamily(
+            "vllm:request_success", "Ended requests by how they ended.", labels=[*self._labels, "finished_reason"]
+        )
+        for reason, count in self._requests.finished.items():
+            finished.add_metric([*self._labels.values(), reason], count)
+        yield finished
+        responses = CounterMetricFamily("starling:http_responses", "HTTP answers.", labels=["route", "status"])
+        for (route, status), count in self._requests.responses.items():
+            responses.add_metric([route, str(status)], count)
+        yield responses
+
+    def _gauge(self, name: str, help_text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, help_text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, help_text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+
+class Exporter:
+    """Renders the registry in Prometheus' text format."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, engine: EngineCollector) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(engine)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

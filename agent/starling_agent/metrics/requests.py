@@ -1,0 +1,107 @@
+"""What the endpoint itself measures: latencies and ends of requests."""
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import cast
+
+from starling_engine.outputs import StreamDelta
+
+from starling_agent.metrics.histogram import E2E_BUCKETS, ITL_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS, Histogram
+
+
+class RequestMetrics:
+    """Counters that only grow; written by the event loop alone."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(
+            "vllm:time_to_first_token_seconds", "Seconds from a request's arrival to its first token.", TTFT_BUCKETS
+        )
+        self.inter_token_latency = Histogram(
+            "vllm:inter_token_latency_seconds", "Seconds between an output's tokens, one observation a token.", ITL_BUCKETS
+        )
+        self.time_per_output_token = Histogram(
+            "vllm:request_time_per_output_token_seconds", "A request's mean seconds per token after its first.", ITL_BUCKETS
+        )
+        self.e2e_latency = Histogram(
+            "vllm:e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", E2E_BUCKETS
+        )
+        self.prompt_tokens = Histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", TOKEN_BUCKETS)
+        self.generation_tokens = Histogram(
+            "vllm:request_generation_tokens", "Generated tokens of finished requests.", TOKEN_BUCKETS
+        )
+        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.responses: Counter[tuple[str, int]] = Counter()
+
+    def histograms(self) -> list[Histogram]:
+        return [
+            self.time_to_first_token,
+            self.inter_token_latency,
+            self.time_per_output_token,
+            self.e2e_latency,
+            self.prompt_tokens,
+            self.generation_tokens,
+        ]
+
+    async def measured(self, stream: AsyncIterator[StreamDelta]) -> AsyncGenerator[StreamDelta]:
+        """The same stream, timed. Closing it closes the engine's stream, which aborts the request there."""
+        clock = _RequestClock(self)
+        try:
+            async with aclosing(cast("AsyncGenerator[StreamDelta]", stream)) as source:
+                async for delta in source:
+                    clock.saw(delta)
+                    yield delta
+        except Exception:
+            clock.ended("error")
+            raise
+        finally:
+            clock.ended("abort")
+
+
+class _RequestClock:
+    """Times one engine request with its n outputs."""
+
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
+        self._arrival = time.monotonic()
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+        self._prompt = 0
+        self._generated = 0
+        self._done = False
+
+    def saw(self, delta: StreamDelta) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            self._prompt = len(delta.prompt_token_ids)
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+        for output in delta.outputs:
+            count = len(output.token_ids)
+            self._generated += count
+            last = self._last.get(output.index)
+            if count:
+                if last is not None:
+                    self._metrics.inter_token_latency.observe((now - last) / count, count)
+                self._last[output.index] = now
+            if output.finish_reason is not None:
+                self._metrics.finished[output.finish_reason] += 1
+        if delta.finished:
+            self._finish(now)
+
+    def ended(self, reason: str) -> None:
+        """The stream is over; before its last delta that is an abort or an error."""
+        if not self._done:
+            self._done = True
+            self._metrics.finished[reason] += 1
+            self._metrics.e2e_latency.observe(time.monotonic() - self._arrival)
+
+    def _finish(self, now: float) -> None:
+        self._done = True
+        metrics = self._metrics
+        metrics.e2e_latency.observe(now - self._arrival)
+        metrics.prompt_tokens.observe(self._prompt)
+        metrics.generation_tokens.observe(self._generated)
+        if self._first is not None and self._generated > 1:
+            metrics.time_per_output_token.observe((now - self._first) / (self._generated - 1))

@@ -1,0 +1,61 @@
+"""From a checked generation to its HTTP answer: one JSON body, or a stream of events."""
+
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from fastapi import Request, Response
+
+from starling_agent.openai.chunks import Shape
+from starling_agent.openai.collecting import Collected, collect
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.event_stream import EventStream
+from starling_agent.openai.generation import Generation
+from starling_agent.openai.logprobs import LogprobWriter
+from starling_agent.openai.streaming import StreamEncoder
+
+log = structlog.get_logger("starling.request")
+
+
+async def answer_whole(
+    request: Request, endpoint: Endpoint, generation: Generation, build: Callable[[Collected], msgspec.Struct]
+) -> Response:
+    """Waits for the whole generation; ends it when the client goes."""
+    collected = await endpoint.work.run(request.receive, collect(generation, endpoint.deltas(generation)))
+    return json_response(build(collected))
+
+
+async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: Shape) -> Response:
+    """Waits for the first event only: until then the engine may still refuse, and that must be a status of its own."""
+    encoder = StreamEncoder(generation, shape, LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids))
+    chunks = encoder.chunks(endpoint.deltas(generation))
+
+    async def first_chunk() -> bytes:
+        return await anext(chunks)
+
+    try:
+        first = await endpoint.work.run(request.receive, first_chunk())
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return EventStream(first, chunks, endpoint.work)
+
+
+def log_request(endpoint: Endpoint, generation: Generation, stream: bool) -> None:
+    """One line for a request that is about to start, if asked for; prompts only if asked for too."""
+    if not endpoint.settings.log_requests:
+        return
+    fields: dict[str, object] = {
+        "id": generation.answer_id,
+        "prompts": len(generation.prompts),
+        "prompt_tokens": generation.prompt_tokens,
+        "stream": stream,
+        "params": msgspec.to_builtins(generation.params),
+    }
+    if endpoint.settings.log_prompts:
+        fields["text"] = [endpoint.engine.tokenizer.decode(ids, skip_special_tokens=False) for ids in generation.prompts]
+    log.info("generation", **fields)
+
+
+def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")

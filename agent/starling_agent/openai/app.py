@@ -1,0 +1,117 @@
+"""The FastAPI application: routes, errors, and what every request passes on its way in."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starling_engine.errors import StarlingError
+
+from starling_agent.http.auth import KeyCheck
+from starling_agent.http.body_limit import BodyLimit
+from starling_agent.http.envelope import Envelope
+from starling_agent.http.paths import PlainPaths
+from starling_agent.http.rate_limit import RateLimiter
+from starling_agent.openai import chat, completions, embeddings, models, probes, tokens
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.errors import ApiError, as_api_error
+from starling_agent.openai.protocol.base import RequestModel, field_path
+from starling_agent.openai.protocol.chat import ChatRequest
+from starling_agent.openai.protocol.completion import CompletionRequest
+from starling_agent.openai.protocol.embedding import EmbeddingRequest
+from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from starling_agent.openai.work import ClientGone
+from starling_agent.version import starling_version
+
+BODIES: Sequence[type[RequestModel]] = (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+CLIENT_CLOSED_REQUEST = 499
+log = structlog.get_logger("starling.http")
+
+
+def create_app(endpoint: Endpoint) -> FastAPI:
+    app = FastAPI(
+        title="Starling",
+        version=starling_version(),
+        description="Serves one large language model over OpenAI's API.",
+        middleware=_middleware(endpoint),
+        redirect_slashes=False,
+    )
+    app.state.endpoint = endpoint
+    for module in (chat, completions, embeddings, models, tokens, probes):
+        app.include_router(module.router)
+    for kind in (ApiError, StarlingError, HTTPException, RequestValidationError, ClientGone, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _middleware(endpoint: Endpoint) -> list[Middleware]:
+    """Outermost first. All are plain ASGI: Starlette's BaseHTTPMiddleware would copy each chunk through a queue."""
+    settings = endpoint.settings
+    layers = [
+        Middleware(PlainPaths),
+        Middleware(Envelope, drain=endpoint.drain, responses=endpoint.metrics.responses, access_log=settings.access_log),
+    ]
+    if settings.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+        )
+    if settings.api_keys:
+        layers.append(Middleware(KeyCheck, keys=settings.api_keys))
+    if settings.rate_limit is not None:
+        layers.append(Middleware(RateLimiter, limit=settings.rate_limit))
+    layers.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
+    return layers
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone | ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    api_error = _as_api_error(request, error)
+    return Response(api_error.body(), api_error.status, headers=api_error.headers, media_type="application/json")
+
+
+def _as_api_error(request: Request, error: Exception) -> ApiError:
+    """FastAPI's own errors, and then ours."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return ApiError(400, first["msg"], param=field_path(first["loc"][1:]), code="invalid_value")
+    if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return ApiError(404, f"there is no {request.url.path[:200]}", code="not_found")
+        if error.status_code == 405:
+            message = f"{request.method} is not possible on {request.url.path[:200]}"
+            return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+        return ApiError(error.status_code, str(error.detail), headers=error.headers)
+    return as_api_error(error)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The page at /docs; request bodies are read by our own code, so their schemas are added here."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
+        )
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,34 @@
+"""Reads a request's body into its model; FastAPI's own reading would lose our errors and cost a copy."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from starling_agent.openai.errors import ApiError
+from starling_agent.openai.protocol.base import RequestModel
+
+M = TypeVar("M", bound=RequestModel)
+
+
+def body_of(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    """A FastAPI dependency that gives the parsed body."""
+
+    async def read(request: Request) -> M:
+        _check_content_type(request.headers.get("content-type"))
+        return model.parse(await request.body())
+
+    return read
+
+
+def described(model: type[RequestModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is `model`; the model itself is added to the page's components."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _check_content_type(content_type: str | None) -> None:
+    # A page of another origin may send text/plain without asking; JSON makes the browser ask first.
+    kind = (content_type or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, f"the content type must be application/json, got {kind[:100]!r}", code="unsupported_media_type")

@@ -1,0 +1,80 @@
+"""Server-sent events of one answer. What never changes is serialised once; a token costs one small encode."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from starling_agent.openai.protocol.answers import Usage
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where the text stands in a choice."""
+
+    object: str
+    before_text: bytes
+    after_text: bytes
+    empty: bytes
+
+
+CHAT = Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
+COMPLETION = Shape("text_completion", b'"text":', b"", b'"text":""')
+
+
+class ChunkWriter:
+    """Writes the chunks of one answer with any number of choices.
+
+    `usage_field` says whether chunks carry a usage: OpenAI wants `"usage": null` in all of them once usage is asked for.
+    """
+
+    def __init__(self, shape: Shape, answer_id: str, created: int, model: str, usage_field: bool) -> None:
+        self._shape = shape
+        self._head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
+            _encode(answer_id),
+            _encode(shape.object),
+            created,
+            _encode(model),
+        )
+        self._tail = b'],"usage":null}\n\n' if usage_field else b"]}\n\n"
+        self._plain_end = shape.after_text + b',"logprobs":null,"finish_reason":null}' + self._tail
+        self._openings: dict[int, bytes] = {}
+
+    def role(self, index: int, prompt_ids: list[int] | None) -> bytes:
+        """The first chunk of a chat's choice; with the prompt's token ids if they were asked for."""
+        choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
+        tail = self._tail if prompt_ids is None else b'],"prompt_token_ids":' + _encode(prompt_ids) + self._tail[1:]
+        return self._head + choice + tail
+
+    def text(self, index: int, text: str) -> bytes:
+        """The chunk that nearly every token makes."""
+        return self._opening(index) + _encode(text) + self._plain_end
+
+    def rich_text(self, index: int, text: str, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
+        """A chunk with more than text: log probabilities, `extra` fields of the choice, the usage so far."""
+        choice = b"%s,%s" % (self._shape.after_text, _fields({"logprobs": logprobs, "finish_reason": None, **extra}))
+        return self._opening(index) + _encode(text) + choice + b"}" + self._end(usage)
+
+    def finish(self, index: int, reason: str, stop_reason: int | str | None, usage: Usage | None) -> bytes:
+        """The last chunk of a choice; its delta is empty."""
+        ends = _fields({"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason})
+        return b'%s{"index":%d,%s,%s}%s' % (self._head, index, self._shape.empty, ends, self._end(usage))
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk without choices that closes a stream with `include_usage`."""
+        return self._head + self._end(usage)
+
+    def _opening(self, index: int) -> bytes:
+        opening = self._openings.get(index)
+        if opening is None:
+            opening = self._openings[index] = self._head + b'{"index":%d,' % index + self._shape.before_text
+        return opening
+
+    def _end(self, usage: Usage | None) -> bytes:
+        return self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def _fields(values: dict[str, object]) -> bytes:
+    return b",".join(_encode(name) + b":" + _encode(value) for name, value in values.items())

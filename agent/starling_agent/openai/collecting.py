@@ -1,0 +1,56 @@
+"""A generation as one answer: its deltas added up."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from starling_engine.outputs import FinishReason, OutputDelta, TokenLogprobs
+
+from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
+from starling_agent.openai.protocol.answers import Usage, usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One output, whole. `text` is without the echoed prompt."""
+
+    index: int
+    prompt: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: OutputDelta) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.finish_reason = output.finish_reason or self.finish_reason
+        self.stop_reason = output.stop_reason if output.stop_reason is not None else self.stop_reason
+
+
+@dataclass(slots=True)
+class Collected:
+    """All choices in order; `prompt_logprobs` by prompt."""
+
+    choices: list[Choice]
+    prompt_logprobs: dict[int, list[TokenLogprobs | None]]
+    usage: Usage
+
+
+async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -> Collected:
+    n = generation.params.n
+    choices = [Choice(index, index // n) for index in range(generation.num_choices)]
+    prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+    count = TokenCount(generation.prompt_tokens)
+    async with aclosing(deltas):
+        async for prompt, delta in deltas:
+            count.add(prompt, delta, generation.only_echo)
+            if delta.prompt_logprobs is not None:
+                prompt_logprobs[prompt] = delta.prompt_logprobs
+            for output in delta.outputs:
+                choices[prompt * n + output.index].add(output)
+    if generation.only_echo:
+        choices = [Choice(c.index, c.prompt, finish_reason="length") for c in choices]
+    return Collected(choices, prompt_logprobs, usage(count.prompt, count.completion, count.cached))

@@ -1,0 +1,103 @@
+"""POST /v1/completions"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from starling_engine.outputs import TokenLogprobs
+
+from starling_agent.openai.answering import answer_stream, answer_whole, log_request
+from starling_agent.openai.body import body_of, described
+from starling_agent.openai.chunks import COMPLETION
+from starling_agent.openai.collecting import Choice, Collected
+from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
+from starling_agent.openai.generation import Generation
+from starling_agent.openai.logprobs import LogprobWriter
+from starling_agent.openai.planning import plan
+from starling_agent.openai.protocol.answers import Completion, CompletionChoice, CompletionLogprobs
+from starling_agent.openai.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/completions", openapi_extra=described(CompletionRequest))
+async def completions(request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]) -> Response:
+    """Continues one or several prompts, whole or as a stream of server-sent events."""
+    endpoint = endpoint_of(request)
+    generation = await plan_completion(endpoint, body, request_id_of(request))
+    log_request(endpoint, generation, bool(body.stream))
+    if body.stream:
+        return await answer_stream(request, endpoint, generation, COMPLETION)
+    return await answer_whole(request, endpoint, generation, lambda c: completion_answer(endpoint, generation, c))
+
+
+async def plan_completion(endpoint: Endpoint, body: CompletionRequest, request_id: str) -> Generation:
+    endpoint.model_name(body.model)
+    body.check_stream_fields()
+    body.check_best_of()
+    prompts = await endpoint.prompts.read(body.prompt, "prompt", body.add_special_tokens is not False)
+    return plan(
+        endpoint,
+        body,
+        kind="cmpl",
+        request_id=request_id,
+        prompts=prompts,
+        prefixes=_echoed(endpoint, body, prompts) if body.echo else [""] * len(prompts),
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.num_prompt_logprobs(),
+        only_echo=body.only_echo,
+        renamed={},
+    )
+
+
+def _echoed(endpoint: Endpoint, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+    """The prompts as they were written; those that came as token ids, decoded."""
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    texts = [item if isinstance(item, str) else None for item in body.prompt]
+    given = texts if len(texts) == len(prompts) and None not in texts else [None] * len(prompts)
+    return [
+        endpoint.engine.tokenizer.decode(ids, skip_special_tokens=False) if text is None else text
+        for text, ids in zip(given, prompts, strict=True)
+    ]
+
+
+def completion_answer(endpoint: Endpoint, generation: Generation, collected: Collected) -> Completion:
+    writer = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
+    return Completion(
+        id=generation.answer_id,
+        created=generation.created,
+        model=generation.model,
+        choices=[_choice(choice, generation, collected.prompt_logprobs.get(choice.prompt), writer) for choice in collected.choices],
+        usage=collected.usage,
+    )
+
+
+def _choice(
+    choice: Choice, generation: Generation, prompt_tables: list[TokenLogprobs | None] | None, writer: LogprobWriter
+) -> CompletionChoice:
+    prefix = generation.prefixes[choice.prompt]
+    answer = CompletionChoice(
+        index=choice.index,
+        text=prefix + choice.text,
+        logprobs=_logprobs(choice, generation, prompt_tables if prefix else None, writer),
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        prompt_logprobs=writer.prompt(prompt_tables),
+    )
+    if generation.return_token_ids:
+        answer.token_ids = choice.token_ids
+        answer.prompt_token_ids = generation.prompts[choice.prompt]
+    return answer
+
+
+def _logprobs(
+    choice: Choice, generation: Generation, echoed: list[TokenLogprobs | None] | None, writer: LogprobWriter
+) -> CompletionLogprobs | None:
+    """Of the echoed prompt, if there is one, and the output."""
+    if generation.top_logprobs is None:
+        return None
+    tokens, tables = list(choice.token_ids), list[TokenLogprobs | None](choice.logprobs)
+    if echoed is not None:
+        tokens, tables = [*generation.prompts[choice.prompt], *tokens], [*echoed, *tables]
+    return writer.completion(tokens, tables, generation.top_logprobs, 0)

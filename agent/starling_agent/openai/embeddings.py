@@ -1,0 +1,66 @@
+"""POST /v1/embeddings"""
+
+import array
+import asyncio
+import base64
+import sys
+import time
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from starling_engine import PoolingParams
+
+from starling_agent.openai.answering import json_response
+from starling_agent.openai.body import body_of, described
+from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
+from starling_agent.openai.protocol.answers import Embedding, Embeddings, usage
+from starling_agent.openai.protocol.embedding import EmbeddingRequest
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest))
+async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]) -> Response:
+    """One vector for each input: the pooled hidden states of the last layer."""
+    endpoint = endpoint_of(request)
+    model = endpoint.model_name(body.model)
+    prompts = await endpoint.prompts.read(body.input, "input", body.add_special_tokens is not False)
+    params = PoolingParams(pooling=body.pooling or "mean", normalize=body.normalize is not False)
+    answer_id = f"embd-{body.request_id or request_id_of(request)}"
+    vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id))
+    as_text = body.encoding_format == "base64"
+    return json_response(
+        Embeddings(
+            id=answer_id,
+            created=int(time.time()),
+            model=model,
+            data=[Embedding(index=i, embedding=_base64(v) if as_text else v) for i, v in enumerate(vectors)],
+            usage=usage(sum(map(len, prompts)), 0, 0),
+        )
+    )
+
+
+async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str) -> list[list[float]]:
+    """All vectors in order; the first failure cancels the others."""
+    unique = f"{answer_id}-{uuid.uuid4().hex[:8]}"
+    tasks = [asyncio.create_task(_embed(endpoint, ids, params, f"{unique}-{i}")) for i, ids in enumerate(prompts)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _embed(endpoint: Endpoint, ids: list[int], params: PoolingParams, engine_id: str) -> list[float]:
+    output = await endpoint.engine.embed(ids, params, request_id=engine_id)
+    return output.outputs.embedding
+
+
+def _base64(vector: list[float]) -> str:
+    """float32, little-endian, as OpenAI's client decodes it."""
+    values = array.array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")

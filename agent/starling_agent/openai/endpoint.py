@@ -1,0 +1,78 @@
+"""What all routes share: the engine, the settings and the work in hand."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import structlog
+from fastapi import Request
+from starling_engine import AsyncEngine
+from starling_engine.outputs import StreamDelta
+
+from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.openai.errors import ApiError
+from starling_agent.openai.generation import Generation, PromptDelta, merged
+from starling_agent.openai.prompts import PromptReader
+from starling_agent.openai.work import OpenWork
+from starling_agent.server.drain import Drain
+from starling_agent.settings import ServerSettings
+
+log = structlog.get_logger("starling.request")
+
+
+class Endpoint:
+    """One model behind one engine. Built when the engine is ready; `drain` outlives it."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, drain: Drain) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.drain = drain
+        self.created = int(time.time())
+        self.names = settings.served_model_names or (engine.config.worker.model_path,)
+        self.work = OpenWork()
+        self.metrics = RequestMetrics()
+        self.vocab_size = engine.model_config.vocab_size
+        self.max_model_len = engine.config.scheduler.max_model_len
+        self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
+        collector = EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics)
+        self.exporter = Exporter(collector)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Raises ApiError 404 for a model that is not served."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            raise ApiError(
+                404,
+                f"the model {asked[:200]!r} does not exist; this server has {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    def deltas(self, generation: Generation) -> AsyncGenerator[PromptDelta]:
+        """Starts nothing yet: the engine gets the request when the first delta is asked for."""
+        # The id of the answer may be the client's choice and come twice; the engine's must not.
+        unique = f"{generation.answer_id}-{uuid.uuid4().hex[:8]}"
+        return merged([self._stream(generation, ids, f"{unique}-{i}") for i, ids in enumerate(generation.prompts)])
+
+    def _stream(self, generation: Generation, ids: list[int], engine_id: str) -> AsyncGenerator[StreamDelta]:
+        stream = self.engine.stream(
+            ids,
+            generation.params,
+            request_id=engine_id,
+            priority=generation.priority,
+            cache_salt=generation.cache_salt,
+        )
+        return self.metrics.measured(stream)
+
+
+def endpoint_of(request: Request) -> Endpoint:
+    return cast("Endpoint", request.app.state.endpoint)
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the request came with or was given on arrival."""
+    return cast("str", request.scope["state"]["request_id"])

@@ -1,0 +1,85 @@
+"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`, nested, on every path and status."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from starling_engine.errors import (
+    EngineDead,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestFailed,
+)
+
+MAX_PARAM = 200
+"""A field name can be as long as a body; the answer repeats no more of it."""
+
+
+class ErrorDetail(msgspec.Struct):
+    """`param` is the request's field, `code` a stable word for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer other than 2xx, ready to be written."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = ErrorDetail(message, kind, param[:MAX_PARAM] if param else param, code)
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+
+class ShuttingDown(RequestFailed):
+    """The server ends before this request could finish."""
+
+
+def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The one place where an exception becomes a status. An unknown one is 500 and tells nothing of its inside."""
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong():
+            return invalid(error.message, error.param, "context_length_exceeded")
+        case InvalidRequest():
+            return invalid(error.message, error.param)
+        case QueueFull():
+            return _busy(error)
+        case EngineDead():
+            return ApiError(503, str(error), kind="server_error", code="engine_dead")
+        case ShuttingDown():
+            return ApiError(503, str(error), kind="server_error", code="shutting_down", headers={"Retry-After": "5"})
+        case RequestFailed():
+            return ApiError(500, str(error), kind="server_error", code="request_failed")
+    message = "internal error; the server's log has it under this request id"
+    return ApiError(500, message, kind="server_error", code="internal_error")
+
+
+def _busy(error: QueueFull) -> ApiError:
+    wait = str(max(1, math.ceil(error.retry_after)))
+    return ApiError(429, str(error), kind="rate_limit_error", code="queue_full", headers={"Retry-After": wait})

@@ -1,0 +1,72 @@
+"""A response of server-sent events: bytes straight from the writer to the socket."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starling_engine.errors import StarlingError
+
+from starling_agent.openai.errors import as_api_error
+from starling_agent.openai.work import ClientGone, OpenWork
+
+FAREWELL_SECONDS = 1.0
+"""A client that reads so slowly that the error event does not go out in this time is not waited for."""
+
+log = structlog.get_logger("starling.stream")
+
+
+class EventStream(Response):
+    """Sends `first`, which is there already, and then all of `chunks`.
+
+    Starlette's StreamingResponse starts two tasks and takes text; more to the point, an error after the headers must become an
+    event, and a client that went away must stop the engine.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: bytes,
+        chunks: AsyncGenerator[bytes],
+        work: OpenWork,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._first = first
+        self._chunks = chunks
+        self._work = work
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._stream(receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        last = b""
+        try:
+            await self._work.run(receive, self._pump(send))
+        except ClientGone:
+            return
+        except StarlingError as error:
+            last = _error_event(error)
+        except Exception as error:
+            log.exception("stream failed")
+            last = _error_event(error)
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS if last else None):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+        except TimeoutError:
+            log.warning("client too slow for its error event")
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+def _error_event(error: Exception) -> bytes:
+    return b"data: " + as_api_error(error).body() + b"\n\n"

@@ -1,0 +1,99 @@
+"""One HTTP request's generation: checked, sent to the engine prompt by prompt, and its deltas merged."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from starling_engine import SamplingParams
+from starling_engine.outputs import StreamDelta
+
+PromptDelta = tuple[int, StreamDelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What to generate and how to answer; everything in it has been checked.
+
+    prefixes        what each prompt's outputs begin with: the echoed prompt, or nothing
+    top_logprobs    candidates listed for each output token; None: no log probabilities
+    only_echo       the prompt is to be scored; the one token that the engine must generate for it is dropped
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    prompts: list[list[int]]
+    params: SamplingParams
+    prefixes: list[str]
+    priority: int = 0
+    cache_salt: str | None = None
+    top_logprobs: int | None = None
+    only_echo: bool = False
+    tokens_as_ids: bool = False
+    return_token_ids: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+@dataclass(slots=True)
+class TokenCount:
+    """What a generation has used so far."""
+
+    prompt: int
+    completion: int = 0
+    cached_by_prompt: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> int:
+        return sum(self.cached_by_prompt.values())
+
+    def add(self, prompt: int, delta: StreamDelta, only_echo: bool) -> None:
+        self.cached_by_prompt[prompt] = max(delta.num_cached_tokens, self.cached_by_prompt.get(prompt, 0))
+        if not only_echo:
+            self.completion += sum(len(output.token_ids) for output in delta.outputs)
+
+
+async def merged(streams: Sequence[AsyncGenerator[StreamDelta]]) -> AsyncGenerator[PromptDelta]:
+    """The deltas of all streams with their prompt's number, as they come. The first error ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for delta in only:
+                yield 0, delta
+        return
+    # Bounded, so that behind a slow reader the engine's streams merge their deltas instead of this queue growing.
+    queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=len(streams))
+    tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            item = await queue.get()
+            if item is None:
+                open_streams -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(prompt: int, stream: AsyncGenerator[StreamDelta], queue: "asyncio.Queue[PromptDelta | Exception | None]") -> None:
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                await queue.put((prompt, delta))
+    except Exception as error:  # noqa: BLE001 - carried to the reader of the queue, who raises it
+        await queue.put(error)
+    else:
+        await queue.put(None)

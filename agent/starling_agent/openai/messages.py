@@ -1,0 +1,93 @@
+"""A chat's messages, checked one by one and made into what chat templates expect."""
+
+from typing import Any
+
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.protocol.base import shown
+
+ROLES = ("system", "developer", "user", "assistant")
+EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call", "tool_calls")
+"""Fields of our own answers that clients send back in the history; they hold nothing yet."""
+
+MEDIA_PARTS = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file", "image_embeds")
+
+
+def template_messages(messages: list[Any], param: str = "messages") -> list[dict[str, Any]]:
+    """Messages for the chat template. Raises InvalidRequest with the path of what is wrong."""
+    if not messages:
+        raise InvalidRequest("there must be at least one message", param)
+    return [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: object, param: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"a message must be an object, got {shown(message)}", param)
+    for name in EMPTY_FIELDS:
+        if message.get(name):
+            raise InvalidRequest(f"{name} in messages is not supported yet", f"{param}.{name}")
+    role = _role(message, param)
+    answer: dict[str, Any] = {"role": role, "content": _content(message.get("content"), f"{param}.content")}
+    if (speaker := _text(message, "name", param)) is not None:
+        answer["name"] = speaker
+    reasoning = _text(message, "reasoning_content", param) or _text(message, "reasoning", param)
+    if reasoning is not None:
+        answer["reasoning_content"] = reasoning
+    _refuse_unknown(message, param)
+    return answer
+
+
+def _role(message: dict[str, Any], param: str) -> str:
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise InvalidRequest("messages of tools are not supported yet", f"{param}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequest(f"must be one of {', '.join(ROLES)}, got {shown(role)}", f"{param}.role")
+    # Templates know no developer; OpenAI's own models read it as the system's newer name.
+    return "system" if role == "developer" else role
+
+
+def spoken_text(message: dict[str, Any]) -> str:
+    """The text of the assistant's message; nothing for any other role."""
+    if message["role"] != "assistant":
+        return ""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _content(content: object, param: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"must be a text or a list of parts, got {shown(content)}", param)
+    if not content:
+        raise InvalidRequest("there must be at least one part", param)
+    return [{"type": "text", "text": _part(part, f"{param}[{i}]")} for i, part in enumerate(content)]
+
+
+def _part(part: object, param: str) -> str:
+    if not isinstance(part, dict):
+        raise InvalidRequest(f"a part must be an object, got {shown(part)}", param)
+    kind = part.get("type")
+    if kind in MEDIA_PARTS:
+        raise InvalidRequest("images, audio and other media are not supported yet", f"{param}.type")
+    if kind not in ("text", "input_text"):
+        raise InvalidRequest(f"must be 'text', got {shown(kind)}", f"{param}.type")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"must be a text, got {shown(part.get('text'))}", f"{param}.text")
+    for name in part.keys() - {"type", "text"}:
+        raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
+    return str(part["text"])
+
+
+def _text(message: dict[str, Any], name: str, param: str) -> str | None:
+    value = message.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"must be a text, got {shown(value)}", f"{param}.{name}")
+    return value
+
+
+def _refuse_unknown(message: dict[str, Any], param: str) -> None:
+    known = {"role", "content", "name", "reasoning", "reasoning_content", *EMPTY_FIELDS}
+    for name in message.keys() - known:
+        raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")

@@ -1,0 +1,73 @@
+"""What chat and completion requests have in common on their way to a Generation."""
+
+import time
+from collections.abc import Mapping
+
+from starling_engine import AsyncEngine, SamplingParams
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.bad_words import banned_tokens
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.generation import Generation
+from starling_agent.openai.prompts import output_budget
+from starling_agent.openai.protocol.sampling import SamplingFields
+
+
+def plan(
+    endpoint: Endpoint,
+    body: SamplingFields,
+    *,
+    kind: str,
+    request_id: str,
+    prompts: list[list[int]],
+    prefixes: list[str],
+    default_max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    only_echo: bool = False,
+    renamed: Mapping[str, str],
+) -> Generation:
+    """Checks all that is left to check. `renamed` maps the engine's names of fields to those that this route has for them."""
+    name, asked = body.output_limit()
+    budget = output_budget(prompts, 1 if only_echo else asked, default_max_tokens, endpoint.max_model_len, name)
+    params = body.sampling(
+        endpoint.engine.model_config.generation_defaults,
+        max_tokens=budget,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
+    )
+    _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
+    options = body.stream_options
+    return Generation(
+        answer_id=f"{kind}-{body.request_id or request_id}",
+        created=int(time.time()),
+        model=endpoint.model_name(body.model),
+        prompts=prompts,
+        params=params,
+        prefixes=prefixes,
+        priority=_priority(endpoint, body.priority),
+        cache_salt=body.cache_salt,
+        top_logprobs=logprobs,
+        only_echo=only_echo,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        return_token_ids=bool(body.return_token_ids),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+
+
+def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams, renamed: Mapping[str, str]) -> None:
+    """All that the engine would refuse, before any prompt starts: later errors could come in the middle of a stream."""
+    try:
+        for ids in prompts:
+            engine.validate(ids, params)
+    except InvalidRequest as error:
+        name = renamed.get(error.param or "", error.param)
+        raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
+
+
+def _priority(endpoint: Endpoint, priority: int | None) -> int:
+    if priority and endpoint.engine.config.scheduler.policy != "priority":
+        raise InvalidRequest("this server runs requests in order of arrival (--scheduling-policy fcfs)", "priority")
+    return priority or 0

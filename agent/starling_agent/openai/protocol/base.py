@@ -1,0 +1,83 @@
+"""How a request's bytes become a model, and how what is wrong with them is told."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import ErrorDetails, from_json
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.protocol.refused import Refusal, without_refused
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""An integer that fits the wire; each field's own bounds are checked where the field is used."""
+
+SHOWN_CHARACTERS = 60
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StrOrList = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+
+
+class RequestModel(BaseModel):
+    """A request body. Strict: "0.5" is no number and true is no count; unknown fields are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    refusals: ClassVar[Mapping[str, Refusal]] = {}
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Raises InvalidRequest naming the field at fault."""
+        fields = without_refused(_json_object(body), cls.refusals)
+        try:
+            return cls.model_validate(fields)
+        except pydantic.ValidationError as error:
+            raise _explained(error.errors(include_url=False), cls) from None
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object")
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel]) -> InvalidRequest:
+    # A misspelt name is the likelier cause of a missing one, so it is told first.
+    first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    param = field_path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(_unknown(param, model), param)
+    if first["type"] == "missing":
+        return InvalidRequest(f"{param} is required", param)
+    return InvalidRequest(f"{param}: {first['msg']}, got {shown(first['input'])}", param)
+
+
+def _unknown(param: str, model: type[RequestModel]) -> str:
+    close = difflib.get_close_matches(param, [*model.model_fields, *model.refusals], n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"unknown field {shown(param)}{hint}"
+
+
+def field_path(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "content") as messages[0].content"""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def shown(value: object) -> str:
+    """The value as an error message may repeat it: short, so that no prompt comes back whole."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -1,0 +1,82 @@
+"""POST /v1/chat/completions"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import WithJsonSchema
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.protocol import refused
+from starling_agent.openai.protocol.base import Int, RequestModel
+from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.sampling import SamplingFields
+
+MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            "required": ["type", "text"],
+                        },
+                    },
+                ]
+            },
+            "name": {"type": "string"},
+            "reasoning": {"type": "string"},
+            "reasoning_content": {"type": "string"},
+        },
+    },
+}
+Messages = Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
+
+
+class ChatTemplateFields(RequestModel):
+    """How messages become a prompt; shared with /tokenize."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def opens_answer(self) -> bool:
+        return self.add_generation_prompt is not False
+
+    def check_template_fields(self) -> None:
+        """Raises InvalidRequest for fields that contradict each other."""
+        if self.continue_final_message and self.opens_answer:
+            raise InvalidRequest(
+                "the last message cannot be continued and an answer opened too; set add_generation_prompt: false",
+                "continue_final_message",
+            )
+
+
+class ChatRequest(SamplingFields, ChatTemplateFields):
+    refusals: ClassVar[Mapping[str, Refusal]] = refused.CHAT
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    max_completion_tokens: Int | None = None
+
+    def output_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        """How many candidates each position lists; None: no log probabilities at all."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,135 @@
+"""The fields that chat and completion requests share, and how they become SamplingParams."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from starling_engine import SamplingParams
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.protocol.base import Int, RequestModel, StrOrList, shown
+
+FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+TokenIds = Annotated[list[Int], Field(max_length=262_144)]
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+
+
+class StreamOptions(RequestModel):
+    """`include_obfuscation` is accepted only as false: nothing pads the chunks."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[bool | None, Field(description="only false: chunks are never padded")] = None
+
+
+class SamplingFields(RequestModel):
+    """How to sample and how to answer. Where the request is silent the model's generation_config.json speaks.
+
+    `user`, `metadata`, `safety_identifier` and `prompt_cache_key` are accepted and change nothing.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    stop: StrOrList | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    banned_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def output_limit(self) -> tuple[str, int | None]:
+        """The name of the field that limits the output, and its value if the request gives one."""
+        return "max_tokens", self.max_tokens
+
+    def check_stream_fields(self) -> None:
+        """Raises InvalidRequest for fields that contradict `stream`."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", "stream_options")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise InvalidRequest("chunks are never padded", "stream_options.include_obfuscation")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
+
+    def sampling(
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        banned_words: list[int],
+    ) -> SamplingParams:
+        """The engine's parameters; `defaults` are the model's. Bounds are checked by the engine's own validate()."""
+        asked: dict[str, Any] = {name: defaults[name] for name in FROM_GENERATION_CONFIG if name in defaults}
+        for name in _SAME_NAME:
+            value = getattr(self, name)
+            if value is not None:
+                asked[name] = value
+        banned = [*(self.banned_token_ids or ()), *banned_words]
+        return SamplingParams(
+            **asked,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias=_bias(self.logit_bias),
+            banned_token_ids=banned or None,
+        )
+
+
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "allowed_token_ids",
+)
+
+
+def _bias(by_name: dict[str, float] | None) -> dict[int, float] | None:
+    """JSON's keys are text: "42" means token 42."""
+    if not by_name:
+        return None
+    bias = {}
+    for key, value in by_name.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise InvalidRequest(f"keys must be token ids, got {shown(key)}", "logit_bias")
+        bias[int(key)] = value
+    return bias

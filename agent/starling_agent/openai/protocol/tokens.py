@@ -1,0 +1,32 @@
+"""POST /tokenize and /detokenize (vLLM's routes)"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.protocol import refused
+from starling_agent.openai.protocol.base import Int, RequestModel
+from starling_agent.openai.protocol.chat import ChatTemplateFields, Messages
+from starling_agent.openai.protocol.refused import Refusal
+
+
+class TokenizeRequest(ChatTemplateFields):
+    """Either `prompt` or `messages`."""
+
+    refusals: ClassVar[Mapping[str, Refusal]] = refused.TOKENIZE
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check_source(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either prompt or messages", "prompt")
+
+
+class DetokenizeRequest(RequestModel):
+    model: str | None = None
+    tokens: list[Int]

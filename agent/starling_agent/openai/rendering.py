@@ -1,0 +1,43 @@
+"""A chat's messages as the text that the model was trained on."""
+
+from typing import Any
+
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.protocol.chat import ChatTemplateFields
+
+OWN_NAMES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "template",
+    "chat_template",
+    "tokenize",
+)
+"""Arguments of the template that have fields of their own; two values for one name would hide one of them."""
+
+
+def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> str:
+    """Raises InvalidRequest when the template refuses the messages, or there is none."""
+    body.check_template_fields()
+    kwargs = body.chat_template_kwargs or {}
+    for name in OWN_NAMES:
+        if name in kwargs:
+            raise InvalidRequest(f"{name} cannot be given here", f"chat_template_kwargs.{name}")
+    if body.chat_template is not None and not endpoint.settings.trust_chat_template:
+        raise InvalidRequest(
+            "a request's own template would run in the server; it is accepted only with --trust-request-chat-template",
+            "chat_template",
+        )
+    if body.chat_template is None and not endpoint.engine.tokenizer.has_chat_template:
+        raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
+    return endpoint.engine.tokenizer.render_chat(
+        messages,
+        add_generation_prompt=body.opens_answer,
+        continue_final_message=bool(body.continue_final_message),
+        template=body.chat_template,
+        **kwargs,
+    )

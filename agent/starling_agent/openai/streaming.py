@@ -1,0 +1,106 @@
+"""A generation as server-sent events."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starling_engine.outputs import OutputDelta, StreamDelta
+
+from starling_agent.openai.chunks import CHAT, DONE, ChunkWriter, Shape
+from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
+from starling_agent.openai.logprobs import LogprobWriter
+from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, usage
+
+
+class StreamEncoder:
+    """Turns deltas into the bytes of chunks. One delta gives one write, also when it has the text and the end."""
+
+    def __init__(self, generation: Generation, shape: Shape, logprobs: LogprobWriter) -> None:
+        self._generation = generation
+        self._shape = shape
+        self._logprobs = logprobs
+        self._writer = ChunkWriter(
+            shape, generation.answer_id, generation.created, generation.model, usage_field=generation.include_usage
+        )
+        self._count = TokenCount(generation.prompt_tokens)
+        self._rich = generation.top_logprobs is not None or generation.return_token_ids or generation.continuous_usage
+        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}
+
+    async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
+        """All events up to [DONE]; never an empty one."""
+        async with aclosing(deltas):
+            async for prompt, delta in deltas:
+                chunk = self._encode(prompt, delta)
+                if chunk:
+                    yield chunk
+        end = self._writer.usage(self._usage()) if self._generation.include_usage else b""
+        yield end + DONE
+
+    def _encode(self, prompt: int, delta: StreamDelta) -> bytes:
+        self._count.add(prompt, delta, self._generation.only_echo)
+        parts: list[bytes] = []
+        if prompt not in self._begun:
+            self._begun.add(prompt)
+            parts += self._opening(prompt, delta)
+        first = prompt * self._generation.params.n
+        for output in delta.outputs:
+            index = first + output.index
+            if not self._generation.only_echo:
+                self._text(index, output, parts)
+            if output.finish_reason is not None:
+                parts.append(self._writer.finish(index, output.finish_reason, output.stop_reason, self._usage_so_far()))
+        return b"".join(parts)
+
+    def _text(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
+        if not self._rich:
+            if output.text:
+                parts.append(self._writer.text(index, output.text))
+        elif output.text or output.token_ids:
+            parts.append(self._rich_text(index, output))
+
+    def _opening(self, prompt: int, delta: StreamDelta) -> list[bytes]:
+        """What comes before the first token: a chat's role, an echoed prompt."""
+        generation = self._generation
+        n = generation.params.n
+        prefix = generation.prefixes[prompt]
+        parts = []
+        for index in range(prompt * n, (prompt + 1) * n):
+            if self._shape is CHAT:
+                parts.append(self._writer.role(index, delta.prompt_token_ids if generation.return_token_ids else None))
+            if prefix:
+                self._offsets[index] = len(prefix)
+                parts.append(self._echo(index, prefix, delta))
+        return parts
+
+    def _echo(self, index: int, prefix: str, delta: StreamDelta) -> bytes:
+        top = self._generation.top_logprobs
+        if self._shape is CHAT or top is None or delta.prompt_logprobs is None:
+            return self._writer.text(index, prefix)
+        table = self._logprobs.completion(delta.prompt_token_ids, delta.prompt_logprobs, top, 0)
+        return self._writer.rich_text(index, prefix, logprobs=table, extra={}, usage=self._usage_so_far())
+
+    def _rich_text(self, index: int, output: OutputDelta) -> bytes:
+        extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
+        logprobs = self._output_logprobs(index, output)
+        return self._writer.rich_text(index, output.text, logprobs=logprobs, extra=extra, usage=self._usage_so_far())
+
+    def _output_logprobs(self, index: int, output: OutputDelta) -> object:
+        top = self._generation.top_logprobs
+        if top is None or output.logprobs is None:
+            return None
+        if self._shape is CHAT:
+            return self._logprobs.chat(output.token_ids, output.logprobs, top)
+        offset = self._offsets.get(index, 0)
+        table = self._logprobs.completion(output.token_ids, output.logprobs, top, offset)
+        self._offsets[index] = _end_of(table, offset)
+        return table
+
+    def _usage(self) -> Usage:
+        return usage(self._count.prompt, self._count.completion, self._count.cached)
+
+    def _usage_so_far(self) -> Usage | None:
+        return self._usage() if self._generation.continuous_usage else None
+
+
+def _end_of(table: CompletionLogprobs, offset: int) -> int:
+    return table.text_offset[-1] + len(table.tokens[-1]) if table.tokens else offset

@@ -1,0 +1,46 @@
+"""POST /tokenize and /detokenize"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.answering import json_response
+from starling_agent.openai.body import body_of, described
+from starling_agent.openai.endpoint import Endpoint, endpoint_of
+from starling_agent.openai.messages import template_messages
+from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
+from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from starling_agent.openai.rendering import render
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", openapi_extra=described(TokenizeRequest))
+async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]) -> Response:
+    """Token ids of a text, or of a chat as the model would see it."""
+    endpoint = endpoint_of(request)
+    endpoint.model_name(body.model)
+    body.check_source()
+    ids = await _ids(endpoint, body)
+    strings = [endpoint.engine.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    return json_response(Tokens(len(ids), endpoint.max_model_len, ids, strings))
+
+
+@router.post("/detokenize", openapi_extra=described(DetokenizeRequest))
+async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]) -> Response:
+    """The text of token ids, special tokens included."""
+    endpoint = endpoint_of(request)
+    endpoint.model_name(body.model)
+    for i, token in enumerate(body.tokens):
+        if not 0 <= token < endpoint.vocab_size:
+            raise InvalidRequest(f"token id {token} is not in the vocabulary of {endpoint.vocab_size} tokens", f"tokens[{i}]")
+    return json_response(DetokenizedText(endpoint.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+
+async def _ids(endpoint: Endpoint, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        text = body.prompt or ""
+        return await endpoint.prompts.encode(text, "prompt", body.add_special_tokens is not False)
+    text = render(endpoint, body, template_messages(body.messages))
+    return await endpoint.prompts.encode(text, "messages", bool(body.add_special_tokens))

@@ -1,0 +1,1 @@
+"""From arguments to a process that serves, and from a signal to its end."""

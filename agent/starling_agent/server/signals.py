@@ -1,0 +1,70 @@
+"""From a signal to the server's end: unready at once, open a while longer, then closed, then finished."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.server.http_server import HttpServer
+
+CUT_EXIT_CODE = 1
+ENDED = "the server is shutting down; send the request again"
+log = structlog.get_logger("starling.server")
+
+
+class Shutdown:
+    """Handles SIGTERM and SIGINT for one running server.
+
+    SIGTERM comes from a platform whose load balancers still send requests for some seconds; SIGINT from a person at the
+    keyboard, who need not wait for them. A second signal of either kind ends everything at once.
+    """
+
+    def __init__(self, endpoint: Endpoint, server: HttpServer) -> None:
+        self.exit_code = 0
+        self._endpoint = endpoint
+        self._server = server
+        self._signals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._begin(self._drain(self._endpoint.settings.accept_seconds if number == signal.SIGTERM else 0.0))
+        elif self._signals == 2:
+            self._begin(self._end_now())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        # The loop holds tasks weakly; a drain that is collected would never end.
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, accept_seconds: float) -> None:
+        settings = self._endpoint.settings
+        self._endpoint.drain.draining = True
+        log.info("draining", accept_seconds=accept_seconds, drain_seconds=settings.drain_seconds, open=len(self._endpoint.work))
+        await asyncio.sleep(accept_seconds)
+        log.info("closed", open=len(self._endpoint.work))
+        self._server.should_exit = True
+        await asyncio.sleep(settings.drain_seconds)
+        await self._end_now()
+
+    async def _end_now(self) -> None:
+        """Every open request gets an error, in its stream where that has begun; then the server need not wait any more."""
+        cut = len(self._endpoint.work)
+        self._endpoint.drain.draining = True
+        self._endpoint.work.end_all(ENDED)
+        self._server.should_exit = True
+        if cut:
+            self.exit_code = CUT_EXIT_CODE
+            log.warning("ended with requests open", open=cut)
+        await asyncio.sleep(2.0)
+        self._server.force_exit = True

@@ -1,0 +1,43 @@
+"""What the endpoint is told at start-up, resolved and frozen."""
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `requests` in any `seconds`, for each API key (without keys: for each client address)."""
+
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of the endpoint; the engine has its own.
+
+    served_model_names   names that requests may give as `model`; the first is the one in answers
+    api_keys             keys of which a request must bring one; none: the endpoint is open
+    max_body_bytes       larger request bodies get 413
+    max_prompts          prompts (or embedding inputs) in one request
+    accept_seconds       after SIGTERM new requests are still served so long, for load balancers lag behind
+    drain_seconds        after that, open requests may take so long to finish before they are ended with an error
+    trust_chat_template  whether a request may bring its own chat template, which runs in this process
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    rate_limit: RateLimit | None = None
+    max_body_bytes: int = 32 * MIB
+    max_prompts: int = 2048
+    accept_seconds: float = 5.0
+    drain_seconds: float = 120.0
+    trust_chat_template: bool = False
+    log_level: str = "info"
+    log_requests: bool = False
+    log_prompts: bool = False
+    access_log: bool = True
