@@ -1,0 +1,101 @@
+"""Beam search over an engine that only knows sampling.
+
+Each step asks for the likeliest next tokens of every beam; the beams' shared prefixes come from the prefix cache, so a step
+costs one token a beam. It finds what transformers' beam search with `early_stopping="never"` finds.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from starling_engine.errors import InvalidRequest
+from starling_engine.params import MAX_LOGPROBS, BeamSearchParams
+
+Expand = Callable[[list[list[int]], int], Awaitable[list[dict[int, float]]]]
+"""(prefixes, count) -> for each prefix the `count` likeliest next tokens with their log probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` is of the tokens after it."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The best sequences, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Tokens after the prompt, with the sum of their log probabilities."""
+
+    tokens: tuple[int, ...]
+    cum_logprob: float
+    ended: bool = False
+
+    def score(self, length_penalty: float) -> float:
+        """Equation 14 of https://arxiv.org/abs/1609.08144 in the simpler form that transformers and vLLM use."""
+        return self.cum_logprob / max(1, len(self.tokens)) ** length_penalty
+
+
+def validate(params: BeamSearchParams, num_eos: int) -> None:
+    """Raises InvalidRequest for what cannot be searched with `num_eos` end-of-sequence tokens."""
+    if params.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, got {params.max_tokens}", "max_tokens")
+    # Of a beam's likeliest tokens some may end it; then as many others are needed.
+    widest = MAX_LOGPROBS - (0 if params.ignore_eos else num_eos)
+    if not 1 <= params.beam_width <= widest:
+        raise InvalidRequest(f"beam_width must be in [1, {widest}], got {params.beam_width}", "beam_width")
+
+
+async def beam_search(
+    prompt_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], expand: Expand
+) -> list[Beam]:
+    """The `beam_width` beams with the best scores, best first; fewer only when the vocabulary gives no more."""
+    ends = () if params.ignore_eos else eos_token_ids
+    running, finished = [Beam((), 0.0)], list[Beam]()
+    for _ in range(params.max_tokens):
+        prefixes = [[*prompt_ids, *beam.tokens] for beam in running]
+        likeliest = await expand(prefixes, params.beam_width + len(ends))
+        running, ended = _advance(running, likeliest, ends, params.beam_width)
+        finished = _best([*finished, *ended], params)
+        if _is_settled(running, finished, params):
+            return finished
+    return _best([*finished, *running], params)
+
+
+def _advance(
+    beams: Sequence[Beam], likeliest: Sequence[dict[int, float]], ends: Collection[int], width: int
+) -> tuple[list[Beam], list[Beam]]:
+    """One token on: the beams that go on, and those that ended. To end, a beam must be among the `width` best of all."""
+    candidates = [
+        Beam((*beam.tokens, token), beam.cum_logprob + logprob, ended=token in ends)
+        for beam, row in zip(beams, likeliest, strict=True)
+        for token, logprob in row.items()
+    ]
+    candidates.sort(key=lambda beam: -beam.cum_logprob)
+    running = [beam for beam in candidates if not beam.ended]
+    return running[:width], [beam for beam in candidates[:width] if beam.ended]
+
+
+def _is_settled(running: Sequence[Beam], finished: Sequence[Beam], params: BeamSearchParams) -> bool:
+    """Whether no running beam can still beat a finished one: its log probability only falls, at best not at all."""
+    if not running:
+        return True
+    if len(finished) < params.beam_width:
+        return False
+    longer_is_better = params.length_penalty > 0
+    length = params.max_tokens if longer_is_better else len(running[0].tokens) + 1
+    best_possible = running[0].cum_logprob / length**params.length_penalty
+    return best_possible <= finished[-1].score(params.length_penalty)
+
+
+def _best(beams: Iterable[Beam], params: BeamSearchParams) -> list[Beam]:
+    return sorted(beams, key=lambda beam: -beam.score(params.length_penalty))[: params.beam_width]
