@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-
 from starling_engine.attention.base import AttentionMetadata
 from starling_engine.models.context import ForwardContext
 from starling_engine.models.decoder import Decoder

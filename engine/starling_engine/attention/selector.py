@@ -4,7 +4,9 @@ import logging
 
 import torch
 
+from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.native_cpu import DTYPES, HEAD_DIM_STEP, MAX_HEAD_DIM, NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.base import Platform
@@ -32,10 +34,16 @@ def select_attention(name: str, platform: Platform, dtype: torch.dtype, head_dim
     return _make(chosen), reason
 
 
-def _why_not(_name: str, _dtype: torch.dtype, _head_dim: int) -> str | None:
+def _why_not(name: str, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why the backend cannot serve the model; None when it can."""
-    return None
+    if name != "native":
+        return None
+    if dtype not in DTYPES:
+        return f"its kernels have no {dtype}"
+    if head_dim % HEAD_DIM_STEP or head_dim > MAX_HEAD_DIM:
+        return f"head_dim {head_dim} is no multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+    return None if native.load() is not None else "the native kernels are not available on this machine"
 
 
-def _make(_name: str) -> AttentionBackend:
-    return TorchPagedAttention()
+def _make(name: str) -> AttentionBackend:
+    return NativeAttention() if name == "native" else TorchPagedAttention()

@@ -3,6 +3,8 @@
 import torch
 from torch.nn import functional as F
 
+from starling_engine.layers.fits import native_fits
+from starling_engine.native import ops
 from starling_engine.weights.slot import Slot, copy_slot
 
 
@@ -14,11 +16,21 @@ class RMSNorm:
         self._name = name
         self._eps = eps
         self._size = (size,)
+        self.forward = self._native if native_fits(dtype, device) else self._torch
+        """(x, residual) -> (norm of their sum, the sum), all [T, size]. A residual of None is nothing to add. Both inputs may
+        be overwritten, so the caller must use the results only."""
 
     def slots(self) -> dict[str, Slot]:
         return {f"{self._name}.weight": copy_slot(self.weight)}
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, size] -> (norm of their sum, the sum). Either input may be overwritten."""
+    def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x.add_(residual)
         return F.rms_norm(total, self._size, self.weight, self._eps), total
+
+    def _native(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            out = torch.empty_like(x)
+            ops.rms_norm(x, self.weight, self._eps, out)
+            return out, x
+        ops.add_rms_norm(x, residual, self.weight, self._eps, x)
+        return x, residual

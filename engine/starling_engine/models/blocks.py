@@ -94,10 +94,11 @@ class Mlp:
             stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias)
         )
         self._down = build.linear(stacked([f"{prefix}.{names.down}"], [hidden], size, config.mlp_bias))
+        self._activate = silu_and_mul(build.dtype, build.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        return self._down.forward(silu_and_mul(self._gate_up.forward(x)))
+        return self._down.forward(self._activate(self._gate_up.forward(x)))
 
     def slots(self) -> dict[str, Slot]:
         return {**self._gate_up.slots(), **self._down.slots()}

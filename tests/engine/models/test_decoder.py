@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-
+from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.select import select_linear_method
 from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
+
 from tests.engine.checkpoints import PROMPT, STEPS, VARIANTS, Reference
 from tests.engine.models.conftest import ReferenceOf
 from tests.engine.paged import PagedDriver
@@ -33,9 +35,15 @@ def assert_same_greedy(tokens: list[int], reference: Reference) -> None:
             return
 
 
-@pytest.fixture(params=["torch"])
-def backend() -> AttentionBackend:
-    return TorchPagedAttention()
+@pytest.fixture(params=["torch", "native"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionBackend:
+    """Also decides what the other layers run on: "torch" is a machine without native kernels."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "load", lambda: None)
+        return TorchPagedAttention()
+    if native.load() is None:
+        pytest.skip("this machine has no native kernels")
+    return NativeAttention()
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -1,0 +1,30 @@
+"""Paged attention by the native CPU kernels: one pass to normalise, rotate and store, one to attend."""
+
+import torch
+
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.native import ops
+
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_HEAD_DIM = 256
+HEAD_DIM_STEP = 16
+
+
+class NativeAttention:
+    """Needs `native.load()`, a dtype of DTYPES, and a head size that is a multiple of 16 up to 256. See `AttentionBackend`."""
+
+    name = "native"
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        q = ops.qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        out = ops.paged_attention(
+            q,
+            kv,
+            meta.block_tables,
+            meta.query_start,
+            meta.context_lens,
+            layer.scale,
+            layer.window,
+            layer.soft_cap,
+        )
+        return out.view(out.shape[0], -1)
