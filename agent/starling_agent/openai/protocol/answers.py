@@ -75,11 +75,11 @@ class ChatChoice(msgspec.Struct):
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
     service_tier: None = None
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -99,42 +99,42 @@ class CompletionChoice(msgspec.Struct):
 
 class Completion(msgspec.Struct, kw_only=True):
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | None = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
 
 
 class Embeddings(msgspec.Struct, kw_only=True):
     id: str
+    object: Literal["list"] = "list"
     created: int
     model: str
     data: list[Embedding]
     usage: Usage
-    object: Literal["list"] = "list"
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
+    object: Literal["model"] = "model"
     created: int
     root: str
     max_model_len: int
-    object: Literal["model"] = "model"
     owned_by: str = "starling"
     parent: None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    data: list[ModelCard]
     object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 class Tokens(msgspec.Struct):

@@ -1,0 +1,1 @@
+"""What `starling bench` measures, and how it is told."""

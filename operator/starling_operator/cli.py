@@ -1,0 +1,47 @@
+"""The `starling` command.
+
+Only typer is imported here and at the top of the commands: `starling --help` must answer at once, and torch, transformers or an
+OpenAI client take seconds to import.
+"""
+
+from typing import Annotated
+
+import typer
+
+from starling_operator.commands import bench, chat, serve
+
+app = typer.Typer(
+    name="starling",
+    help="Serves large language models: one process here, or groups of pods on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from starling_agent.version import starling_version
+
+        typer.echo(f"starling {starling_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version  # its callback has done all
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""How a command fails: the cause last but one, the fix last, no traceback, exit code 1."""
+
+from typing import NoReturn
+
+import typer
+
+
+def fail(cause: str, fix: str) -> NoReturn:
+    typer.secho(f"error: {cause}", fg=typer.colors.RED, err=True)
+    typer.secho(f"fix:   {fix}", err=True)
+    raise typer.Exit(1)
+
+
+def fix_for(error: Exception) -> str:
+    """What to do about an error of the engine's; the message itself says what is wrong."""
+    from starling_engine.errors import ConfigError, EngineDead, UnsupportedModel, WeightError
+
+    match error:
+        case ConfigError(field=str(field)):
+            return f"change --{field.replace('_', '-')} (see starling serve --help)"
+        case ConfigError():
+            return "change the setting that the error names (see starling serve --help)"
+        case UnsupportedModel():
+            return "serve a model of an architecture that is supported, or upgrade starling"
+        case WeightError():
+            return "download the checkpoint again; --load-format dummy tries everything but the weights"
+        case EngineDead():
+            return "the engine core's own lines above say what happened"
+    return "check the model: a folder with config.json, *.safetensors and tokenizer.json, or a Hugging Face id"

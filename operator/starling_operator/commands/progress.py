@@ -1,0 +1,88 @@
+"""What `starling serve` tells while it loads: a spinner on a terminal, plain lines elsewhere, never silence for long."""
+
+import shlex
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from starling_agent.openai.endpoint import Endpoint
+    from starling_engine.core.messages import Loading
+
+HEARTBEAT_SECONDS = 4.0
+
+
+class StartReport:
+    """Prints to standard error. Beats in a thread of its own: also a blocked event loop must not look like silence."""
+
+    def __init__(self, model: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._began = self._phase_began = time.monotonic()
+        self._phase = f"looking for {model}"
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._spinner = self._console.status(Text(self._phase)) if self._console.is_terminal else None
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "StartReport":
+        if self._spinner is not None:
+            self._spinner.start()
+        else:
+            self._console.print(Text(self._phase))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def phase(self, loading: "Loading") -> None:
+        """A new phase, or new detail of the one that goes on."""
+        text = f"{loading.phase}: {loading.detail}" if loading.detail else loading.phase
+        with self._lock:
+            now = time.monotonic()
+            if self._spinner is not None:
+                self._console.print(Text(f"  {self._phase} ({now - self._phase_began:.1f} s)", style="dim"))
+                self._spinner.update(Text(text))
+            else:
+                self._console.print(Text(text))
+            self._phase, self._phase_began = text, now
+
+    def serving(self, endpoint: "Endpoint", port: int) -> None:
+        self._stop()
+        host = endpoint.settings.host
+        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
+        out = self._console
+        if endpoint.engine.ledger:
+            out.print(Text(endpoint.engine.ledger))
+        out.print(Text(f"serving {', '.join(endpoint.names)} after {time.monotonic() - self._began:.1f} s at {url}/v1"))
+        if host in ("0.0.0.0", "::") and not endpoint.settings.api_keys:
+            out.print(Text("anybody who reaches this machine may use it: no --api-key was given", style="yellow"))
+        out.print(Text(curl_line(url, endpoint)), soft_wrap=True)
+
+    def _stop(self) -> None:
+        self._done.set()
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def _beat(self) -> None:
+        while not self._done.wait(HEARTBEAT_SECONDS):
+            with self._lock:
+                waited = time.monotonic() - self._phase_began
+                if waited < HEARTBEAT_SECONDS:
+                    continue
+                if self._spinner is not None:
+                    self._spinner.update(Text(f"{self._phase} ({waited:.0f} s)"))
+                else:
+                    self._console.print(Text(f"still {self._phase} ({waited:.0f} s)"))
+
+
+def curl_line(url: str, endpoint: "Endpoint") -> str:
+    """A request to try at once."""
+    chat = endpoint.engine.tokenizer.has_chat_template
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = '{"messages": [{"role": "user", "content": "Hello!"}]}' if chat else '{"prompt": "Hello"}'
+    key = ' -H "Authorization: Bearer $STARLING_API_KEY"' if endpoint.settings.api_keys else ""
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
