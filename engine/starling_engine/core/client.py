@@ -111,7 +111,7 @@ class CoreClient:
             case Pong():
                 self._take_pong(message)
             case Hello():
-                self.hello = message
+                self.hello, self.stats = message, message.stats
             case Loading():
                 pass
 

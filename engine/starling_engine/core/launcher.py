@@ -2,6 +2,7 @@
 
 import collections
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ class CoreHandle:
         code = self._process.poll()
         if code is None:
             return None
+        if code < 0:
+            return f"it was ended by {signal.Signals(-code).name}"
         self._relay.join(timeout=1)
         own = [line for line in self._lines if line.startswith("starling: ")]
         if own:

@@ -78,6 +78,7 @@ class Hello(msgspec.Struct, tag="hello"):
     incarnation: str
     max_tokens_per_request: int
     ledger: str
+    stats: Stats
 
 
 class Pong(msgspec.Struct, tag="pong"):

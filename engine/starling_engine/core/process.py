@@ -123,7 +123,7 @@ class CoreProcess:
         if identity not in self._greeted:
             self._greeted.add(identity)
             longest = min(self.config.scheduler.max_model_len, self.core.scheduler.kv.max_tokens)
-            self._send(identity, Hello(self.incarnation, longest, str(self.core.ledger)))
+            self._send(identity, Hello(self.incarnation, longest, str(self.core.ledger), self._stats()))
         self._send(identity, Pong(self.incarnation, self.executor.progress, self.core.has_work, self._stats()))
 
     def _stats(self) -> Stats:

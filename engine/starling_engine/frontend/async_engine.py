@@ -162,6 +162,8 @@ class AsyncEngine:
             delta = await done
         finally:
             await client.abort([request_id])
+        if delta.error is not None:
+            client.check()
         raise_failure(delta)
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
@@ -301,6 +303,7 @@ class Run:
             self._open.difference_update(aborted)
             await self._client.abort(aborted)
         if self._failure is not None:
+            self._client.check()
             raise_failure(self._failure)
 
     async def close(self) -> None:

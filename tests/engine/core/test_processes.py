@@ -1,0 +1,156 @@
+"""Engine cores as processes: several frontends, several cores, and what happens when one of them dies or hangs."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from starling_engine import AsyncEngine, PoolingParams, SamplingParams
+from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
+
+from tests.engine.running import MODEL, engine_args, idle, running
+
+PROMPT = list(range(300, 340))
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+async def first_delta(engine: AsyncEngine, params: SamplingParams = LONG) -> tuple[object, object]:
+    stream = engine.stream(PROMPT, params)
+    return stream, await anext(stream)
+
+
+async def test_several_frontends_share_a_core() -> None:
+    async with running() as engine:
+        other = await AsyncEngine.attach(engine_args(), engine.addresses)
+        short = SamplingParams(temperature=0.0, max_tokens=8)
+        one, two = await asyncio.gather(engine.complete(PROMPT, short), other.complete(PROMPT, short))
+        assert one.outputs[0].token_ids == two.outputs[0].token_ids
+        await other.shutdown()
+        assert (await engine.complete(PROMPT, short)).outputs[0].token_ids == one.outputs[0].token_ids
+
+
+async def test_one_frontend_spreads_over_several_cores() -> None:
+    async with running() as first, running() as second:
+        both = await AsyncEngine.attach(engine_args(), [*first.addresses, *second.addresses])
+        await asyncio.gather(*(both.complete(PROMPT, SamplingParams(max_tokens=20)) for _ in range(8)))
+        await asyncio.sleep(1.2)
+        assert first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0
+        await both.shutdown()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_dead_or_frozen_core_is_noticed_within_seconds(how: signal.Signals) -> None:
+    async with running() as engine:
+        stream, _ = await first_delta(engine)
+        pid = engine._processes[0].pid
+        os.kill(pid, how)
+        began = time.monotonic()
+        with pytest.raises(EngineDead):
+            async for _ in stream:  # type: ignore[attr-defined]
+                pass
+        assert time.monotonic() - began < 10
+        with pytest.raises(EngineDead):
+            engine.check_health()
+        with pytest.raises(EngineDead):
+            await engine.complete(PROMPT, LONG)
+        if how is signal.SIGSTOP:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_frontend_that_is_gone_leaves_nothing_behind() -> None:
+    async with running() as engine:
+        other = await AsyncEngine.attach(engine_args(), engine.addresses)
+        await first_delta(other)
+        for client in other._clients:  # as if killed: no abort, no farewell
+            await client.close()
+        assert other._context is not None
+        other._context.destroy(linger=0)
+        for _ in range(60):
+            await asyncio.sleep(0.1)
+            if not engine.stats.running:
+                break
+        assert await idle(engine)
+
+
+async def test_closing_a_stream_frees_its_blocks() -> None:
+    async with running() as engine:
+        stream, delta = await first_delta(engine)
+        assert delta.outputs[0].token_ids  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert await idle(engine)
+
+
+async def test_a_core_ends_with_its_parent() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import asyncio, sys\n"
+        "from starling_engine import AsyncEngine\n"
+        "from tests.engine.running import engine_args\n"
+        "async def main():\n"
+        "    engine = await AsyncEngine.start(engine_args())\n"
+        "    print(engine._processes[0].pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    root = os.path.dirname(os.path.dirname(MODEL))
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root)
+    assert parent.stdout is not None
+    pid = int(await asyncio.to_thread(parent.stdout.readline))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(50):
+        await asyncio.sleep(0.1)
+        if not os.path.exists(f"/proc/{pid}"):
+            return
+    pytest.fail("the core outlived its parent")
+
+
+async def test_bad_requests_change_nothing() -> None:
+    async with running(max_num_waiting=1, max_num_seqs=1) as engine:
+        for prompt, params, kind in (
+            ([], LONG, InvalidRequest),
+            ([10**6], LONG, InvalidRequest),
+            (PROMPT * 20, LONG, PromptTooLong),
+            (PROMPT, SamplingParams(temperature=float("nan")), InvalidRequest),
+            (PROMPT, SamplingParams(n=10**6), InvalidRequest),
+            (PROMPT, SamplingParams(logit_bias={10**7: 1.0}), InvalidRequest),
+        ):
+            with pytest.raises(kind):
+                await engine.complete(prompt, params)
+        outcomes = await asyncio.gather(*(engine.complete(PROMPT, LONG) for _ in range(4)), return_exceptions=True)
+        assert any(isinstance(o, QueueFull) for o in outcomes)
+        assert any(not isinstance(o, BaseException) for o in outcomes)
+        assert await idle(engine)
+
+
+async def test_embeddings_of_each_kind() -> None:
+    async with running(max_num_batched_tokens=16) as engine:
+        vectors = {}
+        for kind in ("mean", "last", "cls"):
+            params = PoolingParams(pooling=kind, normalize=True)  # type: ignore[arg-type]
+            vectors[kind] = (await engine.embed(PROMPT, params)).outputs.embedding
+            again = (await engine.embed(PROMPT, params)).outputs.embedding
+            assert max(abs(a - b) for a, b in zip(vectors[kind], again, strict=True)) < 1e-5, "cached blocks change nothing"
+            assert abs(sum(v * v for v in vectors[kind]) - 1) < 1e-4
+        assert vectors["mean"] != vectors["last"] != vectors["cls"]
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "words"),
+    [
+        ({"model": "/nowhere/at/all"}, ModelError, "/nowhere"),
+        ({"max_model_len": 10**9}, ConfigError, "max_model_len"),
+        ({"kv_cache_memory_bytes": 1000}, ConfigError, "kv_cache_memory_bytes"),
+        ({"kv_cache_memory_bytes": 1 << 60}, ConfigError, "kv_cache_memory_bytes"),
+        ({"attention_backend": "nothing"}, ConfigError, "attention_backend"),
+        ({"device": "cuda"}, ConfigError, "cuda"),
+    ],
+)
+async def test_what_cannot_start_says_why(args: dict[str, object], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        await AsyncEngine.start(engine_args(**args))
+
