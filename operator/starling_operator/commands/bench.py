@@ -12,7 +12,7 @@ from starling_operator.commands.values import parse_bytes
 if TYPE_CHECKING:
     from starling_engine import LLM
 
-app = typer.Typer(help="Measure latency and throughput of the engine, or of any OpenAI-compatible server.", no_args_is_help=True)
+app = typer.Typer(help="Measure the engine, or any server with OpenAI's API.", no_args_is_help=True)
 
 Model = Annotated[str, typer.Argument(help="Folder of a checkpoint, or a Hugging Face id.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file too.")]

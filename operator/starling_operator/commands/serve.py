@@ -20,7 +20,7 @@ def _option(*names: str, text: str, panel: str, **kwargs: Any) -> Any:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Folder of a checkpoint, or a Hugging Face id (ORG/NAME[@REVISION]).")],
+    model: Annotated[str, typer.Argument(help="Folder of a checkpoint, or a Hugging Face id, also with @REVISION.")],
     # model
     revision: Annotated[str | None, _option("--revision", text="Branch, tag or commit on the hub.", panel=MODEL)] = None,
     tokenizer: Annotated[str | None, _option("--tokenizer", text="Another folder or id for it.", panel=MODEL)] = None,
