@@ -168,10 +168,11 @@ class AsyncEngine:
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
 
-    def validate(self, prompt_ids: list[int], params: SamplingParams) -> None:
+    def validate(self, prompt_ids: list[int], params: SamplingParams | PoolingParams) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
-        params.validate(self.model_config.vocab_size)
-        self._check_prompt(prompt_ids, room=1)
+        if isinstance(params, SamplingParams):
+            params.validate(self.model_config.vocab_size)
+        self._check_prompt(prompt_ids, room=1 if isinstance(params, SamplingParams) else 0)
 
     async def _submit(
         self,
@@ -265,7 +266,8 @@ class AsyncEngine:
                 await client.send(Shutdown())
             await client.close()
         for process in self._processes:
-            await asyncio.to_thread(process.close)
+            await _until_ended(process)
+            process.close(timeout=0)
         if self._context is not None:
             self._context.term()
 
@@ -325,6 +327,14 @@ def raise_failure(delta: Delta) -> None:
 
 def new_request_id() -> str:
     return uuid.uuid4().hex
+
+
+async def _until_ended(process: CoreHandle) -> None:
+    """Looks every 20 ms for 5 s. At the program's end, when `LLM` shuts down, no thread can be had to wait in."""
+    for _ in range(250):
+        if process.exit_reason() is not None:
+            return
+        await asyncio.sleep(0.02)
 
 
 def _as_int64(value: int) -> int:

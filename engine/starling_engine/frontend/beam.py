@@ -4,6 +4,7 @@ Each step asks for the likeliest next tokens of every beam; the beams' shared pr
 costs one token a beam. It finds what transformers' beam search with `early_stopping="never"` finds.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,7 +43,7 @@ class Beam:
 
     def score(self, length_penalty: float) -> float:
         """Equation 14 of https://arxiv.org/abs/1609.08144 in the simpler form that transformers and vLLM use."""
-        return self.cum_logprob / max(1, len(self.tokens)) ** length_penalty
+        return self.cum_logprob / _power(max(1, len(self.tokens)), length_penalty)
 
 
 def validate(params: BeamSearchParams, num_eos: int) -> None:
@@ -93,9 +94,13 @@ def _is_settled(running: Sequence[Beam], finished: Sequence[Beam], params: BeamS
         return False
     longer_is_better = params.length_penalty > 0
     length = params.max_tokens if longer_is_better else len(running[0].tokens) + 1
-    best_possible = running[0].cum_logprob / length**params.length_penalty
+    best_possible = running[0].cum_logprob / _power(length, params.length_penalty)
     return best_possible <= finished[-1].score(params.length_penalty)
 
 
 def _best(beams: Iterable[Beam], params: BeamSearchParams) -> list[Beam]:
     return sorted(beams, key=lambda beam: -beam.score(params.length_penalty))[: params.beam_width]
+
+
+def _power(length: int, exponent: float) -> float:
+    return math.exp(exponent * math.log(length))

@@ -1,0 +1,237 @@
+"""The engine for scripts: `LLM("model").generate(prompts)`. Names and order of arguments are vLLM's."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from starling_engine.config import EngineArgs
+from starling_engine.errors import ConfigError, InvalidRequest
+from starling_engine.frontend import beam
+from starling_engine.frontend.async_engine import AsyncEngine
+from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
+from starling_engine.frontend.chat import Message
+from starling_engine.frontend.loop_thread import LoopThread
+from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_each, parse_conversations, parse_prompts
+from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.outputs import EmbeddingRequestOutput, RequestOutput
+from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request that has been checked."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    priority: int
+
+
+class LLM:
+    """Runs a model in a process of its own until `shutdown`, the end of a `with` block, or the end of the program.
+
+    Its methods wait for their results, and may be called from several threads. Every request of a batch is checked before the
+    first one runs: InvalidRequest or PromptTooLong then leave nothing behind.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        """`engine_args` are the fields of EngineArgs. Raises ConfigError or ModelError, naming what is wrong."""
+        known = {field.name for field in fields(EngineArgs)}
+        for name in engine_args:
+            if name not in known:
+                raise ConfigError(f"there is no such argument; there are {', '.join(sorted(known))}", name)
+        args = EngineArgs(model=model, **engine_args)
+        self._thread = LoopThread("starling-llm")
+        try:
+            self.engine = self._thread.run(AsyncEngine.start(args))
+        except BaseException:
+            self._thread.stop()
+            raise
+        self.shutdown: Callable[[], None] = weakref.finalize(self, _close, self._thread, self.engine)
+        """Ends the engine; done at the latest when the program ends. A second call does nothing."""
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend in generation_config.json."""
+        defaults: dict[str, Any] = dict(self.engine.model_config.generation_defaults)
+        if "top_k" in defaults:
+            defaults["top_k"] = int(defaults["top_k"])
+        return SamplingParams(**defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Completes one prompt or many, with one set of parameters for all or one for each; results in the prompts' order."""
+        jobs = self._jobs(parse_prompts(prompts), sampling_params, priority)
+        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The next message of one conversation or many."""
+        tokenizer = self.get_tokenizer()
+        texts = [
+            tokenizer.render_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template=chat_template,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in parse_conversations(messages)
+        ]
+        # Templates write the special tokens themselves.
+        prompts = [ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        jobs = self._jobs(prompts, sampling_params, 0)
+        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt."""
+        parsed = parse_prompts(prompts)
+        params = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        calls = [partial(self.engine.embed, self._ids(prompt), pooling) for prompt, pooling in zip(parsed, params, strict=True)]
+        return self._run_all(calls, 1, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt."""
+        beam.validate(params, len(self.engine.model_config.eos_token_ids))
+        step = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
+        jobs = self._jobs(parse_prompts(prompts), step, 0)
+        return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, use_tqdm)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets cached prompts that no request uses."""
+        self._thread.run(self.engine.reset_prefix_cache())
+
+    # ---- one request ----
+
+    def _jobs(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+    ) -> list[_Job]:
+        each = one_each(params or self.get_default_sampling_params(), len(prompts), "sampling_params")
+        priorities = one_each(priority, len(prompts), "priority")
+        checked = self._check(prompts, each)
+        rows = zip(prompts, checked, each, priorities, strict=True)
+        return [_Job(prompt.text, ids, own, rank) for prompt, ids, own, rank in rows]
+
+    def _check(self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams | PoolingParams]) -> list[list[int]]:
+        """The token ids of each prompt, once it is certain that the engine will take all of them."""
+        checked = []
+        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                ids = self._ids(prompt)
+                self.engine.validate(ids, own)
+            except InvalidRequest as error:
+                error.add_note(f"(prompt {index} of {len(prompts)}, counted from 0)")
+                raise
+            checked.append(ids)
+        return checked
+
+    def _ids(self, prompt: ParsedPrompt) -> list[int]:
+        if prompt.ids is not None:
+            return prompt.ids
+        assert prompt.text is not None
+        return self.get_tokenizer().encode(prompt.text)
+
+    async def _complete(self, job: _Job) -> RequestOutput:
+        output = await self.engine.complete(job.ids, job.params, priority=job.priority)
+        output.prompt = job.text
+        return output
+
+    async def _search(self, job: _Job, params: BeamSearchParams) -> BeamSearchOutput:
+        eos = self.engine.model_config.eos_token_ids
+        found = await beam.beam_search(job.ids, params, eos, partial(self._likeliest, params.temperature))
+        sequences = []
+        for one in found:
+            tokens = [*job.ids, *one.tokens]
+            text = self.get_tokenizer().decode(tokens)
+            sequences.append(BeamSearchSequence(tokens, one.cum_logprob, text, "stop" if one.ended else "length"))
+        return BeamSearchOutput(sequences)
+
+    async def _likeliest(self, temperature: float, prefixes: list[list[int]], count: int) -> list[dict[int, float]]:
+        params = SamplingParams(temperature=temperature, max_tokens=1, logprobs=count, detokenize=False)
+        outputs = await asyncio.gather(*(self.engine.complete(prefix, params) for prefix in prefixes))
+        rows = [output.outputs[0].logprobs for output in outputs]
+        # A sampled token that is none of the likeliest is listed with a rank above `count`.
+        return [{t: p.logprob for t, p in row[0].items() if p.rank <= count} for row in rows if row]
+
+    # ---- many requests ----
+
+    def _run_all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], width: int, use_tqdm: bool) -> list[T]:
+        """Results in the order of `calls`, each of which runs up to `width` sequences. The first error ends the rest."""
+        at_once = max(1, self.engine.config.scheduler.max_num_waiting // width)
+        with tqdm(total=len(calls), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            return self._thread.run(_gather(calls, at_once, lambda: bar.update()))
+
+
+async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int, on_done: Callable[[], object]) -> list[T]:
+    # More than the engine lets wait would be refused.
+    gate = asyncio.Semaphore(at_once)
+
+    async def run(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async with gate:
+            result = await call()
+        on_done()
+        return result
+
+    tasks = [asyncio.create_task(run(call)) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Cancelled requests tell the engine so; without waiting, the caller could shut it down meanwhile.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _width(jobs: Sequence[_Job]) -> int:
+    return max((job.params.n for job in jobs), default=1)
+
+
+def _close(thread: LoopThread, engine: AsyncEngine) -> None:
+    if thread.is_current():  # the garbage collector may run anywhere, and here it would wait for itself
+        threading.Thread(target=_close, args=(thread, engine)).start()
+        return
+    thread.run(engine.shutdown())
+    thread.stop()

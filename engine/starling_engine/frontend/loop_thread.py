@@ -1,0 +1,35 @@
+"""An event loop in a thread of its own, for callers who do not write async code."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads. The thread is a daemon: it never keeps the interpreter from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Waits for the result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def is_current(self) -> bool:
+        """Whether this code runs in the thread, where waiting for it would never end."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """Ends the thread; nothing may be run afterwards."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
