@@ -18,8 +18,12 @@ def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: 
 
 
 def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
-    """Radians per position [rotary_dim / 2] fp32, and what multiplies the table."""
-    plain = 1.0 / (rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim))
+    """Radians per position [rotary_dim / 2] fp32, and what multiplies the table.
+
+    Written in the order of transformers' operations: one rounding apart, angles at position 100,000 differ by 0.01.
+    """
+    periods = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    plain = 1.0 / periods
     match rope.scaling:
         case None:
             return plain, 1.0
@@ -28,7 +32,7 @@ def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor,
         case Llama3Scaling() as scaling:
             return _llama3(plain, scaling), 1.0
         case YarnScaling() as scaling:
-            return _yarn(plain, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
+            return _yarn(periods, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -42,7 +46,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     return torch.where(medium, between, scaled)
 
 
-def _yarn(plain: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
+def _yarn(periods: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
     """NTK-by-parts of arXiv 2309.00071, section 3.2: fast dimensions are kept, slow ones interpolated, with a ramp between."""
 
     def dimension_that_turns(times: float) -> float:
@@ -55,8 +59,8 @@ def _yarn(plain: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: i
     low, high = max(low, 0), min(high, rotary_dim - 1)
     # The reference's guard against a ramp of no width.
     width = high - low or 0.001
-    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    return plain / scaling.factor * ramp + plain * (1 - ramp)
+    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 def _yarn_attention_factor(scaling: YarnScaling) -> float:

@@ -9,7 +9,7 @@ from starling_engine.models.fields import Fields
 from starling_engine.models.registry import find_definition
 from starling_engine.models.rope import RopeConfig, read_rope
 
-GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu",)
 
@@ -91,7 +91,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         dtype=_read_dtype(config),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),
-        generation_defaults={name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)},
+        generation_defaults=_read_generation_defaults(generation),
     )
 
 
@@ -146,3 +146,10 @@ def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
     """Both files' ids: chat models often list the end of a turn only in generation_config.json."""
     ids = config.token_ids("eos_token_id") + generation.token_ids("eos_token_id")
     return tuple(dict.fromkeys(ids))
+
+
+def _read_generation_defaults(generation: Fields) -> dict[str, float]:
+    found = {name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)}
+    if generation.has("top_k"):
+        found["top_k"] = generation.integer("top_k", low=-1)
+    return found

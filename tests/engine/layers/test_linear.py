@@ -1,0 +1,113 @@
+"""Every linear method multiplies what was loaded, however many tensors the matrix came in."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from starling_engine import native
+from starling_engine.layers.dense import DenseLinear
+from starling_engine.layers.linear import Linear, LinearMethod, LinearShape, stacked
+from starling_engine.layers.packed import MkldnnLinear, NativeLinear
+from starling_engine.layers.select import select_linear_method
+from torch.nn import functional as F
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+def cases() -> list[object]:
+    has_mkldnn = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return [
+        pytest.param(DenseLinear, torch.float32, id="dense-fp32"),
+        pytest.param(DenseLinear, BF16, id="dense-bf16"),
+        pytest.param(NativeLinear, BF16, id="native", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
+        pytest.param(MkldnnLinear, BF16, id="mkldnn", marks=pytest.mark.skipif(not has_mkldnn, reason="no bf16 oneDNN")),
+    ]
+
+
+def filled(method: LinearMethod, shape: LinearShape, dtype: torch.dtype) -> tuple[Linear, torch.Tensor, torch.Tensor]:
+    """The layer, and the weight and bias that it was given, in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    layer = Linear(shape, method, dtype, CPU)
+    weights, biases = [], []
+    # Biases before weights and the last module first: the order must not matter.
+    for name, slot in reversed(layer.slots().items()):
+        tensor = torch.randn(slot.shape, generator=generator).to(BF16)
+        slot.load(tensor)
+        (biases if name.endswith(".bias") else weights).insert(0, tensor.float())
+    return layer, torch.cat(weights), torch.cat(biases) if biases else torch.zeros(shape.out_size)
+
+
+@pytest.mark.parametrize(("make", "dtype"), cases())
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_applies_the_stacked_matrix(make: Callable[[], LinearMethod], dtype: torch.dtype, bias: bool, rows: int) -> None:
+    layer, weight, added = filled(make(), stacked(["q", "k", "v"], [48, 16, 24], 32, bias), dtype)
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = F.linear(x.float(), weight, added)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    for out_dtype in (None, torch.float32):
+        out = layer.forward(x, out_dtype)
+        assert out.dtype == (out_dtype or dtype)
+        torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=0.01)
+
+
+@pytest.mark.parametrize(("make", "dtype"), cases()[:3])
+def test_looks_rows_up_in_the_matrix_that_it_multiplies(make: Callable[[], LinearMethod], dtype: torch.dtype) -> None:
+    layer, weight, _ = filled(make(), stacked(["embed"], [50], 32, lookup=True), dtype)
+    ids = torch.tensor([0, 49, 7, 7, 16])
+    found = layer.method.lookup(ids)
+    assert found.dtype == dtype
+    assert torch.equal(found.float(), weight[ids])
+
+
+def test_names_its_tensors_as_the_checkpoint_does() -> None:
+    layer = Linear(stacked(["a.gate", "a.up"], [6, 4], 2, bias=True), DenseLinear(), torch.float32, CPU)
+    assert {name: slot.shape for name, slot in layer.slots().items()} == {
+        "a.gate.weight": (6, 2),
+        "a.up.weight": (4, 2),
+        "a.gate.bias": (6,),
+        "a.up.bias": (4,),
+    }
+
+
+@pytest.mark.parametrize(("make", "dtype"), cases()[2:])
+def test_packing_keeps_no_second_copy(make: Callable[[], LinearMethod], dtype: torch.dtype) -> None:
+    layer, _, _ = filled(make(), stacked(["a"], [64], 64), dtype)
+    staged = layer.method._staged  # type: ignore[attr-defined]
+    assert staged.weight is None and staged.bias is None
+
+
+WIDE = stacked(["a"], [64], 64)
+TIED = stacked(["a"], [64], 64, lookup=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amx", "has_native", "shape", "expected"),
+    [
+        (torch.float32, False, True, WIDE, "dense"),
+        (torch.float16, False, True, WIDE, "dense"),
+        (BF16, False, True, WIDE, "native"),
+        (BF16, False, True, TIED, "native"),
+        (BF16, False, True, stacked(["a"], [64], 63), "dense"),
+        (BF16, False, False, WIDE, "mkldnn"),
+        (BF16, True, True, WIDE, "mkldnn"),
+        (BF16, True, True, TIED, "dense"),
+    ],
+)
+def test_the_selector_says_what_it_takes(
+    dtype: torch.dtype,
+    amx: bool,
+    has_native: bool,
+    shape: LinearShape,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(native, "load", lambda: object() if has_native else None)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    with caplog.at_level("INFO", "starling.layers"):
+        select = select_linear_method(dtype, CPU)
+    assert select(shape).name == expected
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("linear layers: ")
