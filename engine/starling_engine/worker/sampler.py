@@ -1,6 +1,6 @@
 """From logits to tokens: adjust, sample, and log probabilities for those who ask."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +8,9 @@ import torch
 
 from starling_engine.sampling.adjust import adjust
 from starling_engine.sampling.logprobs import logprob_rows
+from starling_engine.sampling.select import SampleOp
 from starling_engine.step import RowResult
 from starling_engine.worker.batch import InputBatch, Occupant
-
-SampleOp = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]
-"""(logits [R, vocab] fp32, temperature, top_k, top_p, min_p, seed, position: all [R]) -> tokens [R] int64."""
 
 
 class Sampler:
@@ -35,8 +31,15 @@ class Sampler:
             if occupant.adjusts and occupant.sampling is not None:
                 adjust(logits[r], occupant.sampling, batch.tokens[slot, : ends[r]], occupant.num_prompt, self._stop_ids(occupant))
         index = np.array(slots)
-        columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed)
-        chosen = self._op(logits, *(torch.from_numpy(column[index]) for column in columns), torch.from_numpy(ends))
+        chosen = self._op(
+            logits,
+            torch.from_numpy(batch.temperature[index]),
+            torch.from_numpy(batch.top_k[index]),
+            torch.from_numpy(batch.top_p[index]),
+            torch.from_numpy(batch.min_p[index]),
+            torch.from_numpy(batch.seed[index]),
+            torch.from_numpy(ends),
+        )
         batch.tokens[index, ends] = chosen.numpy()
         finite = torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
         rows = [RowResult(tokens=[token]) for token in chosen.tolist()]

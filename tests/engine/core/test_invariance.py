@@ -7,7 +7,7 @@ import pytest
 from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.outputs import RequestOutput
 
-from tests.engine.running import idle, running
+from tests.engine.running import KV_BYTES, idle, running
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 TIE = 1e-4
@@ -76,7 +76,7 @@ async def test_prefix_hits(alone: list[RequestOutput]) -> None:
 async def test_preempted(asynchronous: bool, alone: list[RequestOutput]) -> None:
     """A cache that holds the longest request, but not all of them at once."""
     async with running(async_scheduling=asynchronous, max_model_len=192) as engine:
-        block_bytes = 64 * 2**20 // engine.stats.kv_blocks
+        block_bytes = KV_BYTES // engine.stats.kv_blocks
     small = 14 * block_bytes + block_bytes // 2
     async with running(async_scheduling=asynchronous, max_model_len=192, kv_cache_memory_bytes=small, max_num_seqs=5) as engine:
         outputs = await asyncio.gather(*(together(engine) for _ in range(3)))
