@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from starling_engine.config import EngineArgs
-from starling_engine.errors import ConfigError, InvalidRequest
+from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from starling_engine.frontend import beam
 from starling_engine.frontend.async_engine import AsyncEngine
 from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
@@ -124,8 +124,9 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """One vector for each prompt."""
         parsed = parse_prompts(prompts)
-        params = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
-        calls = [partial(self.engine.embed, self._ids(prompt), pooling) for prompt, pooling in zip(parsed, params, strict=True)]
+        each = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        checked = self._check(parsed, each)
+        calls = [partial(self.engine.embed, ids, params) for ids, params in zip(checked, each, strict=True)]
         return self._run_all(calls, 1, use_tqdm)
 
     def beam_search(
@@ -135,6 +136,11 @@ class LLM:
         beam.validate(params, len(self.engine.model_config.eos_token_ids))
         step = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
         jobs = self._jobs(parse_prompts(prompts), step, 0)
+        longest = self.engine.config.scheduler.max_model_len
+        for job in jobs:
+            if len(job.ids) + params.max_tokens > longest:
+                counts = f"the prompt has {len(job.ids)} tokens and max_tokens is {params.max_tokens}"
+                raise PromptTooLong(f"{counts}, but at most {longest} are possible in all", "prompt")
         return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, use_tqdm)
 
     def reset_prefix_cache(self) -> None:

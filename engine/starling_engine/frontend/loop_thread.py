@@ -5,6 +5,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starling_engine.errors import EngineDead
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,13 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Waits for the result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled."""
+        """Waits for the result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled.
+
+        Raises EngineDead after `stop`.
+        """
+        if self._loop.is_closed():
+            coroutine.close()
+            raise EngineDead("the engine was shut down")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -30,7 +30,10 @@ def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
 def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """One conversation or a list of them."""
     single = [message for message in messages if isinstance(message, Mapping)]
-    return [single] if len(single) == len(messages) else [chat for chat in messages if not isinstance(chat, Mapping)]
+    several = [chat for chat in messages if not isinstance(chat, Mapping)]
+    if single and several:
+        raise InvalidRequest("must be one conversation or a list of conversations, not a mixture", "messages")
+    return several if several else [single]
 
 
 def one_each(values: T | Sequence[T], count: int, name: str) -> list[T]:
