@@ -1,0 +1,121 @@
+"""A live server: `starling serve` on the repository's own model, on a free port, as a user would start it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = "models/starling-pydoc"
+START_SECONDS = 90.0
+
+
+class LiveServer:
+    """A running `starling serve`. `errors` is what it wrote so far."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, api_key: str | None) -> None:
+        self.process = process
+        self.url = ""
+        self._log = log
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.http = httpx.Client(timeout=60.0, headers=headers)
+
+    @property
+    def errors(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_until_serving(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := re.search(r"serving .* at (http://\S+)/v1", self.errors)):
+            assert self.process.poll() is None, f"the server ended:\n{self.errors}"
+            assert time.monotonic() < deadline, f"the server did not start:\n{self.errors}"
+            time.sleep(0.05)
+        self.url = found[1]
+        self.http.base_url = httpx.URL(self.url)
+
+    def metric(self, name: str) -> float:
+        """The sum over all label sets of one metric."""
+        text = self.http.get("/metrics").text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}[{{ ]", line))
+
+    def is_idle(self) -> bool:
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "starling:kv_blocks_used")
+        return all(self.metric(name) == 0 for name in names)
+
+    def wait_until_idle(self, seconds: float = 15.0) -> None:
+        """The engine has no request and every block is free. Counters are at most a ping old, so one look back is not enough."""
+        deadline = time.monotonic() + seconds
+        idle = 0
+        while idle < 2:
+            idle = idle + 1 if self.is_idle() else 0
+            assert time.monotonic() < deadline, self.http.get("/metrics").text[:2000]
+            time.sleep(0.3 if idle else 0.1)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait_for_exit(self, seconds: float = 30.0) -> int:
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+StartServer = Callable[..., LiveServer]
+
+
+@contextlib.contextmanager
+def _servers(folder: Path) -> Iterator[StartServer]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, api_key: str | None = None, environment: dict[str, str] | None = None) -> LiveServer:
+            log = folder / f"server-{time.monotonic_ns()}.log"
+            command = [sys.executable, "-m", "starling_operator.cli", "serve", MODEL, "--port", "0", *flags]
+            with log.open("wb") as errors:
+                process = subprocess.Popen(
+                    command,
+                    cwd=REPOSITORY,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    env={**os.environ, "COLUMNS": "200", **(environment or {})},
+                )
+            server = LiveServer(process, log, api_key)
+            stack.callback(server.close)
+            server.wait_until_serving()
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One server for all tests that leave it as they found it."""
+    with _servers(tmp_path_factory.mktemp("server")) as start:
+        yield start("--served-model-name", "pydoc", "--served-model-name", "org/pydoc", "--kv-cache-memory-bytes", "256MiB")
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers with other flags; all are ended with the module."""
+    with _servers(tmp_path_factory.mktemp("servers")) as start:
+        yield start
+
+
+@pytest.fixture
+def http(server: LiveServer) -> httpx.Client:
+    return server.http

@@ -1,0 +1,329 @@
+"""Over a hundred ways to be wrong. Each gets an OpenAI-shaped error that names the field, and leaves the engine idle and whole."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+HELLO = [{"role": "user", "content": "Hello"}]
+BASES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 4},
+    COMPLETION: {"prompt": "Hello", "max_tokens": 4},
+    EMBEDDING: {"input": "Hello"},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1]},
+}
+TOO_LONG = "word " * 6000
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A body that differs from the route's good one in `fields`, or is `raw`; what comes back."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    param: str | None = None
+    path: str = COMPLETION
+    raw: bytes | None = None
+    status: int = 400
+    code: str | None = None
+    says: str = ""
+    method: str = "POST"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        # Python writes NaN and Infinity, which JSON has not but many clients send.
+        return json.dumps({**BASES.get(self.path, {}), **self.fields}).encode()
+
+
+def one(name: str, value: Any, **more: Any) -> Bad:
+    """One field of a completion has a bad value, and is named."""
+    return Bad({name: value}, param=more.pop("param", name), **more)
+
+
+def chat(name: str, value: Any, **more: Any) -> Bad:
+    return one(name, value, path=CHAT, **more)
+
+
+NAN, INF = float("nan"), float("inf")
+
+NUMBERS = [
+    one("temperature", -0.1),
+    one("temperature", NAN),
+    one("temperature", INF),
+    one("temperature", "0.5"),
+    one("temperature", True),
+    one("temperature", [1]),
+    one("temperature", 101),
+    one("temperature", 10**400),
+    one("top_p", 0),
+    one("top_p", 1.1),
+    one("top_p", -1),
+    one("top_p", NAN),
+    one("top_k", -2),
+    one("top_k", 1.5),
+    one("top_k", 2**31),
+    one("min_p", -0.5),
+    one("min_p", 2),
+    one("min_p", NAN),
+    one("presence_penalty", 2.5),
+    one("presence_penalty", -INF),
+    one("frequency_penalty", -2.5),
+    one("frequency_penalty", NAN),
+    one("repetition_penalty", 0),
+    one("repetition_penalty", -1),
+    one("repetition_penalty", INF),
+    one("seed", 2**63),
+    one("seed", -(2**63) - 1),
+    one("seed", 1.5),
+    one("seed", "one"),
+    one("n", 0),
+    one("n", -1),
+    one("n", 1_000_000),
+    one("n", 10**30),
+    one("n", "2"),
+    one("max_tokens", 0),
+    one("max_tokens", -5),
+    one("max_tokens", 1.5),
+    one("max_tokens", 2**31),
+    one("max_tokens", 4096),
+    one("max_completion_tokens", -1),
+    chat("max_tokens", 0),
+    chat("max_completion_tokens", 0),
+    chat("max_completion_tokens", 100_000, code="context_length_exceeded"),
+    one("min_tokens", -1),
+    one("min_tokens", 5),
+    one("logprobs", 21),
+    one("logprobs", -1),
+    one("logprobs", True),
+    one("prompt_logprobs", 21),
+    one("prompt_logprobs", -2),
+    chat("top_logprobs", 3, says="logprobs: true"),
+    Bad({"logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
+    chat("logprobs", 3),
+    one("priority", 1, says="scheduling-policy"),
+    one("priority", 2**40),
+]
+
+TEXTS_AND_LISTS = [
+    one("prompt", None),
+    one("prompt", ""),
+    one("prompt", []),
+    one("prompt", [""], param="prompt[0]"),
+    one("prompt", 5),
+    one("prompt", {"text": "x"}),
+    one("prompt", ["a", 1], param="prompt[1]"),
+    one("prompt", [1, "a"], param="prompt[1]"),
+    one("prompt", [1, 2.5], param="prompt[1]"),
+    one("prompt", [True, False], param="prompt[0]"),
+    one("prompt", [[1], []], param="prompt[1]"),
+    one("prompt", [[1], ["a"]], param="prompt[1][0]"),
+    one("prompt", [None], param="prompt[0]"),
+    one("prompt", [999_999], param="prompt[0]", says="vocabulary"),
+    one("prompt", [1, -1], param="prompt[1]"),
+    one("prompt", [10**30], param="prompt[0]"),
+    one("prompt", ["x"] * 3000, says="at most 2048"),
+    one("prompt", TOO_LONG, code="context_length_exceeded", says="4096"),
+    one("prompt", ["short", TOO_LONG], param="prompt[1]", code="context_length_exceeded"),
+    one("prompt", [7] * 5000, code="context_length_exceeded", says="5000"),
+    one("prompt", "x" * 20_000_000, code="context_length_exceeded", says="20000000 characters"),
+    Bad({"prompt": [7] * 4090, "max_tokens": 10}, "max_tokens", code="context_length_exceeded", says="4100"),
+    one("stop", ""),
+    one("stop", ["ok", ""]),
+    one("stop", 3),
+    one("stop", ["a", 3], param="stop[1]"),
+    one("stop", [f"stop{i}" for i in range(5000)], says="at most"),
+    one("stop_token_ids", [5000]),
+    one("stop_token_ids", [-1]),
+    one("stop_token_ids", ["a"], param="stop_token_ids[0]"),
+    one("stop_token_ids", 7),
+    one("logit_bias", {"99999": 1}),
+    one("logit_bias", {"-1": 1}),
+    one("logit_bias", {"cat": 1}),
+    one("logit_bias", {"1": 101}),
+    one("logit_bias", {"1": NAN}),
+    one("logit_bias", {"1": "much"}, param="logit_bias.1"),
+    one("logit_bias", [1, 2]),
+    one("logit_bias", {str(i): 1 for i in range(2000)}, says="at most"),
+    one("allowed_token_ids", []),
+    one("allowed_token_ids", [4096]),
+    Bad({"allowed_token_ids": [5], "banned_token_ids": [5]}, "banned_token_ids"),
+    one("banned_token_ids", [10**12]),
+    one("bad_words", ["antidisestablishmentarianism"], param="bad_words[0]", says="tokens"),
+    one("bad_words", [" "], param="bad_words[0]"),
+    one("bad_words", "no list"),
+    one("cache_salt", ""),
+    one("request_id", "two words"),
+    one("request_id", "x" * 200),
+    one("user", 5),
+    one("ignore_eos", "yes"),
+    one("stream", "yes"),
+    one("stream", 1),
+    Bad({"stream_options": {"include_usage": True}}, "stream_options"),
+    Bad({"stream": True, "stream_options": {"include_usege": True}}, "stream_options.include_usege"),
+    Bad({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    Bad({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    Bad({"stream": True, "temperature": -1}, "temperature"),
+    Bad({"stream": True, "prompt": [7] * 5000}, "prompt", code="context_length_exceeded"),
+]
+
+MESSAGES = [
+    chat("messages", None),
+    chat("messages", []),
+    chat("messages", "Hello"),
+    chat("messages", {}),
+    chat("messages", ["Hello"], param="messages[0]"),
+    chat("messages", [{}], param="messages[0].role"),
+    chat("messages", [{"role": "user"}], param="messages[0].content"),
+    chat("messages", [{"role": "wizard", "content": "x"}], param="messages[0].role"),
+    chat("messages", [{"role": "tool", "content": "x"}], param="messages[0].role", says="tools"),
+    chat("messages", [{"role": ["user"], "content": "x"}], param="messages[0].role"),
+    chat("messages", [*HELLO, {"role": "user", "content": None}], param="messages[1].content"),
+    chat("messages", [{"role": "user", "content": 5}], param="messages[0].content"),
+    chat("messages", [{"role": "user", "content": []}], param="messages[0].content"),
+    chat("messages", [{"role": "user", "content": ["x"]}], param="messages[0].content[0]"),
+    chat("messages", [{"role": "user", "content": [{"type": "text"}]}], param="messages[0].content[0].text"),
+    chat(
+        "messages",
+        [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]}],
+        param="messages[0].content[1].type",
+        says="images",
+    ),
+    chat("messages", [{"role": "user", "content": "x", "mood": "good"}], param="messages[0].mood"),
+    chat("messages", [{"role": "user", "content": "x", "name": 5}], param="messages[0].name"),
+    chat("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], param="messages[0].tool_calls"),
+    chat("messages", [{"role": "user", "content": TOO_LONG}], code="context_length_exceeded", says="4096"),
+    chat("add_generation_prompt", "no"),
+    chat("continue_final_message", True, says="add_generation_prompt"),
+    chat("chat_template", "{{ messages }}", says="trust-request-chat-template"),
+    chat("chat_template_kwargs", [1]),
+    chat("chat_template_kwargs", {"messages": []}, param="chat_template_kwargs.messages"),
+]
+
+NOT_YET = [
+    chat("tools", [{"type": "function", "function": {"name": "f"}}], says="not supported yet"),
+    chat("tool_choice", "auto", says="not supported yet"),
+    chat("functions", [], says="not supported yet"),
+    chat("parallel_tool_calls", True),
+    chat("response_format", {"type": "json_object"}, says="not structured output"),
+    one("response_format", {"type": "json_schema", "json_schema": {}}),
+    chat("structured_outputs", {"regex": "a"}),
+    one("guided_json", {}),
+    chat("modalities", ["text", "audio"]),
+    chat("audio", {"voice": "alloy"}),
+    chat("reasoning_effort", "high"),
+    chat("prediction", {"type": "content", "content": "x"}),
+    chat("web_search_options", {}),
+    chat("service_tier", "flex"),
+    chat("store", True),
+    one("best_of", 3),
+    one("best_of", True),
+    one("suffix", "end"),
+    one("use_beam_search", True),
+    one("length_penalty", 2.0),
+    one("truncate_prompt_tokens", 5),
+    one("logits_processors", ["x"]),
+    one("kv_transfer_params", {}),
+    one("prompt_embeds", "AAAA"),
+    one("temprature", 1.0, says="did you mean temperature"),
+    chat("max_token", 5, says="did you mean max_tokens"),
+    one("x" * 10_000, 1, param="x" * 200),
+    one("model", "gpt-9", status=404, code="model_not_found"),
+    chat("model", "", status=404, code="model_not_found"),
+    one("model", "PYDOC", path=EMBEDDING, status=404, code="model_not_found"),
+    one("model", 5),
+]
+
+OTHER_ROUTES = [
+    one("input", None, path=EMBEDDING),
+    one("input", "", path=EMBEDDING),
+    one("input", [], path=EMBEDDING),
+    one("input", [["a"]], path=EMBEDDING, param="input[0][0]"),
+    one("input", [4096], path=EMBEDDING, param="input[0]"),
+    one("input", [7] * 5000, path=EMBEDDING, code="context_length_exceeded"),
+    one("dimensions", 8, path=EMBEDDING),
+    one("encoding_format", "hex", path=EMBEDDING),
+    one("pooling", "max", path=EMBEDDING),
+    one("messages", HELLO, path=EMBEDDING),
+    one("prompt", None, path="/tokenize"),
+    one("messages", HELLO, path="/tokenize", param="prompt"),
+    one("tokens", [99_999], path="/detokenize", param="tokens[0]"),
+    one("tokens", "x", path="/detokenize"),
+    one("tokens", [1.5], path="/detokenize", param="tokens[0]"),
+    Bad(path="/detokenize", raw=b"{}", param="tokens", says="required"),
+    Bad(path=CHAT, raw=b'{"max_tokens": 3}', param="messages", says="required"),
+    Bad(path=EMBEDDING, raw=b"{}", param="input", says="required"),
+]
+
+BODIES_AND_PATHS = [
+    Bad(raw=b"", says="empty"),
+    Bad(raw=b"   ", says="empty"),
+    Bad(raw=b"{", says="JSON"),
+    Bad(raw=b"not json", says="JSON"),
+    Bad(raw=b"[]", says="object"),
+    Bad(raw=b"null", says="object"),
+    Bad(raw=b'"Hello"', says="object"),
+    Bad(raw=b'{"prompt": "Hello",}', says="JSON"),
+    Bad(raw=b'{"prompt": "\xff\xfe"}', says="JSON"),
+    Bad(raw=b'{"prompt": "\xc3"}', says="JSON"),
+    Bad(raw=b'{"prompt": "\\ud800"}', says="JSON"),
+    Bad(raw=b"\x00\x01\x02", says="JSON"),
+    Bad(raw=b"[" * 100_000, says="JSON"),
+    Bad(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", says="JSON"),
+    Bad(raw=b'{"n": ' + b"9" * 5000 + b', "prompt": "x"}', says="JSON"),
+    Bad(headers={"content-type": "text/plain"}, status=415, code="unsupported_media_type"),
+    Bad(headers={"content-type": "application/x-www-form-urlencoded"}, status=415),
+    Bad(raw=b"x" * (33 * 2**20), status=413, code="body_too_large"),
+    Bad(path="/v1/nothing", status=404, code="not_found"),
+    Bad(path="/", method="GET", status=404),
+    Bad(path="/v1/chat", status=404),
+    Bad(path="/v1/../etc/passwd", method="GET", status=404),
+    Bad(path="/v1/models/none", method="GET", status=404, param="model", code="model_not_found"),
+    Bad(path=CHAT, method="GET", status=405, code="method_not_allowed"),
+    Bad(path=COMPLETION, method="DELETE", status=405),
+    Bad(path="/v1/models", method="POST", status=405),
+    Bad(path="/health", method="POST", status=405),
+    Bad(path=CHAT, method="BREW", status=405),
+]
+
+ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *NOT_YET, *OTHER_ROUTES, *BODIES_AND_PATHS]
+
+
+def label(bad: Bad) -> str:
+    text = f"{bad.path}-{bad.raw[:20] if bad.raw is not None else bad.fields}"
+    return f"{ALL.index(bad)}-{text}"[:70]
+
+
+def test_the_table_is_long_enough():
+    assert len(ALL) >= 100
+
+
+@pytest.mark.parametrize("bad", ALL, ids=label)
+def test_bad_input_is_named(server, http, bad):
+    headers = {"content-type": "application/json", **bad.headers}
+    answer = http.request(bad.method, bad.path, content=bad.body() if bad.method == "POST" else None, headers=headers)
+    assert answer.status_code == bad.status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == bad.param, error
+    assert error["message"]
+    assert len(error["message"]) < 700, "no prompt comes back whole"
+    assert bad.says in error["message"]
+    if bad.code is not None:
+        assert error["code"] == bad.code
+    assert answer.headers["x-request-id"]
+    assert server.is_idle()
+
+
+def test_afterwards_the_engine_is_idle_and_answers(server, http):
+    server.wait_until_idle()
+    assert http.get("/health").status_code == 200
+    assert http.post(CHAT, json=BASES[CHAT]).status_code == 200
+
+
+def test_a_method_that_is_not_possible_names_those_that_are(http):
+    assert http.delete(CHAT).headers["allow"] == "POST"

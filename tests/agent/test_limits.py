@@ -1,0 +1,140 @@
+"""Keys, rates, sizes and origins: who gets in, and how much of it."""
+
+import concurrent.futures
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+COMPLETION = "/v1/completions"
+SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server, tmp_path_factory):
+    """A server with every limit on it."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text("# for the team\nfrom-file\n\nother-file\n")
+    return start_server(
+        "--api-key=first",
+        "--api-key=second",
+        f"--api-key-file={keys}",
+        "--allowed-origins=https://app.example",
+        "--rate-limit=40/2s",
+        "--max-body-bytes=20KiB",
+        "--max-num-seqs=2",
+        "--max-num-waiting=2",
+        "--kv-cache-memory-bytes=64MiB",
+        "--scheduling-policy=priority",
+        "--enable-log-requests",
+        environment={"STARLING_API_KEY": "from-environment,also-there"},
+        api_key="first",
+    )
+
+
+def as_user(server: Any, key: str | None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {"Authorization": ""}
+    return server.http.get("/v1/models", headers=headers)
+
+
+@pytest.mark.parametrize("key", ["first", "second", "from-file", "other-file", "from-environment", "also-there"])
+def test_each_key_opens(guarded, key):
+    assert as_user(guarded, key).status_code == 200
+
+
+@pytest.mark.parametrize("key", [None, "", "third", "firs", "first2", "# for the team", "FIRST", "schlüssel".encode().hex()])
+def test_nothing_else_does(guarded, key):
+    answer = as_user(guarded, key)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_other_schemes_do_not(guarded):
+    for value in ("Basic first", "first", "Bearer"):
+        assert guarded.http.get("/v1/models", headers={"Authorization": value}).status_code == 401
+
+
+def test_a_body_is_not_even_read_without_a_key(guarded):
+    answer = guarded.http.post(COMPLETION, content=b"x" * 10_000_000, headers={"Authorization": ""})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"])
+def test_probes_need_no_key(guarded, path):
+    assert guarded.http.get(path, headers={"Authorization": ""}).status_code == 200
+
+
+def test_a_body_over_the_limit(guarded):
+    too_large = b'{"prompt": "' + b"x" * 30_000 + b'"}'
+    headers = {"content-type": "application/json"}
+    whole = guarded.http.post(COMPLETION, content=too_large, headers=headers)
+    in_pieces = guarded.http.post(COMPLETION, content=iter([too_large[:15_000], too_large[15_000:]]), headers=headers)
+    for answer in (whole, in_pieces):
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
+
+
+def test_cors(guarded):
+    ask = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST", "Authorization": ""}
+    allowed = guarded.http.options(COMPLETION, headers={**ask, "Access-Control-Request-Headers": "authorization"})
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+    refused = guarded.http.options(COMPLETION, headers={**ask, "Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in refused.headers
+    error = guarded.http.get("/v1/models", headers={"Origin": "https://app.example", "Authorization": ""})
+    assert error.status_code == 401
+    assert error.headers["access-control-allow-origin"] == "https://app.example", "scripts must be able to read errors"
+
+
+def test_a_full_queue_is_told_with_a_time_to_come_back(guarded):
+    time.sleep(2.0)
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: guarded.http.post(COMPLETION, json=body), range(8)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert 1 <= len(refused) <= 4
+    assert {answer.status_code for answer in answers} == {200, 429}
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert int(answer.headers["retry-after"]) >= 1
+    guarded.wait_until_idle()
+
+
+def test_a_full_queue_refuses_a_stream_with_a_status(guarded):
+    time.sleep(2.0)
+    body = {"prompt": ["a"] * 8, "max_tokens": 200, "ignore_eos": True}
+    refused = guarded.http.post(COMPLETION, json=body)
+    assert refused.status_code == 429, "the request as a whole, with nothing left behind"
+    guarded.wait_until_idle()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        bodies = [{"prompt": "a", "max_tokens": 800, "ignore_eos": True, "stream": True}] * 8
+        answers = list(pool.map(lambda body: guarded.http.post(COMPLETION, json=body), bodies))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    guarded.wait_until_idle()
+
+
+def test_priority_is_taken_where_the_scheduler_has_it(guarded):
+    assert guarded.http.post(COMPLETION, json={**SHORT, "priority": -5}).status_code == 200
+
+
+def test_logs_are_lines_of_json_without_prompts(guarded):
+    guarded.http.post(COMPLETION, json={"prompt": "a secret", "max_tokens": 1}, headers={"X-Request-Id": "find-me"})
+    lines = [line for line in guarded.errors.splitlines() if "find-me" in line]
+    assert any('"event": "request"' in line and '"status": 200' in line for line in lines)
+    assert any('"event": "generation"' in line and '"prompt_tokens"' in line for line in lines)
+    assert "secret" not in guarded.errors
+
+
+def test_the_rate_limit_is_each_keys_own(guarded):
+    time.sleep(2.0)
+    answers = [as_user(guarded, "second") for _ in range(60)]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
+    assert int(refused[0].headers["retry-after"]) >= 1
+    assert as_user(guarded, "from-file").status_code == 200
+    assert guarded.http.get("/health").status_code == 200
+    time.sleep(2.0)
+    assert as_user(guarded, "second").status_code == 200
