@@ -17,7 +17,8 @@ TIE = 1e-4
 def prompts() -> list[list[int]]:
     rng = random.Random(7)
     shared = rng.choices(range(300, 3000), k=70)
-    return [shared[:length] + rng.choices(range(300, 3000), k=extra) for length, extra in ((70, 5), (70, 90), (33, 1), (0, 8), (64, 0))]
+    shapes = ((70, 5), (70, 90), (33, 1), (0, 8), (64, 0))
+    return [shared[:length] + rng.choices(range(300, 3000), k=extra) for length, extra in shapes]
 
 
 async def together(engine: AsyncEngine) -> list[RequestOutput]:

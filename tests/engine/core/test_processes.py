@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from starling_engine import AsyncEngine, PoolingParams, SamplingParams
@@ -81,30 +83,32 @@ async def test_closing_a_stream_frees_its_blocks() -> None:
         assert await idle(engine)
 
 
-async def test_a_core_ends_with_its_parent() -> None:
-    import subprocess
-    import sys
+PARENT = """
+import asyncio
+from starling_engine import AsyncEngine
+from tests.engine.running import engine_args
 
-    script = (
-        "import asyncio, sys\n"
-        "from starling_engine import AsyncEngine\n"
-        "from tests.engine.running import engine_args\n"
-        "async def main():\n"
-        "    engine = await AsyncEngine.start(engine_args())\n"
-        "    print(engine._processes[0].pid, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "asyncio.run(main())\n"
-    )
-    root = os.path.dirname(os.path.dirname(MODEL))
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root)
+async def main():
+    engine = await AsyncEngine.start(engine_args())
+    print(engine._processes[0].pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_core_ends_with_its_parent() -> None:
+    root = Path(MODEL).parents[1]
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=pipe, stderr=null, cwd=root)
     assert parent.stdout is not None
-    pid = int(await asyncio.to_thread(parent.stdout.readline))
+    core = Path("/proc") / (await parent.stdout.readline()).decode().strip()
+    assert core.exists()
     parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    await parent.communicate()
     for _ in range(50):
         await asyncio.sleep(0.1)
-        if not os.path.exists(f"/proc/{pid}"):
+        if not core.exists():
             return
     pytest.fail("the core outlived its parent")
 
@@ -153,4 +157,3 @@ async def test_embeddings_of_each_kind() -> None:
 async def test_what_cannot_start_says_why(args: dict[str, object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         await AsyncEngine.start(engine_args(**args))
-
