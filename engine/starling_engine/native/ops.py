@@ -197,7 +197,7 @@ def paged_attention(
     sequences, max_blocks = block_tables.shape
     assert _is_float(q) and q.dtype == kv.dtype
     assert q.is_contiguous() and kv.is_contiguous() and kv.shape[4] == dim
-    assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0
+    assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)

@@ -148,10 +148,11 @@ def sample(
 ) -> Tensor:
     """One token [S] int64 for each row of logits [S, V] fp32.
 
-    With temperature 0, the largest logit. Else from the softmax of logits / temperature, among the tokens that
-    all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
-    renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times as
-    likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise (`sampling.rng`).
+    With temperature 0, the largest logit. Else from the softmax of logits / temperature, among the tokens
+    that all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
+    renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times
+    as likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise
+    (`sampling.rng`).
     """
     greedy = temperature == 0
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]

@@ -21,46 +21,60 @@ struct Split {
   int64_t first, count;
 };
 
-struct Plan {
+bool is_single(const int32_t* query_start, int64_t sequence) {
+  return query_start[sequence + 1] - query_start[sequence] == 1;
+}
+
+template <typename T>
+class Plan {
+ public:
   std::vector<Task> tasks;
   std::vector<Split> splits;
   int64_t parts = 0;
+  int64_t heads_each = 1;  // KV heads that a single token's task has
 
-  template <typename T>
-  Plan(const Attention<T>& a, const int32_t* query_start, const int32_t* context_lens, int64_t sequences, int threads) {
+  Plan(const Attention<T>& attention, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
+       int threads)
+      : a(attention) {
     // Long chunks first, the single tokens then fill the gaps that are left at the end.
+    int64_t singles = 0;
     for (int64_t s = 0; s < sequences; ++s)
-      if (query_start[s + 1] - query_start[s] > 1)
-        add_chunk(a, s, query_start[s], query_start[s + 1] - query_start[s], context_lens[s]);
-    const int64_t singles =
-        std::count_if(query_start, query_start + sequences, [](const int32_t& q) { return (&q)[1] - q == 1; });
-    const int64_t wanted = kTasksPerThread * threads - static_cast<int64_t>(tasks.size());
-    const int64_t splits_each = threads > 1 && singles > 0 ? ceil_div(wanted, singles * a.kv_heads) : 1;
+      if (is_single(query_start, s))
+        ++singles;
+      else
+        add_chunk(s, query_start[s], query_start[s + 1] - query_start[s], context_lens[s]);
+    if (singles == 0) return;
+    // Tasks enough to go round, with as many heads each and as many keys each as that leaves.
+    const int64_t wanted = threads == 1 ? 1 : ceil_div(kTasksPerThread * threads, singles);
+    heads_each = direct() ? std::max<int64_t>(1, a.kv_heads / wanted) : 1;
+    const int64_t pieces = ceil_div(wanted, ceil_div(a.kv_heads, heads_each));
     for (int64_t s = 0; s < sequences; ++s)
-      if (query_start[s + 1] - query_start[s] == 1)
-        add_single(a, s, query_start[s], context_lens[s], std::max<int64_t>(1, splits_each));
+      if (is_single(query_start, s)) add_single(s, query_start[s], context_lens[s], pieces);
   }
 
+  bool direct() const { return a.group() <= kMaxDirectGroup; }
+
  private:
-  template <typename T>
-  void add_chunk(const Attention<T>& a, int64_t sequence, int64_t start, int64_t count, int64_t context) {
+  const Attention<T>& a;
+
+  void add_chunk(int64_t sequence, int64_t start, int64_t count, int64_t context) {
     const int64_t step = std::max<int64_t>(1, kMaxQueryRows / a.group());
     for (int64_t head = 0; head < a.kv_heads; ++head)
       for (int64_t tile = ceil_div(count, step) - 1; tile >= 0; --tile) {  // the last sees most keys: first
         const int64_t offset = tile * step, tokens = std::min(step, count - offset);
         const int64_t position = context - count + offset;
-        tasks.push_back({sequence, head, start + offset, tokens, position, a.first_key(position), position + tokens, -1});
+        tasks.push_back(
+            {sequence, head, 1, start + offset, tokens, position, a.first_key(position), position + tokens, -1});
       }
   }
 
-  template <typename T>
-  void add_single(const Attention<T>& a, int64_t sequence, int64_t token, int64_t context, int64_t splits_each) {
+  void add_single(int64_t sequence, int64_t token, int64_t context, int64_t pieces) {
     const int64_t begin = a.first_key(context - 1);
-    const int64_t step =
-        std::max(kMinSplitKeys, ceil_div(ceil_div(context - begin, splits_each), a.block_size) * a.block_size);
+    const int64_t step = std::max(kMinSplitKeys, ceil_div(ceil_div(context - begin, pieces), a.block_size) * a.block_size);
     const int64_t count = ceil_div(context - begin, step);
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      Task task{sequence, head, token, 1, context - 1, begin, context, -1};
+    for (int64_t head = 0; head < a.kv_heads; head += heads_each) {
+      const int64_t heads = std::min(heads_each, a.kv_heads - head);
+      Task task{sequence, head, heads, token, 1, context - 1, begin, context, -1};
       if (count == 1) {
         tasks.push_back(task);
         continue;
@@ -78,75 +92,78 @@ struct Plan {
 template <typename T>
 void write_out(const Attention<T>& a, const Task& task, const State& state) {
   const int64_t group = a.group();
-  for (int64_t r = 0; r < task.tokens * group; ++r) {
-    T* out = a.out + ((task.token + r / group) * a.heads + task.kv_head * group + r % group) * a.dim;
+  for (int64_t r = 0; r < task.rows(group); ++r) {
+    const int64_t token = task.token + r / group % task.tokens, kv_head = task.kv_head + r / group / task.tokens;
+    T* out = a.out + (token * a.heads + kv_head * group + r % group) * a.dim;
     const __m512 share = _mm512_set1_ps(1.0f / state.mass[r]);
     for (int64_t d = 0; d < a.dim; d += 16)
       store16(out + d, _mm512_mul_ps(_mm512_loadu_ps(state.sums + r * a.dim + d), share));
   }
 }
 
-// The unfinished sums of split tasks: for each part [group][dim], [group], [group].
+// The unfinished sums of split tasks.
 class Parts {
  public:
-  Parts(int64_t parts, int64_t group, int64_t dim) : group_(group), dim_(dim), data_(parts * size()) {}
+  Parts(int64_t parts, int64_t max_rows, int64_t dim) : max_rows_(max_rows), dim_(dim), data_(parts * size()) {}
 
-  State at(int64_t part) {
-    float* data = data_.data() + part * size();
-    return {data, data + group_ * dim_, data + group_ * (dim_ + 1)};
-  }
-
-  void keep(int64_t part, const State& state) {
+  void keep(int64_t part, const State& state, int64_t rows) {
     const State mine = at(part);
-    std::copy_n(state.sums, group_ * dim_, mine.sums);
-    std::copy_n(state.top, group_, mine.top);
-    std::copy_n(state.mass, group_, mine.mass);
+    std::copy_n(state.sums, rows * dim_, mine.sums);
+    std::copy_n(state.top, rows, mine.top);
+    std::copy_n(state.mass, rows, mine.mass);
   }
 
   // Folds all parts of a split into its first.
-  State combine(const Split& split) {
+  State combine(const Split& split, int64_t rows) {
     const State total = at(split.first);
     for (int64_t part = split.first + 1; part < split.first + split.count; ++part)
-      for (int64_t g = 0; g < group_; ++g) {
+      for (int64_t r = 0; r < rows; ++r) {
         const State other = at(part);
-        const float top = std::max(total.top[g], other.top[g]);
-        const float ours = exp2_one(total.top[g] - top), theirs = exp2_one(other.top[g] - top);
-        for (int64_t d = g * dim_; d < (g + 1) * dim_; ++d) total.sums[d] = total.sums[d] * ours + other.sums[d] * theirs;
-        total.mass[g] = total.mass[g] * ours + other.mass[g] * theirs;
-        total.top[g] = top;
+        const float top = std::max(total.top[r], other.top[r]);
+        const float ours = exp2_one(total.top[r] - top), theirs = exp2_one(other.top[r] - top);
+        for (int64_t d = r * dim_; d < (r + 1) * dim_; ++d) total.sums[d] = total.sums[d] * ours + other.sums[d] * theirs;
+        total.mass[r] = total.mass[r] * ours + other.mass[r] * theirs;
+        total.top[r] = top;
       }
     return total;
   }
 
  private:
-  int64_t size() const { return group_ * (dim_ + 2); }
+  State at(int64_t part) {
+    float* data = data_.data() + part * size();
+    return {data, data + max_rows_ * dim_, data + max_rows_ * (dim_ + 1)};
+  }
+  int64_t size() const { return max_rows_ * (dim_ + 2); }
 
-  int64_t group_, dim_;
+  int64_t max_rows_, dim_;
   std::vector<float> data_;
 };
 
 template <typename T>
 void attend(const Attention<T>& a, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
             int threads) {
-  const Plan plan(a, query_start, context_lens, sequences, threads);
+  const Plan<T> plan(a, query_start, context_lens, sequences, threads);
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), splits = static_cast<int64_t>(plan.splits.size());
-  Parts parts(plan.parts, a.group(), a.dim);
+  const int64_t group = a.group();
+  Parts parts(plan.parts, plan.heads_each * group, a.dim);
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads)
   {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       const Task& task = plan.tasks[i];
-      const bool direct = task.tokens == 1 && a.group() <= kMaxDirectGroup;
-      const State state = direct ? attend_one_token(a, task) : attend_tile(a, task);
+      const State state = task.tokens == 1 && plan.direct() ? attend_one_token(a, task) : attend_tile(a, task);
       if (task.part < 0)
         write_out(a, task, state);
       else
-        parts.keep(task.part, state);
+        parts.keep(task.part, state, task.rows(group));
     }
     if (splits > 0) {
 #pragma omp barrier
 #pragma omp for
-      for (int64_t i = 0; i < splits; ++i) write_out(a, plan.splits[i].task, parts.combine(plan.splits[i]));
+      for (int64_t i = 0; i < splits; ++i) {
+        const Task& task = plan.splits[i].task;
+        write_out(a, task, parts.combine(plan.splits[i], task.rows(group)));
+      }
     }
   }
 }

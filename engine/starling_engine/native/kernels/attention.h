@@ -1,6 +1,7 @@
 // Paged causal attention: the request as it comes from the caller, the task a thread works on, and what it yields.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "parallel.h"
@@ -32,32 +33,47 @@ struct Attention {
   }
 };
 
-// Some query tokens of one sequence, all the query heads of one KV head, and a range of its keys.
+// Some query tokens of one sequence, the query heads of some KV heads, and a range of the keys.
 struct Task {
-  int64_t sequence, kv_head;
-  int64_t token, tokens;  // rows of q
-  int64_t position;       // of the first of them in its sequence
+  int64_t sequence;
+  int64_t kv_head, kv_heads;  // the first, and how many
+  int64_t token, tokens;      // rows of q
+  int64_t position;           // of the first of them in its sequence
   int64_t key_begin, key_end;
   int64_t part;  // where to leave the unfinished sums when other tasks share these tokens; -1: alone
+
+  // Rows of the state: KV head by KV head, token by token, query head by query head.
+  int64_t rows(int64_t group) const { return kv_heads * tokens * group; }
 };
 
-// Online softmax over the keys seen so far. Row = token * group + head within the group.
+// Online softmax over the keys seen so far.
 struct State {
   float* sums;  // [rows][dim]: values weighted by exp2(score - top)
   float* top;   // [rows]: the largest score, in units of log2
   float* mass;  // [rows]: the weights' sum
+
+  static size_t bytes(int64_t rows, int64_t dim) {
+    return Scratch::padded<float>(rows * dim) + 2 * Scratch::padded<float>(rows);
+  }
+
+  // No key seen yet.
+  static State fresh(Scratch& scratch, int64_t rows, int64_t dim) {
+    State state{scratch.take<float>(rows * dim), scratch.take<float>(rows), scratch.take<float>(rows)};
+    std::fill_n(state.sums, rows * dim, 0.0f);
+    std::fill_n(state.top, rows, kLowest);
+    std::fill_n(state.mass, rows, 0.0f);
+    return state;
+  }
+
+  State from(int64_t row, int64_t dim) const { return {sums + row * dim, top + row, mass + row}; }
 };
 
-// Addresses of the keys [begin, end) of a sequence; the value of a key lies values_after elements on.
+// Where a key lies; its value lies values_after elements on. Rows of a block follow one another.
 template <typename T>
-inline void key_rows(const Attention<T>& a, const Task& task, int64_t begin, int64_t end, const T** rows) {
-  const int32_t* table = a.block_tables + task.sequence * a.max_blocks;
-  const int64_t head_size = a.block_size * a.dim;
-  int64_t block = begin / a.block_size, offset = begin % a.block_size;
-  for (int64_t key = begin; key < end; ++block, offset = 0) {
-    const T* row = a.kv + (table[block] * 2 * a.kv_heads + task.kv_head) * head_size + offset * a.dim;
-    for (; offset < a.block_size && key < end; ++offset, ++key, row += a.dim) *rows++ = row;
-  }
+inline const T* key_row(const Attention<T>& a, const Task& task, int64_t key) {
+  const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
+  const int64_t block = a.block_tables[task.sequence * a.max_blocks + at / size];
+  return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.dim;
 }
 
 template <typename T>

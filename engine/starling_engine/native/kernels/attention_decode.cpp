@@ -1,13 +1,20 @@
 // One query token: bound by the speed at which keys and values can be read, so they are used as they lie in the
-// cache, while the next ones are being fetched. (Blocks are scattered; the hardware cannot guess the next.)
+// cache, while the next ones are being fetched. (Blocks are scattered; the hardware cannot guess the next.) All the
+// KV heads of a block lie together, so a chunk of keys is worked off for every head before the next one's turn: that
+// reads memory in long runs, which is half as fast again as head after head.
+//
+// The unit is an octet: 8 keys whose rows follow one another, as block sizes are multiples of 8. It takes the first
+// keys of a windowed context down to a multiple of 8; their scores are masked off.
 #include <algorithm>
+#include <type_traits>
 
 #include "attention.h"
 
 namespace starling {
 namespace {
 
-constexpr int64_t kChunk = 64;  // keys whose scores are worked out before their values are read
+constexpr int64_t kChunk = 32;  // keys whose scores are worked out before their values are read
+constexpr int64_t kOctets = kChunk / 8;
 
 // Lane i of the result is the sum of the lanes of v[i].
 inline __m512 sum_each(__m512 (&v)[16]) {
@@ -26,52 +33,113 @@ inline __m512 sum_each(__m512 (&v)[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
 }
 
-// One 64-byte line of q times one of k, added to 16 partial sums. The mask keeps to the row's end.
-inline __m512 dot_line(__m512 sum, const bf16* q, const bf16* k, __mmask16 words) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi32(words, q),
-                          (__m512bh)_mm512_maskz_loadu_epi32(words, k));
+inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, bf16) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)q, (__m512bh)k);
 }
-inline __m512 dot_line(__m512 sum, const float* q, const float* k, __mmask16 words) {
-  return _mm512_fmadd_ps(_mm512_maskz_loadu_ps(words, q), _mm512_maskz_loadu_ps(words, k), sum);
+inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, float) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(q), _mm512_castsi512_ps(k), sum);
 }
 
-template <typename T>
-inline __m512 dot_16_keys(const T* q, const T* const* keys, int64_t dim) {
-  constexpr int64_t step = 64 / sizeof(T);
+inline void fetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
+
+// Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1): head by head, octet by
+// octet. Lines of `ahead`, `rows_ahead` rows of it, are fetched along the way: a few at a time, since a burst of
+// requests would only fill the queue to memory and stop.
+template <typename T, int HEADS>
+inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahead, int64_t rows_ahead) {
+  constexpr int OCTETS = 2 / HEADS;
   __m512 partial[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) partial[i] = _mm512_setzero_ps();
-  for (int64_t d = 0; d < dim; d += step) {
+  for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) {
     const __mmask16 words = first_lanes((dim - d) * sizeof(T) / 4);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) partial[i] = dot_line(partial[i], q + d, keys[i] + d, words);
+    for (int64_t i = 0; i < rows_ahead; ++i) fetch(ahead + i * dim + d);
+    __m512i query[HEADS];
+#pragma GCC unroll 2
+    for (int h = 0; h < HEADS; ++h) query[h] = _mm512_maskz_loadu_epi32(words, q + h * dim + d);
+#pragma GCC unroll 2
+    for (int o = 0; o < OCTETS; ++o)
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const __m512i key = _mm512_maskz_loadu_epi32(words, octets[o] + i * dim + d);
+#pragma GCC unroll 2
+        for (int h = 0; h < HEADS; ++h) {
+          __m512& sum = partial[(h * OCTETS + o) * 8 + i];
+          sum = dot_line(sum, query[h], key, T{});
+        }
+      }
   }
   return sum_each(partial);
 }
 
-inline void fetch(const void* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(row) + at, _MM_HINT_T0);
+// A run of keys of one sequence and head.
+template <typename T>
+struct Chunk {
+  const T* octets[kOctets + 1];  // one more, so that octets can be taken by twos
+  int64_t count = 0;
+
+  // The keys from `begin`, a multiple of 8, to the task's last or as many as fit; of the task's first head.
+  Chunk(const Attention<T>& a, const Task& task, int64_t begin)
+      : count(std::max<int64_t>(0, std::min(kChunk, task.key_end - begin))) {
+    int64_t i = 0;
+    for (; i * 8 < count; ++i) octets[i] = key_row(a, task, begin + i * 8);
+    octets[i] = i > 0 ? octets[i - 1] : nullptr;
+  }
+  Chunk() = default;
+
+  // The same keys, `elements` further: of another head.
+  Chunk moved(int64_t elements) const {
+    Chunk other = *this;
+    for (const T*& octet : other.octets) octet += elements;
+    return other;
+  }
+
+  int64_t octet_count() const { return (count + 7) / 8; }
+};
+
+// weights[head][key] = q[head] . key, for HEADS heads; the values' lines are fetched meanwhile, this pass's share.
+template <typename T, int HEADS>
+void score_chunk(const T* q, const Chunk<T>& chunk, int64_t dim, int64_t values_at, Span share, float* weights) {
+  for (int64_t o = 0; o < chunk.octet_count(); o += 2 / HEADS) {
+    const T* ahead = chunk.octets[o] + values_at + share.begin * dim;
+    const __m512 sums = dots<T, HEADS>(q, chunk.octets + o, dim, ahead, share.end - share.begin);
+    if (HEADS == 1) {
+      _mm512_storeu_ps(weights + o * 8, sums);
+      for (int64_t i = 0; i < 8 && o + 1 < chunk.octet_count(); ++i)
+        for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
+    } else {
+      _mm256_storeu_ps(weights + o * 8, _mm512_castps512_ps256(sums));
+      _mm256_storeu_ps(weights + kChunk + o * 8, _mm512_extractf32x8_ps(sums, 1));
+    }
+  }
 }
 
-// sums[head][0..16 * BLOCKS) += weight[head][key] * value[key], for HEADS heads.
+// sums[head][0..16 * BLOCKS) += weights[head][key] * value[key], for HEADS heads. Of the chunk to come, the keys that
+// are `pass` modulo `passes` are fetched.
 template <typename T, int HEADS, int BLOCKS>
-inline void add_values(const T* const* keys, int64_t values_at, int64_t count, const float* weights, float* sums,
-                       int64_t dim) {
+void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const float* weights, float* sums,
+                const Chunk<T>& next, int64_t pass, int64_t passes) {
   __m512 acc[HEADS][BLOCKS];
 #pragma GCC unroll 2
   for (int h = 0; h < HEADS; ++h)
 #pragma GCC unroll 8
     for (int j = 0; j < BLOCKS; ++j) acc[h][j] = _mm512_loadu_ps(sums + h * dim + j * 16);
-  for (int64_t key = 0; key < count; ++key) {
-    const T* value = keys[key] + values_at;
-    __m512 weight[HEADS];
+  for (int64_t o = 0; o * 8 < chunk.count; ++o) {
+    const T* value = chunk.octets[o] + values_at;
+    const int64_t keys = std::min<int64_t>(8, chunk.count - o * 8);
+    for (int64_t i = 0; i < keys; ++i, value += dim) {
+      const int64_t key = o * 8 + i;
+      if (key < next.count && key % passes == pass)
+        for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) fetch(next.octets[o] + i * dim + d);
+      __m512 weight[HEADS];
 #pragma GCC unroll 2
-    for (int h = 0; h < HEADS; ++h) weight[h] = _mm512_set1_ps(weights[h * kChunk + key]);
+      for (int h = 0; h < HEADS; ++h) weight[h] = _mm512_set1_ps(weights[h * kChunk + key]);
 #pragma GCC unroll 8
-    for (int j = 0; j < BLOCKS; ++j) {
-      const __m512 v = load16(value + j * 16);
+      for (int j = 0; j < BLOCKS; ++j) {
+        const __m512 v = load16(value + j * 16);
 #pragma GCC unroll 2
-      for (int h = 0; h < HEADS; ++h) acc[h][j] = _mm512_fmadd_ps(v, weight[h], acc[h][j]);
+        for (int h = 0; h < HEADS; ++h) acc[h][j] = _mm512_fmadd_ps(v, weight[h], acc[h][j]);
+      }
     }
   }
 #pragma GCC unroll 2
@@ -80,61 +148,83 @@ inline void add_values(const T* const* keys, int64_t values_at, int64_t count, c
     for (int j = 0; j < BLOCKS; ++j) _mm512_storeu_ps(sums + h * dim + j * 16, acc[h][j]);
 }
 
+// All columns of the sums, as many at a time as there are registers for.
 template <typename T, int HEADS>
-void add_all_blocks(const T* const* keys, int64_t values_at, int64_t count, const float* weights, float* sums,
-                    int64_t dim) {
-  int64_t d = 0;
-  for (; d + 128 <= dim; d += 128)
-    add_values<T, HEADS, 8>(keys, values_at + d, count, weights, sums + d, dim);
-  if (d + 64 <= dim) {
-    add_values<T, HEADS, 4>(keys, values_at + d, count, weights, sums + d, dim);
-    d += 64;
+void add_all_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const float* weights, float* sums,
+                    const Chunk<T>& next, int64_t pass, int64_t passes) {
+  for (int64_t d = 0; d < dim;) {
+    const auto add = [&](auto blocks) {
+      static const Chunk<T> none{};
+      add_values<T, HEADS, blocks>(chunk, dim, values_at + d, weights, sums + d, d == 0 ? next : none, pass, passes);
+      d += 16 * blocks;
+    };
+    if (d + 128 <= dim)
+      add(std::integral_constant<int, 8>());
+    else if (d + 64 <= dim)
+      add(std::integral_constant<int, 4>());
+    else
+      add(std::integral_constant<int, 1>());
   }
-  for (; d < dim; d += 16) add_values<T, HEADS, 1>(keys, values_at + d, count, weights, sums + d, dim);
 }
+
+// The query heads of one KV head, and their part of the state.
+template <typename T>
+struct Group {
+  const T* q;
+  State state;
+  int64_t size, dim;
+  float* weights;  // [size][kChunk]
+
+  // Two heads at a time: f(pass, first head, whether there is a second).
+  template <typename F>
+  void by_twos(F f) const {
+    for (int64_t pass = 0, g = 0; g < size; ++pass, g += 2) f(pass, g, g + 1 < size);
+  }
+
+  // Folds in a chunk, whose first `hidden` keys are not to be seen, and fetches the next.
+  void attend(const Scoring& score, const Chunk<T>& chunk, const Chunk<T>& next, int64_t values_at, int64_t hidden) {
+    const int64_t passes = (size + 1) / 2, padded = (chunk.count + 15) / 16 * 16;
+    by_twos([&](int64_t pass, int64_t g, bool two) {
+      const auto run = two ? score_chunk<T, 2> : score_chunk<T, 1>;
+      run(q + g * dim, chunk, dim, values_at, {8 * pass / passes, 8 * (pass + 1) / passes}, weights + g * kChunk);
+    });
+    for (int64_t g = 0; g < size; ++g) {
+      float* mine = weights + g * kChunk;
+      const float shrink =
+          fold_scores(score, mine, hidden, chunk.count, padded, mine, mine, state.top[g], state.mass[g]);
+      if (shrink != 1.0f) scale_row(state.sums + g * dim, dim, shrink);
+    }
+    by_twos([&](int64_t pass, int64_t g, bool two) {
+      const auto run = two ? add_all_values<T, 2> : add_all_values<T, 1>;
+      run(chunk, dim, values_at, weights + g * kChunk, state.sums + g * dim, next, pass, passes);
+    });
+  }
+};
 
 }  // namespace
 
 template <typename T>
 State attend_one_token(const Attention<T>& a, const Task& task) {
-  const int64_t group = a.group(), dim = a.dim, values_at = values_after(a), row_bytes = dim * sizeof(T);
+  const int64_t group = a.group(), dim = a.dim, head_size = a.block_size * dim;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(Scratch::padded<float>(group * dim) + 2 * Scratch::padded<float>(group) +
-                Scratch::padded<float>(group * kChunk));
-  State state{scratch.take<float>(group * dim), scratch.take<float>(group), scratch.take<float>(group)};
+  scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<float>(group * kChunk));
+  const State state = State::fresh(scratch, task.rows(group), dim);
   float* weights = scratch.take<float>(group * kChunk);
-  std::fill_n(state.sums, group * dim, 0.0f);
-  std::fill_n(state.top, group, kLowest);
-  std::fill_n(state.mass, group, 0.0f);
 
   const T* q = a.q + (task.token * a.heads + task.kv_head * group) * dim;
   const Scoring score(a.scale, a.soft_cap);
-  const T* rows[2][kChunk];
-  key_rows(a, task, task.key_begin, std::min(task.key_begin + kChunk, task.key_end), rows[0]);
-  int turn = 0;
-  for (int64_t begin = task.key_begin; begin < task.key_end; begin += kChunk, turn ^= 1) {
-    const int64_t count = std::min(kChunk, task.key_end - begin), padded = (count + 15) / 16 * 16;
-    const T** keys = rows[turn];
-    const T** next = rows[turn ^ 1];
-    const int64_t next_count = std::min(kChunk, task.key_end - begin - count);
-    key_rows(a, task, begin + count, begin + count + next_count, next);
-    for (int64_t i = count; i < padded; ++i) keys[i] = keys[count - 1];  // their scores are masked off
-
-    for (int64_t i = 0; i < padded; i += 16) {
-      for (int64_t j = i; j < i + 16 && j < count; ++j) fetch(keys[j] + values_at, row_bytes);
-      for (int64_t g = 0; g < group; ++g)
-        _mm512_storeu_ps(weights + g * kChunk + i, dot_16_keys(q + g * dim, keys + i, dim));
+  const int64_t start = task.key_begin / 8 * 8;
+  Chunk<T> first_head(a, task, start);
+  for (int64_t begin = start; begin < task.key_end; begin += kChunk) {
+    const Chunk<T> next_keys(a, task, begin + kChunk);
+    Chunk<T> chunk = first_head;
+    for (int64_t h = 0; h < task.kv_heads; ++h) {
+      const Chunk<T> next = h + 1 < task.kv_heads ? chunk.moved(head_size) : next_keys;
+      Group<T> heads{q + h * group * dim, state.from(h * group, dim), group, dim, weights};
+      heads.attend(score, chunk, next, a.kv_heads * head_size, std::max<int64_t>(0, task.key_begin - begin));
+      chunk = next;
     }
-    for (int64_t g = 0; g < group; ++g) {
-      float* mine = weights + g * kChunk;
-      const float shrink = fold_scores(score, mine, 0, count, padded, mine, mine, state.top[g], state.mass[g]);
-      if (shrink != 1.0f) scale_row(state.sums + g * dim, dim, shrink);
-    }
-    for (int64_t i = 0; i < next_count; ++i) fetch(next[i], row_bytes);
-    int64_t g = 0;
-    for (; g + 2 <= group; g += 2)
-      add_all_blocks<T, 2>(keys, values_at, count, weights + g * kChunk, state.sums + g * dim, dim);
-    if (g < group) add_all_blocks<T, 1>(keys, values_at, count, weights + g * kChunk, state.sums + g * dim, dim);
+    first_head = next_keys;
   }
   return state;
 }

@@ -83,24 +83,21 @@ State attend_tile(const Attention<T>& a, const Task& task) {
   constexpr int64_t kMaxKeys = 128;
   const int64_t tile_keys = dim <= 128 ? kMaxKeys : kMaxKeys / 2;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(Scratch::padded<float>(rows * dim) + 2 * Scratch::padded<float>(rows) + Scratch::padded<T>(rows * dim) +
-                2 * Scratch::padded<T>(tile_keys * dim) + 2 * Scratch::padded<float>(kTileRows * kMaxKeys));
-  State state{scratch.take<float>(rows * dim), scratch.take<float>(rows), scratch.take<float>(rows)};
+  scratch.reset(State::bytes(rows, dim) + Scratch::padded<T>(rows * dim) + 2 * Scratch::padded<T>(tile_keys * dim) +
+                Scratch::padded<float>(kTileRows * kMaxKeys) + Scratch::padded<T>(kTileRows * kMaxKeys));
+  const State state = State::fresh(scratch, rows, dim);
   T* queries = scratch.take<T>(rows * dim);
   KeyTile<T> tile{tile_keys, scratch.take<T>(tile_keys * dim), scratch.take<T>(tile_keys * dim)};
   float* scores = scratch.take<float>(kTileRows * kMaxKeys);
   T* weights = scratch.take<T>(kTileRows * kMaxKeys);
-  std::fill_n(state.sums, rows * dim, 0.0f);
-  std::fill_n(state.top, rows, kLowest);
-  std::fill_n(state.mass, rows, 0.0f);
   gather_queries(a, task, queries);
 
   const Scoring score(a.scale, a.soft_cap);
-  const T* key_row[kMaxKeys];
+  const T* rows_of_keys[kMaxKeys];
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += tile_keys) {
     const int64_t count = std::min(tile_keys, task.key_end - begin);
-    key_rows(a, task, begin, begin + count, key_row);
-    tile.pack(key_row, count, values_at, dim);
+    for (int64_t i = 0; i < count; ++i) rows_of_keys[i] = key_row(a, task, begin + i);
+    tile.pack(rows_of_keys, count, values_at, dim);
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t here = std::min<int64_t>(kTileRows, rows - row);
       // Keys of this tile that some of these rows see: causal at the top, windowed at the bottom.
