@@ -22,10 +22,10 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    repo, _, named_revision = name.partition("@")
+    repo, at, named_revision = name.partition("@")
     if named_revision and revision and named_revision != revision:
         raise ModelError(f"{name}: the name and the argument ask for two revisions, {named_revision} and {revision}")
-    if not REPO_ID.fullmatch(repo):
+    if not REPO_ID.fullmatch(repo) or (at and not named_revision):
         raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
     return _download(repo, named_revision or revision)
 
@@ -35,7 +35,6 @@ def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -51,5 +50,5 @@ def _download(repo: str, revision: str | None) -> Path:
         raise ModelError(f"{repo} has no revision {revision}") from error
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is no folder here, is not in the cache, and the hub cannot be reached: {error}") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelError(f"{repo} could not be downloaded: {error}") from error
+    except Exception as error:
+        raise ModelError(f"{repo} could not be downloaded: {type(error).__name__}: {error}") from error

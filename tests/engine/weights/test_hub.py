@@ -1,0 +1,113 @@
+"""From a model's name to its folder: local folders, and repositories from a hub over its real protocol."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starling_engine.errors import ModelError
+from starling_engine.weights.hub import resolve_model
+
+from tests.engine.weights.hub_server import COMMIT, HubServer, hub_server
+
+WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model"}
+UNWANTED = {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "README.md"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    folder = tmp_path / "repository"
+    for name in WANTED | UNWANTED:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"content of {name}")
+    with hub_server(folder) as server:
+        yield server
+
+
+def resolve(name: str, cache: Path, endpoint: str, revision: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """`resolve_model` in a process of its own, for huggingface_hub reads its environment when it is imported."""
+    code = (
+        "import sys\n"
+        "from starling_engine.errors import ModelError\n"
+        "from starling_engine.weights.hub import resolve_model\n"
+        "try: print(resolve_model(sys.argv[1], sys.argv[2] or None))\n"
+        "except ModelError as error: sys.exit(f'ModelError: {error}')\n"
+    )
+    settings = {
+        "HF_HOME": str(cache),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "*",
+        **env,
+    }
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, name, revision or ""],
+        env={**inherited, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(("name", "revision"), [("org/name", None), ("org/name@v1", None), ("org/name", "v1")])
+def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str | None, hub: HubServer, tmp_path: Path) -> None:
+    done = resolve(name, tmp_path / "cache", hub.url, revision)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.name == COMMIT
+    assert {path.name for path in folder.iterdir()} == WANTED == set(hub.downloads)
+    assert (folder / "config.json").read_text() == "content of config.json"
+
+
+def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
+    first = resolve("org/name", tmp_path / "cache", hub.url)
+    lookups, hub.downloads[:] = hub.lookups, []
+    offline = resolve("org/name", tmp_path / "cache", hub.url, HF_HUB_OFFLINE="1")
+    assert offline.stdout == first.stdout and offline.returncode == 0, offline.stderr
+    assert hub.lookups == lookups
+    again = resolve("org/name", tmp_path / "cache", hub.url)
+    assert again.stdout == first.stdout
+    assert hub.downloads == []
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "words"),
+    [
+        ("org/name@v9", {}, ["org/name", "no revision v9"]),
+        ("org/absent", {}, ["org/absent", "no such repository", "HF_TOKEN"]),
+        ("org/gated", {}, ["org/gated", "gated", "HF_TOKEN"]),
+        ("org/name", {"HF_HUB_OFFLINE": "1"}, ["org/name", "not in the cache", "HF_HUB_OFFLINE"]),
+        ("org/name", {"HF_ENDPOINT": "http://127.0.0.1:9"}, ["org/name", "cannot be reached"]),
+    ],
+)
+def test_says_why_a_model_is_not_to_be_had(
+    name: str, env: dict[str, str], words: list[str], hub: HubServer, tmp_path: Path
+) -> None:
+    done = resolve(name, tmp_path / "cache", hub.url, **env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ModelError: "), done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_local_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/name") == Path("org/name")
+    assert resolve_model(str(tmp_path / "org/name")) == tmp_path / "org/name"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./models/x", "a/b/c", "org/name@", "models/../x"])
+def test_a_name_that_is_neither_is_refused_without_asking_the_hub(name: str) -> None:
+    with pytest.raises(ModelError, match="neither a folder here nor"):
+        resolve_model(name)
+
+
+def test_two_revisions_are_refused() -> None:
+    with pytest.raises(ModelError, match="v1 and v2"):
+        resolve_model("org/name@v1", "v2")

@@ -1,0 +1,206 @@
+"""Loading checkpoints: every tensor at its place, and every way in which one can be wrong is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.errors import WeightError
+from starling_engine.layers.select import select_linear_method
+from starling_engine.models.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.weights.dummy import load_dummy
+from starling_engine.weights.loader import load_weights
+from starling_engine.weights.progress import loading_progress
+
+from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
+from tests.engine.paged import PagedDriver
+
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+EMBEDDING, HEAD, UP = "model.embed_tokens.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def empty_model(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return Decoder(load_model_config(folder), dtype, CPU, select_linear_method(dtype, CPU), TorchPagedAttention())
+
+
+def logits(model: Decoder, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return PagedDriver(model, dtype, block_size=8).run([(0, PROMPT)])[0]
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    model = empty_model(folder, dtype)
+    load_weights(model, folder)
+    return logits(model, dtype)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path, VARIANTS["qwen2"])
+    return tmp_path
+
+
+@pytest.fixture
+def rewrite(folder: Path) -> Callable[[Callable[[Tensors], object]], None]:
+    """Changes the tensors of the checkpoint's file."""
+
+    def apply(change: Callable[[Tensors], object]) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def test_shards_hold_the_same_as_one_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    sharded = tmp_path_factory.mktemp("sharded")
+    write_checkpoint(sharded, VARIANTS["qwen2"], max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    assert torch.equal(loaded(sharded), loaded(folder))
+
+
+def test_converts_to_the_dtype_that_is_asked_for(folder: Path, rewrite: Callable[..., None]) -> None:
+    whole = loaded(folder)
+    rewrite(lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
+    torch.testing.assert_close(loaded(folder), whole, atol=0.05, rtol=0)
+    torch.testing.assert_close(loaded(folder, torch.bfloat16), whole, atol=0.5, rtol=0)
+
+
+def test_progress_counts_every_byte(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_weights(empty_model(folder), folder, lambda done, total: seen.append((done, total)))
+    size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert {total for _, total in seen} == {size} and seen[-1][0] == size
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(UP), [UP, "is missing"]),
+        (lambda t: t.pop("model.layers.0.self_attn.k_proj.bias"), ["k_proj.bias", "is missing"]),
+        (lambda t: [t.pop(name) for name in list(t) if "mlp" in name], ["and 4 more is missing"]),
+        (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(2)}), ["layers.3", "not known"]),
+        (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(128)}), ["up_proj.bias", "not known"]),
+        (lambda t: t.update({UP: torch.zeros(64, 128)}), [UP, "[64, 128]", "[128, 64]", "wrong shape"]),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(1)}), ["model.norm.weight", "[1]", "[64]"]),
+        (lambda t: t.update({UP: torch.zeros(128, 64, dtype=torch.int8)}), [UP, "I8", "dtype"]),
+    ],
+)
+def test_a_wrong_tensor_is_named(
+    change: Callable[[Tensors], object], words: list[str], folder: Path, rewrite: Callable[..., None]
+) -> None:
+    rewrite(change)
+    with pytest.raises(WeightError) as caught:
+        loaded(folder)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_buffers_that_old_checkpoints_saved_are_ignored(folder: Path, rewrite: Callable[..., None]) -> None:
+    before = loaded(folder)
+    rewrite(lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    assert torch.equal(loaded(folder), before)
+
+
+def test_a_tied_tensor_may_be_there_twice_but_not_differ(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
+    file = tmp_path / "model.safetensors"
+    tensors, before = load_file(file), loaded(tmp_path)
+    save_file({**tensors, HEAD: tensors[EMBEDDING].clone()}, file)
+    assert torch.equal(loaded(tmp_path), before)
+    save_file({**tensors, HEAD: tensors[EMBEDDING] * 2}, file)
+    with pytest.raises(WeightError, match=r"lm_head\.weight differs .* tie_word_embeddings"):
+        loaded(tmp_path)
+
+
+def test_pickled_weights_are_not_opened(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(WeightError, match=r"only as PyTorch pickles .* convert them to safetensors"):
+        loaded(folder)
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightError, match=r"holds neither model\.safetensors nor"):
+        loaded(folder)
+
+
+def test_a_file_that_is_cut_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ('{"weight_map": {"a": "model-00001.safetensors"}}', r"names model-00001\.safetensors, which"),
+        ('{"weight_map": {"a": "../model-00001.safetensors"}}', r"names model-00001\.safetensors, which"),
+        ('{"weight_map": ["a"]}', "cannot be read"),
+        ("{", "cannot be read"),
+        ("{}", "weight_map"),
+    ],
+)
+def test_a_bad_index(index: str, words: str, folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightError, match=words):
+        loaded(folder)
+
+
+def test_dummy_weights_depend_on_the_seed_alone(folder: Path) -> None:
+    def dummy(seed: int) -> torch.Tensor:
+        model = empty_model(folder)
+        load_dummy(model, seed)
+        return logits(model)
+
+    assert torch.equal(dummy(1), dummy(1))
+    assert not torch.equal(dummy(1), dummy(2))
+
+
+def test_dummy_weights_give_varied_output(folder: Path) -> None:
+    """They stand in for a model in tests of speed, where one token repeated for ever would hide what sampling costs."""
+    edit_json(folder / "config.json", {"tie_word_embeddings": True})
+    model = empty_model(folder)
+    load_dummy(model, 0)
+    driver = PagedDriver(model, torch.float32, block_size=8)
+    first = int(driver.run([(0, PROMPT)])[0][-1].argmax())
+    assert len(set(driver.greedy(first, 40))) > 10
+
+
+def test_progress_is_a_line_now_and_then_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("starling_engine.weights.progress.SECONDS_BETWEEN_LINES", 0.0)
+    with caplog.at_level("INFO", "starling.weights"), loading_progress(show=True) as progress:
+        progress(512 << 20, 2 << 30)
+        progress(2 << 30, 2 << 30)
+    assert caplog.messages[0].startswith("loading weights: 512 MiB of 2.00 GiB")
+    assert caplog.messages[-1].startswith("loaded 2.00 GiB of weights in ")
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with loading_progress(show=True) as progress:
+        progress(512 << 20, 2 << 30)
+        progress(2 << 30, 2 << 30)
+    shown = capsys.readouterr().err
+    assert "Loading weights" in shown and "2.00G/2.00G" in shown
+
+
+def test_progress_can_be_silent(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), loading_progress(show=False) as progress:
+        progress(1, 1)
+    assert capsys.readouterr().err == "" and not caplog.messages
+
+
+def test_reads_an_index_with_its_metadata(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["llama2"], max_shard_size="100KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert "metadata" in index
+    assert loaded(tmp_path).isfinite().all()

@@ -1,0 +1,99 @@
+"""Loading holds at most the model and one shard, whatever the dtype and the packing; measured in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.dense import DenseLinear
+from starling_engine.models.config import load_model_config
+from starling_engine.models.decoder import Decoder
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "intermediate_size": 2048,
+    "vocab_size": 24000,
+    "max_position_embeddings": 64,
+    "dtype": "bfloat16",
+}
+SHARDS = 5
+SLACK = 24 << 20
+"""What the allocator keeps of the matrices that were staged, and the interpreter's noise."""
+
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.linear import Linear, stacked
+from starling_engine.layers.select import select_linear_method
+from starling_engine.models.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.weights.loader import load_weights
+
+def resident():
+    lines = (line.split() for line in open("/proc/self/status"))
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssFile:"))
+
+folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+torch.set_num_threads(2)
+device = torch.device("cpu")
+model = Decoder(load_model_config(folder), dtype, device, select_linear_method(dtype, device), TorchPagedAttention())
+# Threads and libraries that the first kernel brings are not the model's.
+shape = stacked(["warm"], [512], 512)
+warm = Linear(shape, select_linear_method(dtype, device)(shape), dtype, device)
+for slot in warm.slots().values():
+    slot.load(torch.ones(slot.shape))
+start = resident()
+peak, running = 0, True
+
+def watch():
+    global peak
+    while running:
+        peak = max(peak, resident())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+load_weights(model, folder)
+running = False
+thread.join()
+print(peak - start, resident() - start)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 110 MB of bf16 in five shards, cut in the order of names, as transformers cuts them."""
+    folder = tmp_path_factory.mktemp("large")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    config = load_model_config(folder)
+    device = torch.device("cpu")
+    slots = Decoder(config, torch.bfloat16, device, lambda _: DenseLinear(), TorchPagedAttention()).slots()
+    names = sorted(slots)
+    weight_map = {name: f"model-{at * SHARDS // len(names)}.safetensors" for at, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        tensors = {name: torch.ones(slots[name].shape).bfloat16() for name in names if weight_map[name] == file}
+        save_file(tensors, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("bfloat16", 2), ("float32", 4)])
+def test_peak_is_the_model_and_one_shard(dtype: str, element_bytes: int, folder: Path) -> None:
+    files = list(folder.glob("*.safetensors"))
+    model_bytes = sum(file.stat().st_size for file in files) // 2 * element_bytes
+    largest_shard = max(file.stat().st_size for file in files)
+    done = subprocess.run([sys.executable, "-c", MEASURE, folder, dtype], check=True, capture_output=True, text=True)
+    peak, kept = map(int, done.stdout.split())
+    print(f"{model_bytes=} {largest_shard=} {peak=} {kept=}")
+    assert model_bytes - SLACK < kept < model_bytes + SLACK
+    assert peak < model_bytes + largest_shard + SLACK
