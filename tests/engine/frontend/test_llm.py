@@ -209,7 +209,7 @@ def test_embeds(llm: LLM, reference: Any) -> None:
 
 
 @pytest.mark.parametrize(("width", "length_penalty"), [(1, 1.0), (2, 1.0), (4, 0.0), (4, 1.0), (5, 2.0), (3, -1.0)])
-@pytest.mark.parametrize("prompt", ["The list", "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"])
+@pytest.mark.parametrize("prompt", ["The list", "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHello!"])
 def test_beam_search_finds_what_transformers_finds(
     prompt: str, width: int, length_penalty: float, llm: LLM, reference: Any
 ) -> None:
