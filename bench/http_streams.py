@@ -50,21 +50,10 @@ def over_http(model: Path, threads: int) -> list[float]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "starling_operator.cli", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    options = [
-        "--served-model-name",
-        "m",
-        "--max-model-len",
-        "2048",
-        "--kv-cache-memory-bytes",
-        "4GiB",
-        "--no-enable-prefix-caching",
-    ]
-    server = subprocess.Popen(
-        [*command, *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )
+    options = ["--served-model-name", "m", "--max-model-len", "2048", "--kv-cache-memory-bytes", "4GiB"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([*command, *options, "--no-enable-prefix-caching"], env=environment, **quiet)
     try:
         _wait(f"http://127.0.0.1:{port}/ready")
         asyncio.run(all_streams(port, 99))

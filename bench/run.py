@@ -27,7 +27,7 @@ CACHE = Path(os.environ.get("STARLING_CACHE", Path.home() / ".cache" / "starling
 def offline(interpreter: Path | str, package: str, model: Path, threads: int) -> dict[str, float]:
     command = [str(interpreter), str(BENCH / "offline.py"), package, str(model), str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         sys.exit(f"{package} gave no figures:\n{done.stderr[-3000:]}")
@@ -67,8 +67,8 @@ def _memory_limit(model: Path, threads: int, figures: dict[str, float]) -> str:
     limit = speed / size
     reached = next(value for name, value in figures.items() if name.startswith("decode batch 1 "))
     return (
-        f"Memory reads at {speed / 1e9:.1f} GB/s; a token reads {size / 1e9:.2f} GB of weights, so batch 1 is bounded by {limit:.1f} "
-        f"tokens/s. Starling reaches {reached / limit:.0%} of that."
+        f"Memory reads at {speed / 1e9:.1f} GB/s; a token reads {size / 1e9:.2f} GB of weights, so batch 1 is bounded by "
+        f"{limit:.1f} tokens/s. Starling reaches {reached / limit:.0%} of that."
     )
 
 
