@@ -1,0 +1,35 @@
+"""Where API keys come from."""
+
+import pytest
+from starling_agent.server.keys import KEY_VARIABLE, api_keys
+from starling_engine.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+def test_no_keys_at_all():
+    assert api_keys((), None) == ()
+
+
+def test_all_sources_together(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("# comment\n  c  \n\nd\na\n")
+    monkeypatch.setenv(KEY_VARIABLE, "b, c ,")
+    assert api_keys(["a"], file) == ("a", "b", "c", "d")
+
+
+def test_an_empty_key_would_open_the_door():
+    with pytest.raises(ConfigError, match="empty"):
+        api_keys([""], None)
+
+
+def test_a_file_without_keys_would_too(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match="no key"):
+        api_keys((), file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        api_keys((), tmp_path / "absent")

@@ -1,0 +1,112 @@
+"""/metrics under the names that dashboards and autoscalers know, and the histogram behind them."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starling_agent.metrics.histogram import Histogram
+
+COMPLETION = "/v1/completions"
+
+NAMES = {
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:num_requests_running": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:cache_config_info": "gauge",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:request_success": "counter",
+    "vllm:num_preemptions": "counter",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+}
+
+
+def scrape(http):
+    return {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+
+
+def value(http, name, **labels):
+    families = scrape(http)
+    samples = [s for family in families.values() for s in family.samples if s.name == name]
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there_with_its_model(http, name):
+    family = scrape(http)[name]
+    assert family.type == NAMES[name]
+    assert all(sample.labels["model_name"] == "pydoc" for sample in family.samples)
+
+
+def test_the_cache_is_described(http):
+    (sample,) = scrape(http)["vllm:cache_config_info"].samples
+    assert sample.labels["block_size"] == "16"
+    assert int(sample.labels["num_gpu_blocks"]) > 100
+
+
+def test_a_request_is_counted(server, http):
+    names = ("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count")
+    before = [value(http, name) for name in names]
+    finished = value(http, "vllm:request_success_total", finished_reason="length")
+    generated = value(http, "vllm:generation_tokens_total")
+    body = {"prompt": "import os", "max_tokens": 9, "ignore_eos": True}
+    assert http.post(COMPLETION, json=body).status_code == 200
+    server.wait_until_idle()
+    assert [value(http, name) for name in names] == [before[0] + 1, before[1] + 8]
+    assert value(http, "vllm:request_success_total", finished_reason="length") == finished + 1
+    assert value(http, "vllm:generation_tokens_total") == generated + 9
+
+
+def test_the_prefix_cache_is_counted(server, http):
+    body = {"prompt": "The prefix cache keeps what prompts share. " * 8, "max_tokens": 1}
+    http.post(COMPLETION, json=body)
+    server.wait_until_idle()
+    before = value(http, "vllm:prefix_cache_hits_total")
+    http.post(COMPLETION, json=body)
+    server.wait_until_idle()
+    assert value(http, "vllm:prefix_cache_hits_total") > before
+
+
+def test_paths_do_not_become_labels(http):
+    http.get("/v1/no-such-path-as-this")
+    http.get("/v1/models/pydoc")
+    text = http.get("/metrics").text
+    assert "no-such-path" not in text
+    assert re.search(r'starling:http_responses_total\{route="/v1/models/\{model:path\}",status="200"\}', text)
+
+
+def test_health_ready_and_version(http):
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    assert re.match(r"\d+\.\d+", http.get("/version").json()["version"])
+
+
+def test_the_api_page_describes_the_requests(http):
+    assert "swagger" in http.get("/docs").text.lower()
+    schema = http.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/tokenize"} <= schema["paths"].keys()
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = body["$ref"].removeprefix("#/components/schemas/")
+    fields = schema["components"]["schemas"][name]["properties"]
+    assert {"messages", "temperature", "top_k", "stream_options", "cache_salt"} <= fields.keys()
+    for reference in re.findall(r'"\$ref": ?"([^"]+)"', http.get("/openapi.json").text):
+        assert reference.removeprefix("#/components/schemas/") in schema["components"]["schemas"]
+
+
+def samples(histogram):
+    return {s.labels.get("le"): s.value for s in histogram.family({}).samples if s.name.endswith("_bucket")}
+
+
+def test_a_histograms_buckets_are_cumulative_and_closed_above():
+    histogram = Histogram("h", "help", (1, 2, 4))
+    for seconds in (0.5, 1.0, 1.5, 4.0, 9.0):
+        histogram.observe(seconds)
+    histogram.observe(3.0, times=2)
+    assert samples(histogram) == {"1.0": 2, "2.0": 3, "4.0": 6, "+Inf": 7}
+    totals = {s.name: s.value for s in histogram.family({}).samples if s.name in ("h_sum", "h_count")}
+    assert totals == {"h_sum": 22.0, "h_count": 7}

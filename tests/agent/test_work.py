@@ -1,0 +1,77 @@
+"""Work that ends early: its client went, or the server must end."""
+
+import asyncio
+
+import pytest
+from starling_agent.openai.errors import ShuttingDown
+from starling_agent.openai.work import ClientGone, OpenWork
+
+
+class Client:
+    """Sends its disconnect when told to."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self):
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def forever(log):
+    try:
+        await asyncio.sleep(60)
+    finally:
+        log.append("cleaned up")
+
+
+async def test_work_gives_its_result():
+    async def four() -> int:
+        return 4
+
+    assert await OpenWork().run(Client().receive, four()) == 4
+
+
+async def test_work_gives_its_error():
+    async def fails() -> None:
+        raise ValueError("no")
+
+    work = OpenWork()
+    with pytest.raises(ValueError, match="no"):
+        await work.run(Client().receive, fails())
+    assert len(work) == 0
+
+
+async def test_a_client_that_goes_ends_its_work():
+    log, client, work = [], Client(), OpenWork()
+    running = asyncio.create_task(work.run(client.receive, forever(log)))
+    await asyncio.sleep(0)
+    assert len(work) == 1
+    client.gone.set()
+    with pytest.raises(ClientGone):
+        await running
+    assert log == ["cleaned up"]
+    assert len(work) == 0
+
+
+async def test_ending_all_work():
+    log, work = [], OpenWork()
+    running = [asyncio.create_task(work.run(Client().receive, forever(log))) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    work.end_all("closing")
+    for task in running:
+        with pytest.raises(ShuttingDown, match="closing"):
+            await task
+    assert log == ["cleaned up"] * 3
+    with pytest.raises(ShuttingDown):
+        await work.run(Client().receive, forever(log))
+
+
+async def test_a_handler_that_is_cancelled_ends_its_work():
+    log, work = [], OpenWork()
+    running = asyncio.create_task(work.run(Client().receive, forever(log)))
+    await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert log == ["cleaned up"]
