@@ -32,13 +32,18 @@ def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod
         return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
     if native.load() is not None:
         return NativeLinear, "bfloat16 and AVX-512"
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if _has_mkldnn():
         return MkldnnLinear, "no native kernels here"
     return DenseLinear, "neither native kernels nor oneDNN's bfloat16 work here"
 
 
 def _has_amx() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.cpu._is_amx_tile_supported()) and _has_mkldnn()
+
+
+def _has_mkldnn() -> bool:
+    """Builds of torch for other processors may lack oneDNN, and with it the question about bfloat16."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {

@@ -11,7 +11,6 @@ from starling_engine.layers.rope import build_cos_sin
 from starling_engine.models.blocks import BuildContext, DecoderLayer
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext
-from starling_engine.models.kv import kv_specs as kv_specs
 from starling_engine.models.registry import DEFINITIONS
 from starling_engine.weights.slot import Slot
 

@@ -18,18 +18,25 @@ def load_dummy(model: Loadable, seed: int) -> None:
     token whatever its attention does.
     """
     pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
+    scaled: dict[float, torch.Tensor] = {}
     for name, slot in model.slots().items():
-        slot.load(_values(name, slot, pool))
+        slot.load(_vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, pool, scaled))
 
 
-def _values(name: str, slot: Slot, pool: torch.Tensor) -> torch.Tensor:
-    if len(slot.shape) == 1:
-        return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)
+def _vector(name: str, slot: Slot) -> torch.Tensor:
+    return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)
+
+
+def _matrix(name: str, slot: Slot, pool: torch.Tensor, scaled: dict[float, torch.Tensor]) -> torch.Tensor:
+    """A view with overlapping rows. Few scales occur, so each is worked out once and kept in `scaled`."""
     rows, columns = slot.shape
+    scale = _scale(name, columns)
+    if scale not in scaled:
+        scaled[scale] = (pool * scale).bfloat16()
     spare = POOL - columns
     start = zlib.crc32(name.encode()) % (spare // 2)
     stride = max(1, (spare - start) // rows)
-    return (pool * _scale(name, columns)).as_strided((rows, columns), (stride, 1), start)
+    return scaled[scale].as_strided((rows, columns), (stride, 1), start)
 
 
 def _scale(name: str, columns: int) -> float:

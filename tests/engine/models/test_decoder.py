@@ -85,14 +85,20 @@ def test_sequences_in_one_step_do_not_disturb_each_other(name: str, backend: Att
             torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.85), (torch.float16, 0.97)], ids=str)
 @pytest.mark.parametrize("name", ["llama3.1", "qwen2", "qwen3-tied", "mistral-window"])
-def test_bfloat16_agrees_in_its_first_choice(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
-    reference = reference_of(name, torch.bfloat16)
-    driver = PagedDriver(build(reference, backend, torch.bfloat16), torch.bfloat16, block_size=16)
+def test_half_precision_agrees_in_its_first_choice(
+    name: str, dtype: torch.dtype, least: float, backend: AttentionBackend, reference_of: ReferenceOf
+) -> None:
+    """The reference in bf16 agrees with itself in fp32 at 0.95 to 0.99 of these positions."""
+    if dtype == torch.float16 and backend.name == "native":
+        pytest.skip("no native kernels for float16")
+    reference = reference_of(name, dtype)
+    driver = PagedDriver(build(reference, backend, dtype), dtype, block_size=16)
     (logits,) = driver.run([(0, reference.prompt + reference.tokens)])
     agreement = (logits.argmax(-1) == reference.logits.argmax(-1)).double().mean().item()
-    # The reference in bf16 agrees with itself in fp32 at 0.95 to 0.99 of these positions.
-    assert agreement >= 0.88
+    print(f"{name}: {agreement:.3f}")
+    assert agreement >= least
 
 
 def test_each_layer_ticks_once(backend: AttentionBackend, reference_of: ReferenceOf) -> None:
