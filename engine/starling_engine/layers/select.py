@@ -43,7 +43,8 @@ def _has_amx() -> bool:
 
 def _has_mkldnn() -> bool:
     """Builds of torch for other processors may lack oneDNN, and with it the question about bfloat16."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return built_in and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
