@@ -13,8 +13,15 @@
 namespace starling {
 namespace {
 
-constexpr int64_t kChunk = 32;  // keys whose scores are worked out before their values are read
-constexpr int64_t kOctets = kChunk / 8;
+// Keys whose scores are worked out before their values are read: 8 KB of them, which is as far ahead as it pays to
+// fetch (measured), though at least enough to fill a register with scores.
+constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kOctets = kMaxChunk / 8;
+
+template <typename T>
+int64_t chunk_keys(int64_t dim) {
+  return std::clamp<int64_t>(8192 / (dim * sizeof(T)) / 16 * 16, 16, kMaxChunk);
+}
 
 // Lane i of the result is the sum of the lanes of v[i].
 inline __m512 sum_each(__m512 (&v)[16]) {
@@ -43,17 +50,17 @@ inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, float) {
 inline void fetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
 
 // Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1): head by head, octet by
-// octet. Lines of `ahead`, `rows_ahead` rows of it, are fetched along the way: a few at a time, since a burst of
-// requests would only fill the queue to memory and stop.
+// octet. `rows_ahead` rows of `ahead` are fetched along the way: in order, which the hardware helps with, and a few
+// lines at a time, since requests in a burst find no room in the core's queue and are dropped.
 template <typename T, int HEADS>
 inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahead, int64_t rows_ahead) {
   constexpr int OCTETS = 2 / HEADS;
   __m512 partial[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) partial[i] = _mm512_setzero_ps();
-  for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) {
+  for (int64_t d = 0; d < dim; d += kLine<T>) {
     const __mmask16 words = first_lanes((dim - d) * sizeof(T) / 4);
-    for (int64_t i = 0; i < rows_ahead; ++i) fetch(ahead + i * dim + d);
+    for (int64_t i = 0; i < rows_ahead; ++i, ahead += kLine<T>) fetch(ahead);
     __m512i query[HEADS];
 #pragma GCC unroll 2
     for (int h = 0; h < HEADS; ++h) query[h] = _mm512_maskz_loadu_epi32(words, q + h * dim + d);
@@ -76,11 +83,11 @@ inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahe
 template <typename T>
 struct Chunk {
   const T* octets[kOctets + 1];  // one more, so that octets can be taken by twos
-  int64_t count = 0;
+  int64_t count = 0;  // at most chunk_keys
 
   // The keys from `begin`, a multiple of 8, to the task's last or as many as fit; of the task's first head.
   Chunk(const Attention<T>& a, const Task& task, int64_t begin)
-      : count(std::max<int64_t>(0, std::min(kChunk, task.key_end - begin))) {
+      : count(std::clamp<int64_t>(task.key_end - begin, 0, chunk_keys<T>(a.dim))) {
     int64_t i = 0;
     for (; i * 8 < count; ++i) octets[i] = key_row(a, task, begin + i * 8);
     octets[i] = i > 0 ? octets[i - 1] : nullptr;
@@ -106,10 +113,10 @@ void score_chunk(const T* q, const Chunk<T>& chunk, int64_t dim, int64_t values_
     if (HEADS == 1) {
       _mm512_storeu_ps(weights + o * 8, sums);
       for (int64_t i = 0; i < 8 && o + 1 < chunk.octet_count(); ++i)
-        for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
+        for (int64_t d = 0; d < dim; d += kLine<T>) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
     } else {
       _mm256_storeu_ps(weights + o * 8, _mm512_castps512_ps256(sums));
-      _mm256_storeu_ps(weights + kChunk + o * 8, _mm512_extractf32x8_ps(sums, 1));
+      _mm256_storeu_ps(weights + kMaxChunk + o * 8, _mm512_extractf32x8_ps(sums, 1));
     }
   }
 }
@@ -130,10 +137,10 @@ void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const flo
     for (int64_t i = 0; i < keys; ++i, value += dim) {
       const int64_t key = o * 8 + i;
       if (key < next.count && key % passes == pass)
-        for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) fetch(next.octets[o] + i * dim + d);
+        for (int64_t d = 0; d < dim; d += kLine<T>) fetch(next.octets[o] + i * dim + d);
       __m512 weight[HEADS];
 #pragma GCC unroll 2
-      for (int h = 0; h < HEADS; ++h) weight[h] = _mm512_set1_ps(weights[h * kChunk + key]);
+      for (int h = 0; h < HEADS; ++h) weight[h] = _mm512_set1_ps(weights[h * kMaxChunk + key]);
 #pragma GCC unroll 8
       for (int j = 0; j < BLOCKS; ++j) {
         const __m512 v = load16(value + j * 16);
@@ -173,7 +180,7 @@ struct Group {
   const T* q;
   State state;
   int64_t size, dim;
-  float* weights;  // [size][kChunk]
+  float* weights;  // [size][kMaxChunk]
 
   // Two heads at a time: f(pass, first head, whether there is a second).
   template <typename F>
@@ -186,17 +193,17 @@ struct Group {
     const int64_t passes = (size + 1) / 2, padded = (chunk.count + 15) / 16 * 16;
     by_twos([&](int64_t pass, int64_t g, bool two) {
       const auto run = two ? score_chunk<T, 2> : score_chunk<T, 1>;
-      run(q + g * dim, chunk, dim, values_at, {8 * pass / passes, 8 * (pass + 1) / passes}, weights + g * kChunk);
+      run(q + g * dim, chunk, dim, values_at, {8 * pass / passes, 8 * (pass + 1) / passes}, weights + g * kMaxChunk);
     });
     for (int64_t g = 0; g < size; ++g) {
-      float* mine = weights + g * kChunk;
+      float* mine = weights + g * kMaxChunk;
       const float shrink =
           fold_scores(score, mine, hidden, chunk.count, padded, mine, mine, state.top[g], state.mass[g]);
       if (shrink != 1.0f) scale_row(state.sums + g * dim, dim, shrink);
     }
     by_twos([&](int64_t pass, int64_t g, bool two) {
       const auto run = two ? add_all_values<T, 2> : add_all_values<T, 1>;
-      run(chunk, dim, values_at, weights + g * kChunk, state.sums + g * dim, next, pass, passes);
+      run(chunk, dim, values_at, weights + g * kMaxChunk, state.sums + g * dim, next, pass, passes);
     });
   }
 };
@@ -207,16 +214,16 @@ template <typename T>
 State attend_one_token(const Attention<T>& a, const Task& task) {
   const int64_t group = a.group(), dim = a.dim, head_size = a.block_size * dim;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<float>(group * kChunk));
+  scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<float>(group * kMaxChunk));
   const State state = State::fresh(scratch, task.rows(group), dim);
-  float* weights = scratch.take<float>(group * kChunk);
+  float* weights = scratch.take<float>(group * kMaxChunk);
 
   const T* q = a.q + (task.token * a.heads + task.kv_head * group) * dim;
   const Scoring score(a.scale, a.soft_cap);
-  const int64_t start = task.key_begin / 8 * 8;
+  const int64_t start = task.key_begin / 8 * 8, keys = chunk_keys<T>(dim);
   Chunk<T> first_head(a, task, start);
-  for (int64_t begin = start; begin < task.key_end; begin += kChunk) {
-    const Chunk<T> next_keys(a, task, begin + kChunk);
+  for (int64_t begin = start; begin < task.key_end; begin += keys) {
+    const Chunk<T> next_keys(a, task, begin + keys);
     Chunk<T> chunk = first_head;
     for (int64_t h = 0; h < task.kv_heads; ++h) {
       const Chunk<T> next = h + 1 < task.kv_heads ? chunk.moved(head_size) : next_keys;

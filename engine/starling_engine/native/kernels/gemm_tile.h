@@ -14,9 +14,7 @@ constexpr int kTileRows = 8;
 constexpr int kTileBlocks = 3;
 constexpr int kBlockCols = 16;
 
-// Elements of T in a line, and how many consecutive k those are of one column.
-template <typename T>
-constexpr int64_t kLine = 64 / sizeof(T);
+// How many consecutive k of one column a line has.
 template <typename T>
 constexpr int64_t kDepth = 4 / sizeof(T);
 

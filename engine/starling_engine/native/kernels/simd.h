@@ -18,6 +18,10 @@ struct bf16 {
   uint16_t bits;
 };
 
+// Elements of T in a cache line, which is also a register.
+template <typename T>
+constexpr int64_t kLine = 64 / sizeof(T);
+
 inline __mmask16 first_lanes(int64_t n) {
   return n >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1u << n) - 1);
 }
