@@ -57,9 +57,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     report = executor.ready(timeout=60)
     assert report is not None
     try:
-        yield EngineCore(
-            EngineConfig(scheduler=scheduler, worker=worker, block_size=8, vocab_size=VOCAB, progress_timeout=60), executor, report
-        )
+        yield EngineCore(config, executor, report)
     finally:
         executor.shutdown()
 
