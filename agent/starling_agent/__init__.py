@@ -1,0 +1,1 @@
+"""The node agent: hosts the engine and its OpenAI endpoint."""

@@ -27,7 +27,8 @@ async def answer_whole(
 
 async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: Shape) -> Response:
     """Waits for the first event only: until then the engine may still refuse, and that must be a status of its own."""
-    encoder = StreamEncoder(generation, shape, LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids))
+    logprobs = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
+    encoder = StreamEncoder(generation, shape, logprobs, endpoint.pace)
     chunks = encoder.chunks(endpoint.deltas(generation))
 
     async def first_chunk() -> bytes:

@@ -14,6 +14,7 @@ from starling_agent.metrics.exporter import EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.errors import ApiError
 from starling_agent.openai.generation import Generation, PromptDelta, merged
+from starling_agent.openai.pace import Pace
 from starling_agent.openai.prompts import PromptReader
 from starling_agent.openai.work import OpenWork
 from starling_agent.server.drain import Drain
@@ -32,6 +33,7 @@ class Endpoint:
         self.created = int(time.time())
         self.names = settings.served_model_names or (engine.config.worker.model_path,)
         self.work = OpenWork()
+        self.pace = Pace()
         self.metrics = RequestMetrics()
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len

@@ -8,14 +8,17 @@ from starling_engine.outputs import OutputDelta, StreamDelta
 from starling_agent.openai.chunks import CHAT, DONE, ChunkWriter, Shape
 from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
 from starling_agent.openai.logprobs import LogprobWriter
+from starling_agent.openai.pace import Pace
 from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, usage
 
 
 class StreamEncoder:
     """Turns deltas into the bytes of chunks. One delta gives one write, also when it has the text and the end."""
 
-    def __init__(self, generation: Generation, shape: Shape, logprobs: LogprobWriter) -> None:
+    def __init__(self, generation: Generation, shape: Shape, logprobs: LogprobWriter, pace: Pace) -> None:
         self._generation = generation
+        self._pace = pace
+        self._unfinished = generation.num_choices
         self._shape = shape
         self._logprobs = logprobs
         self._writer = ChunkWriter(
@@ -28,13 +31,19 @@ class StreamEncoder:
 
     async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
         """All events up to [DONE]; never an empty one."""
-        async with aclosing(deltas):
-            async for prompt, delta in deltas:
-                chunk = self._encode(prompt, delta)
-                if chunk:
-                    yield chunk
-        end = self._writer.usage(self._usage()) if self._generation.include_usage else b""
-        yield end + DONE
+        self._pace.streams += 1
+        try:
+            async with aclosing(deltas):
+                async for prompt, delta in deltas:
+                    chunk = self._encode(prompt, delta)
+                    if not self._unfinished:
+                        yield chunk + self._ending()
+                        return
+                    if chunk:
+                        yield chunk
+                        await self._pace.rest()
+        finally:
+            self._pace.streams -= 1
 
     def _encode(self, prompt: int, delta: StreamDelta) -> bytes:
         self._count.add(prompt, delta, self._generation.only_echo)
@@ -48,6 +57,7 @@ class StreamEncoder:
             if not self._generation.only_echo:
                 self._text(index, output, parts)
             if output.finish_reason is not None:
+                self._unfinished -= 1
                 parts.append(self._writer.finish(index, output.finish_reason, output.stop_reason, self._usage_so_far()))
         return b"".join(parts)
 
@@ -94,6 +104,9 @@ class StreamEncoder:
         table = self._logprobs.completion(output.token_ids, output.logprobs, top, offset)
         self._offsets[index] = _end_of(table, offset)
         return table
+
+    def _ending(self) -> bytes:
+        return (self._writer.usage(self._usage()) if self._generation.include_usage else b"") + DONE
 
     def _usage(self) -> Usage:
         return usage(self._count.prompt, self._count.completion, self._count.cached)
