@@ -27,7 +27,7 @@ void run_tile(const GemmTile<T>& t) {
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
     for (int j = 0; j < AHEAD; ++j)
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + j * t.b_stride), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + j * t.b_stride), _MM_HINT_T0);
     __m512i line[BLOCKS];
 #pragma GCC unroll 3
     for (int j = 0; j < BLOCKS; ++j) line[j] = _mm512_loadu_si512(b + j * t.b_stride);
@@ -50,13 +50,13 @@ void run_tile(const GemmTile<T>& t) {
 template <typename T>
 using Run = void (*)(const GemmTile<T>&);
 template <typename T>
-using ByBlocksAndAhead = std::array<std::array<Run<T>, 3>, kTileBlocks>;
+using ByBlocksAndAhead = std::array<std::array<Run<T>, kTileBlocks + 1>, kTileBlocks>;
 
 template <typename T, int ROWS>
 constexpr ByBlocksAndAhead<T> with_rows() {
-  return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>, run_tile<T, ROWS, 1, 1>},
+  return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>},
            {run_tile<T, ROWS, 2, 0>, run_tile<T, ROWS, 2, 1>, run_tile<T, ROWS, 2, 2>},
-           {run_tile<T, ROWS, 3, 0>, run_tile<T, ROWS, 3, 1>, run_tile<T, ROWS, 3, 3>}}};
+           {run_tile<T, ROWS, 3, 0>, run_tile<T, ROWS, 3, 1>, run_tile<T, ROWS, 3, 2>, run_tile<T, ROWS, 3, 3>}}};
 }
 
 template <typename T>
@@ -68,7 +68,7 @@ constexpr std::array<ByBlocksAndAhead<T>, kTileRows> kRun = {
 
 template <typename T>
 void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead) {
-  kRun<T>[rows - 1][blocks - 1][blocks_ahead < 2 ? blocks_ahead : 2](tile);
+  kRun<T>[rows - 1][blocks - 1][blocks_ahead](tile);
 }
 
 template void gemm_tile(const GemmTile<bf16>&, int, int, int);

@@ -31,7 +31,7 @@ struct GemmTile {
   const T* prefetch;  // what to ask memory for along the way, laid out as b
 };
 
-// blocks_ahead: how many blocks of `prefetch` to fetch: none, one, or as many as the tile has.
+// blocks_ahead: how many blocks of `prefetch` to fetch, at most as many as the tile has.
 template <typename T>
 void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead);
 

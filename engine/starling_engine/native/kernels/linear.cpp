@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kPanelBytes = 384 * 1024;
 constexpr int64_t kMaxKPairs = 2048;
 constexpr int64_t kMaxRows = 512;
+// With so few rows the lines are used as fast as they come, and the hardware's own prefetching does better.
+constexpr int64_t kHardwareRows = 2;
 
 template <typename Out>
 struct Linear {
@@ -54,30 +56,26 @@ struct Linear {
         const bool last = chunk + 1 == k_chunks;
         // What follows this chunk of this panel: the next chunk, or the next panel's first.
         const ptrdiff_t next = last ? panel_blocks * block_size - k0 * 32 : k_step * 32;
-        const bool has_next = !last || panel + panel_blocks < blocks.end;
+        const bool fetch = m > kHardwareRows && (!last || panel + panel_blocks < blocks.end);
         for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
           const int rows_here = static_cast<int>(std::min(row_step, m - row));
           for (int64_t block = panel; block < panel_end; block += kTileBlocks) {
             const int blocks_here = static_cast<int>(std::min<int64_t>(kTileBlocks, panel_end - block));
             const bf16* b = packed + block * block_size + k0 * 32;
-            const int ahead = has_next ? blocks_ahead(r, row_tiles, blocks_here) : 0;
+            // The row tiles share in fetching the next panel, a block or so each.
+            const int64_t ahead = fetch ? blocks_here * r / row_tiles : 0;
+            const int64_t ahead_end = fetch ? blocks_here * (r + 1) / row_tiles : 0;
             const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
             float* c = chunked ? panel_sums.data() + row * width + (block - panel) * kBlockCols : tile_sums;
             const ptrdiff_t c_stride = chunked ? width : kTileBlocks * kBlockCols;
             gemm_tile<bf16>({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
-                       b + next + (ahead == 1 ? r * block_size : 0)},
-                      rows_here, blocks_here, ahead);
+                       b + next + ahead * block_size},
+                      rows_here, blocks_here, static_cast<int>(ahead_end - ahead));
             if (last) finish(c, c_stride, row0 + row, rows_here, col, cols);
           }
         }
       }
     }
-  }
-
-  // The next panel is fetched by the first row tiles, one block each; by the first alone when there are too few.
-  static int blocks_ahead(int64_t row_tile, int64_t row_tiles, int blocks) {
-    if (row_tiles < blocks) return row_tile == 0 ? blocks : 0;
-    return row_tile < blocks ? 1 : 0;
   }
 
   void run(int threads) const {
