@@ -15,7 +15,12 @@ from pathlib import Path
 import httpx
 
 QUESTION = "What does os.path.join do?"
-METRICS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_sum", "vllm:kv_cache_usage")
+METRICS = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:time_to_first_token_seconds_sum",
+    "vllm:kv_cache_usage",
+)
 READY_SECONDS = 180
 
 
@@ -25,7 +30,8 @@ def main() -> int:
     url = f"http://127.0.0.1:{port}"
     command = [str(Path(sys.executable).with_name("starling")), "serve", model, "--host", "127.0.0.1", "--port", str(port)]
     print("$", " ".join(["starling", *command[1:]]), flush=True)
-    server = subprocess.Popen([*command, "--kv-cache-memory-bytes", "256MiB", "--max-num-seqs", "32"])
+    quiet = ["--log-level", "warning", "--accept-seconds", "0"]
+    server = subprocess.Popen([*command, *quiet, "--kv-cache-memory-bytes", "256MiB", "--max-num-seqs", "32"])
     try:
         wait_until_ready(server, url)
         chat(url)

@@ -1,6 +1,6 @@
 """Starts an engine core process and keeps hold of it. Imports no torch."""
 
-import collections
+import logging
 import shutil
 import signal
 import subprocess
@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 
 from starling_engine.config import EngineConfig
+from starling_engine.core.log_lines import EXIT_LOGGER, parse_line
 from starling_engine.errors import ConfigError, EngineDead, ModelError, StarlingError, UnsupportedModel, WeightError
-
-KEPT_LINES = 40
 
 
 class CoreHandle:
-    """A running core process. Its messages go on to this process's standard error, and the last of them are kept for reports."""
+    """A running core process. What it logs is logged here, by the same loggers, and the last line is kept for reports."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
@@ -28,7 +27,8 @@ class CoreHandle:
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self._cause: str | None = None
+        self._last_line = "it left no message"
         assert self._process.stdin is not None
         # Left open: the core ends itself when this process, and with it the pipe, is gone.
         self._process.stdin.write(msgspec.json.encode(config) + b"\n")
@@ -48,11 +48,7 @@ class CoreHandle:
         if code < 0:
             return f"it was ended by {signal.Signals(-code).name}"
         self._relay.join(timeout=1)
-        own = [line for line in self._lines if line.startswith("starling: ")]
-        if own:
-            return own[-1].removeprefix("starling: ")
-        last = self._lines[-1] if self._lines else "it left no message"
-        return f"exit status {code}: {last}"
+        return self._cause or f"exit status {code}: {self._last_line}"
 
     def error(self) -> StarlingError:
         """The error that ended the loading: ConfigError and ModelError as the core raised them, else EngineDead."""
@@ -80,7 +76,9 @@ class CoreHandle:
     def _relay_messages(self) -> None:
         assert self._process.stderr is not None
         for raw in self._process.stderr:
-            line = raw.decode(errors="replace")
-            self._lines.append(line.rstrip())
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            line = parse_line(raw)
+            self._last_line = line.message
+            if line.logger == EXIT_LOGGER:
+                self._cause = line.message
+            else:
+                logging.getLogger(line.logger).log(logging.getLevelNamesMapping()[line.level], "%s", line.message)

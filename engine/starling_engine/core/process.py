@@ -15,6 +15,7 @@ import zmq
 
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.log_lines import EXIT_LOGGER, LogLineFormatter
 from starling_engine.core.messages import (
     Abort,
     Add,
@@ -71,7 +72,7 @@ class CoreProcess:
                 self._receive(LOADING_POLL_MS)
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
-                    logger.info("ready; memory:\n%s", report.ledger)
+                    logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
                 self._receive(0 if self.core.has_work else IDLE_POLL_MS)
@@ -173,13 +174,15 @@ def _exit_with_parent() -> None:
 
 def main() -> None:
     """`python -m starling_engine.core ADDRESS`, with the EngineConfig as one line of JSON on standard input."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     executor = ThreadExecutor(config.worker, config.scheduler.eos_token_ids)
     try:
         CoreProcess(config, sys.argv[1], executor).run()
     except StarlingError as error:
-        print(f"starling: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)
     os._exit(0)

@@ -1,0 +1,27 @@
+"""How a core's log reaches its parent: one JSON object a line on standard error, so that the parent's own logging shapes it."""
+
+import logging
+
+import msgspec
+
+EXIT_LOGGER = "starling.exit"
+"""Its message says why the core ended."""
+
+
+class LogLine(msgspec.Struct):
+    level: str
+    logger: str
+    message: str
+
+
+class LogLineFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return msgspec.json.encode(LogLine(record.levelname, record.name, super().format(record))).decode()
+
+
+def parse_line(raw: bytes) -> LogLine:
+    """What is no such line (a library's own message, a crash report) is taken as a warning."""
+    try:
+        return msgspec.json.decode(raw, type=LogLine)
+    except msgspec.DecodeError:
+        return LogLine("WARNING", "starling.core", raw.decode(errors="replace").rstrip())
