@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	else \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
 	fi
+	@$(BIN)/python -m starling_engine.native
 	@touch $@
 
 demo: setup ## serve the repository's model on this machine and chat with it
