@@ -28,9 +28,7 @@ class ParallelLayout:
         """Raises IndexError for a rank outside the layout."""
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} is not in a layout of {self.world_size} ranks")
-        return Coordinates(
-            dp=rank // (self.pipeline * self.tensor), pp=rank // self.tensor % self.pipeline, tp=rank % self.tensor
-        )
+        return Coordinates(dp=rank // (self.pipeline * self.tensor), pp=rank // self.tensor % self.pipeline, tp=rank % self.tensor)
 
 
 @dataclass(frozen=True, slots=True)

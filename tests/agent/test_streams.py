@@ -127,15 +127,16 @@ def test_many_clients_leave_at_once(server):
 def test_a_slow_reader_holds_nobody_up(server):
     """It reads nothing while its request runs to the end; all of it is there when it reads at last.
 
-    Twenty candidates for each token make megabytes: more than sockets hold.
+    The echoed prompt with twenty candidates for each token makes megabytes: more than sockets hold.
     """
-    body = {**LONG, "max_tokens": 300, "n": 4, "stream": True, "logprobs": 20}
-    with contextlib.closing(_raw_post(server, COMPLETION, body, receive_buffer=2048)) as client:
-        _wait_for(lambda: server.metric("vllm:num_requests_running") == 4)
+    body = {"prompt": "list of " * 600, "echo": True, "logprobs": 20, "n": 4, "max_tokens": 40, "ignore_eos": True}
+    with contextlib.closing(_raw_post(server, COMPLETION, {**body, "stream": True}, receive_buffer=2048)) as client:
+        assert client.recv(10)
         quick = server.http.post(COMPLETION, json={"prompt": "b", "max_tokens": 8, "ignore_eos": True})
         assert quick.json()["usage"]["completion_tokens"] == 8
         server.wait_until_idle(seconds=60)
         text = _read_all(client)
+    assert len(text) > 4_000_000
     assert text.count(b'"finish_reason":"length"') == 4
     assert b"data: [DONE]" in text
 
@@ -173,12 +174,11 @@ def _raw_post(server: Any, path: str, body: dict[str, Any], receive_buffer: int 
 
 def _read_all(client: socket.socket) -> bytes:
     """Until the last chunk of the chunked answer."""
-    text = b""
-    while not text.endswith(b"0\r\n\r\n"):
-        data = client.recv(65536)
-        assert data, "the answer was cut"
-        text += data
-    return text
+    pieces = [b""]
+    while not pieces[-1].endswith(b"0\r\n\r\n"):
+        pieces.append(client.recv(65536))
+        assert pieces[-1], "the answer was cut"
+    return b"".join(pieces)
 
 
 def _wait_for(condition: Any, seconds: float = 20.0) -> None:

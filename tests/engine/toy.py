@@ -5,9 +5,8 @@ query would read. It mirrors plans with the real InputBatch, so a wrong block ta
 import zlib
 
 import numpy as np
-
 from starling_engine.config import SchedulerConfig
-from starling_engine.core.messages import Delta
+from starling_engine.delta import Delta
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starling_engine.core.messages import Stats
+from starling_engine.delta import Stats
 
 from starling_agent.metrics.requests import RequestMetrics
 

@@ -9,7 +9,8 @@ import zmq
 import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Abort, Add, Delta, Deltas, FromCore, FromFrontend, Hello, Loading, Ping, Pong, Stats
+from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Ping, Pong
+from starling_engine.delta import Delta, Stats
 from starling_engine.errors import EngineDead
 
 PING_SECONDS = 0.5

@@ -1,12 +1,13 @@
 """The engine core: one scheduler and its executor, stepped by whoever owns it."""
 
 from starling_engine.config import EngineConfig
-from starling_engine.core.messages import Delta
-from starling_engine.executor.base import Executor, WorkerReport
+from starling_engine.delta import Delta
+from starling_engine.executor.base import Executor
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.worker.report import WorkerReport
 
 COLLECT_SECONDS = 0.2
 """How long a step may keep the core from answering pings."""

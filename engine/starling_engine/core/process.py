@@ -16,20 +16,8 @@ import zmq
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.core.log_lines import EXIT_LOGGER, LogLineFormatter
-from starling_engine.core.messages import (
-    Abort,
-    Add,
-    Delta,
-    Deltas,
-    FromFrontend,
-    Hello,
-    Loading,
-    Ping,
-    Pong,
-    ResetPrefixCache,
-    Shutdown,
-    Stats,
-)
+from starling_engine.core.messages import Abort, Add, Deltas, FromFrontend, Hello, Loading, Ping, Pong, ResetPrefixCache, Shutdown
+from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.thread import ThreadExecutor

@@ -1,24 +1,9 @@
 """The seam between the engine core and the workers."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from starling_engine.kv.spec import KVGroup
-from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """What a worker that is ready tells the core. `seconds` is how long each step of its life so far took.
-
-    `async_scheduling` is what its platform prefers.
-    """
-
-    groups: list[KVGroup]
-    ledger: Ledger
-    seconds: dict[str, float]
-    async_scheduling: bool
+from starling_engine.worker.report import WorkerReport
 
 
 class Executor(Protocol):

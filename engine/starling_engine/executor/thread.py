@@ -6,8 +6,8 @@ import threading
 import traceback
 
 from starling_engine.config import WorkerConfig
-from starling_engine.executor.base import WorkerReport
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.report import WorkerReport
 
 logger = logging.getLogger("starling.executor")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from starling_engine.core.messages import Delta
+from starling_engine.delta import Delta
 from starling_engine.frontend.detokenizer import IncrementalDetokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.outputs import (

@@ -30,9 +30,7 @@ class Holding:
 
 
 class KVManager:
-    def __init__(
-        self, groups: Sequence[KVGroup], num_blocks: int, *, prefix_caching: bool = True, chunk: int = 2048
-    ) -> None:
+    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, *, prefix_caching: bool = True, chunk: int = 2048) -> None:
         self.groups = list(groups)
         self.block_size = groups[0].spec.block_size
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"

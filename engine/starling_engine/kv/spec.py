@@ -66,8 +66,4 @@ def group_layers(specs: list[KVSpec]) -> list[KVGroup]:
     if len({spec.page_bytes for spec in kinds}) > 1:
         raise ValueError(f"layers need pages of different sizes: {sorted({s.page_bytes for s in kinds})} bytes")
     size = min(len(layers) for layers in kinds.values())
-    return [
-        KVGroup(spec, tuple(layers[at : at + size]))
-        for spec, layers in kinds.items()
-        for at in range(0, len(layers), size)
-    ]
+    return [KVGroup(spec, tuple(layers[at : at + size])) for spec, layers in kinds.items() for at in range(0, len(layers), size)]

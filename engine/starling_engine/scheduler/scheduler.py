@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starling_engine.config import SchedulerConfig
-from starling_engine.core.messages import Delta, Stats
+from starling_engine.delta import Delta, Stats
 from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
@@ -284,9 +284,7 @@ class Scheduler:
                 self._update_row(request, start + count, row, deltas.append)
         return deltas
 
-    def _update_row(
-        self, request: RequestState, computed: int, row: RowResult, emit: Callable[[Delta], None]
-    ) -> None:
+    def _update_row(self, request: RequestState, computed: int, row: RowResult, emit: Callable[[Delta], None]) -> None:
         first_confirmed = request.computed < request.num_prompt <= computed
         request.computed = computed
         holding = request.holding

@@ -11,7 +11,6 @@ import torch
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.executor.base import WorkerReport
 from starling_engine.kv.spec import KVGroup, group_layers
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger, activation_bytes, amount, block_bytes, plan_memory
@@ -25,6 +24,7 @@ from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
 from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.report import WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
 

@@ -9,14 +9,15 @@ import pytest
 import zmq.asyncio
 from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.core.client import CoreClient
-from starling_engine.core.messages import Add, Delta, Shutdown
+from starling_engine.core.messages import Add, Shutdown
 from starling_engine.core.process import CoreProcess
+from starling_engine.delta import Delta
 from starling_engine.errors import EngineDead
-from starling_engine.executor.base import WorkerReport
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
 from starling_engine.request import EngineRequest
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.report import WorkerReport
 
 
 class StuckExecutor:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starling_engine.core.messages import Delta
+from starling_engine.delta import Delta
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.outputs import Logprob
