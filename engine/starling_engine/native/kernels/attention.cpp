@@ -147,7 +147,7 @@ void attend(const Attention<T>& a, const int32_t* query_start, const int32_t* co
   const int64_t group = a.group();
   Parts parts(plan.parts, plan.heads_each * group, a.dim);
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(threads, std::max<int64_t>(1, tasks))))
   {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       const Task& task = plan.tasks[i];

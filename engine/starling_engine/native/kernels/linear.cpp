@@ -136,7 +136,7 @@ void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* pac
 // Rows `ids` of the packed weight -> out [tokens, k].
 void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* packed, int64_t k, bf16* out,
                                int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(tokens, tokens * k * 32, threads))
   for (int64_t t = 0; t < tokens; ++t) {
     const bf16* row = packed + ids[t] / 16 * 16 * k + ids[t] % 16 * 2;
     for (int64_t pair = 0; pair < k / 2; ++pair) std::memcpy(out + t * k + pair * 2, row + pair * 32, 4);

@@ -29,7 +29,7 @@ inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) 
 // residual may be null: then x is normalised as it is, else residual += x is.
 template <typename T>
 void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
-#pragma omp parallel for num_threads(threads_for(tokens* k * sizeof(T), threads))
+#pragma omp parallel for num_threads(threads_for(tokens, tokens * k * sizeof(T), threads))
   for (int64_t t = 0; t < tokens; ++t) {
     const T* row = x + t * k;
     T* sum_row = residual ? residual + t * k : nullptr;
@@ -48,7 +48,7 @@ void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64
 
 template <typename T>
 void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads_for(tokens* width * 3 * sizeof(T), threads))
+#pragma omp parallel for num_threads(threads_for(tokens, tokens * width * 3 * sizeof(T), threads))
   for (int64_t t = 0; t < tokens; ++t) {
     const T* gate = gate_up + t * 2 * width;
     each_16(width, [&](int64_t i, __mmask16 lanes) {

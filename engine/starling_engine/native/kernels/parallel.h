@@ -22,8 +22,11 @@ inline Span my_share(int64_t total) {
   return {total * part / parts, total * (part + 1) / parts};
 }
 
-// How many threads are worth waking for `bytes` of work in cache: starting one costs about a microsecond.
-inline int threads_for(int64_t bytes, int threads) { return bytes < 32 * 1024 ? 1 : threads; }
+// How many threads are worth waking for `pieces` of work that go through `bytes` of memory in all. Waking one costs a
+// microsecond or two, far more on a busy machine; alone, a thread does a hundred bytes and more in a nanosecond.
+inline int threads_for(int64_t pieces, int64_t bytes, int threads) {
+  return bytes < 256 * 1024 ? 1 : static_cast<int>(pieces < threads ? pieces : threads);
+}
 
 // A growing 64-byte aligned buffer, handed out in pieces; the pieces live until the next reset. One for each thread
 // that ever runs a kernel, so that calls do not allocate.

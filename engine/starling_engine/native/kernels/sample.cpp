@@ -221,7 +221,7 @@ extern "C" {
 void starling_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int32_t* top_k,
                      const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position,
                      int64_t* token, int threads) {
-#pragma omp parallel for num_threads(threads_for(rows* vocab * 4, threads)) schedule(dynamic)
+#pragma omp parallel for num_threads(threads_for(rows, rows * vocab * 4, threads)) schedule(dynamic)
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = logits + r * vocab;
     if (temperature[r] == 0.0f) {

@@ -1,0 +1,204 @@
+"""Times the native CPU kernels against torch's own way, on the shapes of Qwen3-0.6B.
+
+    python bench/native_kernels.py [--seconds 0.5] [--threads 2] [--only linear,decode,prefill,rows,sample]
+
+Each number is the best of many runs, since a shared machine only ever makes them slower. GB/s counts the
+weights, or the keys and values, read once; GFLOP/s counts multiplications and additions, of the causal half
+where there is one.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from starling_engine.native import ops
+from torch import Tensor
+from torch.nn import functional as F
+
+BF16 = torch.bfloat16
+LAYERS = 28
+LAYER_SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]  # qkv, o, gate_up, down
+HEADS, KV_HEADS, DIM, BLOCK, VOCAB = 16, 8, 128, 16, 151936
+
+
+class Clock:
+    """Best wall time of a call, in seconds, over at least `seconds` of trying."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, call: Callable[..., object], *arguments: object) -> float:
+        call(*arguments)
+        best, end = float("inf"), time.perf_counter() + self.seconds
+        while True:
+            start = time.perf_counter()
+            call(*arguments)
+            now = time.perf_counter()
+            best = min(best, now - start)
+            if now > end:
+                return best
+
+
+def memory_bandwidth(clock: Clock) -> str:
+    ones = torch.ones(100_000_000)
+    return f"memory, sum of 0.4 GB: {0.4 / clock(ones.sum):.1f} GB/s"
+
+
+def bench_linear(clock: Clock) -> Iterator[str]:
+    weights = [torch.randn(shape).to(BF16) for _ in range(LAYERS) for shape in LAYER_SHAPES]
+    size = sum(weight.numel() for weight in weights)
+    start = time.perf_counter()
+    packed = [ops.pack_linear(weight) for weight in weights]
+    yield f"pack {size * 2 / 1e9:.2f} GB: {(time.perf_counter() - start) * 1e3:.0f} ms"
+    reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    for m in (1, 2, 4, 8, 16, 32, 64, 128, 1024):
+        x = {k: torch.randn(m, k).to(BF16) for k in (1024, 2048, 3072)}
+
+        def native(x: dict[int, Tensor] = x) -> None:
+            for weight in packed:
+                ops.linear(x[weight.k], weight)
+
+        def plain(x: dict[int, Tensor] = x) -> None:
+            for weight in weights:
+                F.linear(x[weight.shape[1]], weight)
+
+        def onednn(x: dict[int, Tensor] = x) -> None:
+            for weight, other in zip(weights, reordered, strict=True):
+                torch.ops.mkldnn._linear_pointwise(x[weight.shape[1]], other, None, "none", [], "")
+
+        seconds = clock(native)
+        yield (
+            f"linear, {LAYERS} layers, M={m}: {seconds * 1e3:.2f} ms, {size * 2 / seconds / 1e9:.1f} GB/s, "
+            f"{size * 2 * m / seconds / 1e9:.0f} GFLOP/s | F.linear {clock(plain) * 1e3:.2f} ms | "
+            f"oneDNN packed {clock(onednn) * 1e3:.2f} ms | {memory_bandwidth(clock)}"
+        )
+    head = ops.pack_linear(torch.randn(VOCAB, 1024).to(BF16))
+    for m in (1, 32):
+        x_head = torch.randn(m, 1024).to(BF16)
+        seconds = clock(ops.linear, x_head, head, None, torch.float32)
+        yield f"head to fp32, M={m}: {seconds * 1e3:.2f} ms, {head.data.numel() * 2 / seconds / 1e9:.1f} GB/s"
+    out, ids = torch.empty(1024, 1024, dtype=BF16), torch.randint(0, VOCAB, (1024,))
+    yield f"embedding of 1024 tokens: {clock(ops.embedding_packed, ids, head, out) * 1e3:.3f} ms"
+
+
+def paged(
+    sequences: int, tokens: int, context: int, heads: int, kv_heads: int, dim: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, cache, block tables, query starts and contexts; the blocks are in random order."""
+    blocks = -(-context // BLOCK)
+    tables = torch.randperm(sequences * blocks).int().view(sequences, blocks)
+    kv = torch.randn(sequences * blocks, 2, kv_heads, BLOCK, dim).to(BF16)
+    q = torch.randn(sequences * tokens, heads, dim).to(BF16)
+    starts = (torch.arange(sequences + 1) * tokens).int()
+    return q, kv, tables, starts, torch.full((sequences,), context, dtype=torch.int32)
+
+
+def bench_decode(clock: Clock) -> Iterator[str]:
+    shapes = [(HEADS, KV_HEADS, DIM), (32, 8, 128), (32, 4, 128), (16, 8, 64), (8, 1, 256)]
+    for sequences, context in ((1, 1024), (1, 8192), (32, 160), (32, 1024)):
+        for heads, kv_heads, dim in shapes if sequences > 1 else shapes[:1]:
+            case = paged(sequences, 1, context, heads, kv_heads, dim)
+            seconds = clock(ops.paged_attention, *case, dim**-0.5)
+            size = case[1].numel() * 2
+            yield (
+                f"decode, {sequences} x {context} tokens, H={heads} KVH={kv_heads} D={dim}: "
+                f"{seconds * 1e3:.3f} ms, {size / seconds / 1e9:.1f} GB/s | {memory_bandwidth(clock)}"
+            )
+
+
+def bench_prefill(clock: Clock) -> Iterator[str]:
+    x, packed = torch.randn(1024, 1024).to(BF16), ops.pack_linear(torch.randn(4096, 1024).to(BF16))
+    for tokens, context, heads, kv_heads, dim in (
+        (128, 128, HEADS, KV_HEADS, DIM),
+        (1024, 1024, HEADS, KV_HEADS, DIM),
+        (8192, 8192, HEADS, KV_HEADS, DIM),
+        (512, 4096, HEADS, KV_HEADS, DIM),
+        (2048, 2048, 32, 8, 64),
+        (2048, 2048, 8, 1, 256),
+    ):
+        case = paged(1, tokens, context, heads, kv_heads, dim)
+        seconds = clock(ops.paged_attention, *case, dim**-0.5)
+        rate = 4 * heads * dim * sum(range(context - tokens + 1, context + 1)) / seconds / 1e9
+        linear = 2 * 1024 * 1024 * 4096 / clock(ops.linear, x, packed) / 1e9
+        line = (
+            f"prefill, {tokens} of {context} tokens, H={heads} KVH={kv_heads} D={dim}: "
+            f"{seconds * 1e3:.2f} ms, {rate:.0f} GFLOP/s, {100 * rate / linear:.0f}% of linear's"
+        )
+        if tokens == context:
+            q, k = torch.randn(1, heads, tokens, dim).to(BF16), torch.randn(1, kv_heads, tokens, dim).to(BF16)
+            sdpa = clock(partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True), q, k, k)
+            line += f" | SDPA {sdpa * 1e3:.2f} ms"
+        yield line
+
+
+def bench_rows(clock: Clock) -> Iterator[str]:
+    """The kernels that go row by row: norms, the gate, the rotary embedding."""
+    cos_sin, norm = torch.randn(4096, DIM), torch.randn(DIM).to(BF16)
+    for tokens in (1, 32, 1024):
+        x, residual = torch.randn(tokens, 1024).to(BF16), torch.randn(tokens, 1024).to(BF16)
+        weight, out = torch.randn(1024).to(BF16), torch.empty(tokens, 1024, dtype=BF16)
+        gate_up = torch.randn(tokens, 6144).to(BF16)
+        qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * DIM).to(BF16)
+        kv, slots = (
+            torch.zeros(tokens // BLOCK + 1, 2, KV_HEADS, BLOCK, DIM, dtype=BF16),
+            torch.arange(tokens),
+        )
+        seconds = {
+            "add_rms_norm": clock(ops.add_rms_norm, x, residual, weight, 1e-6, out),
+            "silu_mul": clock(ops.silu_mul, gate_up),
+            "qk_norm_rope_store": clock(
+                ops.qk_norm_rope_store, qkv, slots, cos_sin, norm, norm, 1e-6, kv, slots
+            ),
+        }
+        yield f"{tokens} tokens: " + ", ".join(
+            f"{name} {best * 1e6:.1f} us" for name, best in seconds.items()
+        )
+
+
+def bench_sample(clock: Clock) -> Iterator[str]:
+    for rows in (1, 32):
+        logits = 3 * torch.randn(rows, VOCAB)
+        seed = torch.arange(rows)
+        for name, temperature, top_k, top_p, min_p in (
+            ("greedy", 0.0, 0, 1.0, 0.0),
+            ("temperature 1", 1.0, 0, 1.0, 0.0),
+            ("top_k 20", 0.7, 20, 1.0, 0.0),
+            ("top_p 0.95", 0.7, 0, 0.95, 0.0),
+            ("top_k 20, top_p 0.8, min_p 0.05", 0.7, 20, 0.8, 0.05),
+        ):
+            columns = torch.tensor([[temperature], [top_p], [min_p]]).repeat(1, rows)
+            k = torch.full((rows,), top_k, dtype=torch.int32)
+            seconds = clock(ops.sample, logits, columns[0], k, columns[1], columns[2], seed, seed)
+            yield f"sample {rows} x {VOCAB}, {name}: {seconds * 1e3:.3f} ms"
+        yield f"torch.argmax {rows} x {VOCAB}: {clock(torch.argmax, logits, -1) * 1e3:.3f} ms"
+
+
+SECTIONS: dict[str, Callable[[Clock], Iterator[str]]] = {
+    "linear": bench_linear,
+    "decode": bench_decode,
+    "prefill": bench_prefill,
+    "rows": bench_rows,
+    "sample": bench_sample,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="least time to spend on each number")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = Clock(arguments.seconds)
+    print(memory_bandwidth(clock))
+    for name in arguments.only.split(","):
+        for line in SECTIONS[name](clock):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
