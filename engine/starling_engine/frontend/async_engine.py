@@ -102,10 +102,13 @@ class AsyncEngine:
         Raises InvalidRequest, PromptTooLong or QueueFull before the first item; RequestFailed or EngineDead at any time.
         """
         run = await self._submit(prompt, params, request_id, priority, cache_salt, cumulative=False)
+        item: StreamDelta | None = None
         try:
-            while not run.assembler.finished:
+            # Not until the assembler has finished: it may do so while the reader is busy with an earlier item.
+            while item is None or not item.finished:
                 await run.wait()
-                if (item := run.assembler.take()) is not None:
+                item = run.assembler.take()
+                if item is not None:
                     yield item
         finally:
             await run.close()
@@ -121,11 +124,13 @@ class AsyncEngine:
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, but every item is the whole output so far."""
         run = await self._submit(prompt, params, request_id, priority, cache_salt, cumulative=True)
+        output: RequestOutput | None = None
         try:
-            while not run.assembler.finished:
+            while output is None or not output.finished:
                 await run.wait()
                 if run.assembler.take() is not None:
-                    yield run.assembler.output()
+                    output = run.assembler.output()
+                    yield output
         finally:
             await run.close()
 
