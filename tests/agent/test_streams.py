@@ -136,7 +136,7 @@ def test_a_slow_reader_holds_nobody_up(server):
         assert quick.json()["usage"]["completion_tokens"] == 8
         server.wait_until_idle(seconds=60)
         text = _read_all(client)
-    assert len(text) > 4_000_000
+    assert len(text) > 2_000_000
     assert text.count(b'"finish_reason":"length"') == 4
     assert b"data: [DONE]" in text
 

@@ -1,5 +1,6 @@
 """POST /v1/completions"""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,7 +14,7 @@ from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.planning import plan
-from starling_agent.openai.protocol.answers import Completion, CompletionChoice, CompletionLogprobs
+from starling_agent.openai.protocol.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
 from starling_agent.openai.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 
 router = APIRouter(tags=["OpenAI"])
@@ -64,26 +65,43 @@ def _echoed(endpoint: Endpoint, body: CompletionRequest, prompts: list[list[int]
 
 def completion_answer(endpoint: Endpoint, generation: Generation, collected: Collected) -> Completion:
     writer = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
+    scores = [
+        _PromptScore.of(ids, collected.prompt_logprobs.get(i), generation.top_logprobs, writer)
+        for i, ids in enumerate(generation.prompts)
+    ]
     return Completion(
         id=generation.answer_id,
         created=generation.created,
         model=generation.model,
-        choices=[_choice(choice, generation, collected.prompt_logprobs.get(choice.prompt), writer) for choice in collected.choices],
+        choices=[_choice(choice, generation, scores[choice.prompt], writer) for choice in collected.choices],
         usage=collected.usage,
     )
 
 
-def _choice(
-    choice: Choice, generation: Generation, prompt_tables: list[TokenLogprobs | None] | None, writer: LogprobWriter
-) -> CompletionChoice:
+@dataclass(frozen=True, slots=True)
+class _PromptScore:
+    """A prompt's log probabilities in both shapes that answers have; made once for all its choices."""
+
+    by_token: PromptLogprobs | None
+    echoed: CompletionLogprobs | None
+
+    @classmethod
+    def of(
+        cls, ids: list[int], tables: list[TokenLogprobs | None] | None, top: int | None, writer: LogprobWriter
+    ) -> "_PromptScore":
+        echoed = writer.completion(ids, tables, top, 0) if tables is not None and top is not None else None
+        return cls(writer.prompt(tables), echoed)
+
+
+def _choice(choice: Choice, generation: Generation, score: _PromptScore, writer: LogprobWriter) -> CompletionChoice:
     prefix = generation.prefixes[choice.prompt]
     answer = CompletionChoice(
         index=choice.index,
         text=prefix + choice.text,
-        logprobs=_logprobs(choice, generation, prompt_tables if prefix else None, writer),
+        logprobs=_logprobs(choice, generation.top_logprobs, score.echoed if prefix else None, len(prefix), writer),
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
-        prompt_logprobs=writer.prompt(prompt_tables),
+        prompt_logprobs=score.by_token,
     )
     if generation.return_token_ids:
         answer.token_ids = choice.token_ids
@@ -92,12 +110,17 @@ def _choice(
 
 
 def _logprobs(
-    choice: Choice, generation: Generation, echoed: list[TokenLogprobs | None] | None, writer: LogprobWriter
+    choice: Choice, top: int | None, echoed: CompletionLogprobs | None, offset: int, writer: LogprobWriter
 ) -> CompletionLogprobs | None:
-    """Of the echoed prompt, if there is one, and the output."""
-    if generation.top_logprobs is None:
+    """Of the echoed prompt, if there is one, and the output, whose text begins at `offset`."""
+    if top is None:
         return None
-    tokens, tables = list(choice.token_ids), list[TokenLogprobs | None](choice.logprobs)
-    if echoed is not None:
-        tokens, tables = [*generation.prompts[choice.prompt], *tokens], [*echoed, *tables]
-    return writer.completion(tokens, tables, generation.top_logprobs, 0)
+    output = writer.completion(choice.token_ids, choice.logprobs, top, offset)
+    if echoed is None:
+        return output
+    return CompletionLogprobs(
+        echoed.tokens + output.tokens,
+        echoed.token_logprobs + output.token_logprobs,
+        echoed.top_logprobs + output.top_logprobs,
+        echoed.text_offset + output.text_offset,
+    )

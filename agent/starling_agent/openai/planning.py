@@ -12,6 +12,9 @@ from starling_agent.openai.generation import Generation
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.sampling import SamplingFields
 
+MAX_PROMPT_LOGPROBS = 4_000_000
+"""In all choices of an answer; each is some 60 bytes."""
+
 
 def plan(
     endpoint: Endpoint,
@@ -38,6 +41,7 @@ def plan(
         banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
     )
     _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
+    _check_answer_size(prompts, params)
     options = body.stream_options
     return Generation(
         answer_id=f"{kind}-{body.request_id or request_id}",
@@ -65,6 +69,18 @@ def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingPar
     except InvalidRequest as error:
         name = renamed.get(error.param or "", error.param)
         raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
+
+
+def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None:
+    """Raises InvalidRequest for prompt scores that nobody could read and that would hold up everybody else's streams."""
+    if params.prompt_logprobs is None:
+        return
+    entries = sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{entries} log probabilities of prompts were asked for; at most {MAX_PROMPT_LOGPROBS} are possible in one answer",
+            "prompt_logprobs",
+        )
 
 
 def _priority(endpoint: Endpoint, priority: int | None) -> int:

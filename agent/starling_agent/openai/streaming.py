@@ -73,21 +73,23 @@ class StreamEncoder:
         generation = self._generation
         n = generation.params.n
         prefix = generation.prefixes[prompt]
+        table = self._echoed_logprobs(delta) if prefix else None
         parts = []
         for index in range(prompt * n, (prompt + 1) * n):
             if self._shape is CHAT:
                 parts.append(self._writer.role(index, delta.prompt_token_ids if generation.return_token_ids else None))
             if prefix:
                 self._offsets[index] = len(prefix)
-                parts.append(self._echo(index, prefix, delta))
+                usage_so_far = self._usage_so_far()
+                parts.append(self._writer.rich_text(index, prefix, logprobs=table, extra={}, usage=usage_so_far))
         return parts
 
-    def _echo(self, index: int, prefix: str, delta: StreamDelta) -> bytes:
+    def _echoed_logprobs(self, delta: StreamDelta) -> CompletionLogprobs | None:
+        """Made once for all choices of a prompt: it may be megabytes."""
         top = self._generation.top_logprobs
         if self._shape is CHAT or top is None or delta.prompt_logprobs is None:
-            return self._writer.text(index, prefix)
-        table = self._logprobs.completion(delta.prompt_token_ids, delta.prompt_logprobs, top, 0)
-        return self._writer.rich_text(index, prefix, logprobs=table, extra={}, usage=self._usage_so_far())
+            return None
+        return self._logprobs.completion(delta.prompt_token_ids, delta.prompt_logprobs, top, 0)
 
     def _rich_text(self, index: int, output: OutputDelta) -> bytes:
         extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
