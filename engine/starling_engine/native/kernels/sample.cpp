@@ -71,23 +71,13 @@ float value_of(int32_t key) {
   return x;
 }
 
-// The largest float t in [low, high] for which enough(t), which holds at low and, once lost, stays lost.
-template <typename F>
-float largest_with(float low, float high, F enough) {
-  int64_t yes = key_of(low), no = static_cast<int64_t>(key_of(high)) + 1;
-  while (no - yes > 1) {
-    const int64_t middle = (yes + no) >> 1;
-    (enough(value_of(static_cast<int32_t>(middle))) ? yes : no) = middle;
-  }
-  return value_of(static_cast<int32_t>(yes));
-}
-
-int64_t count_from(const float* x, int64_t n, float t) {
+// How many of x are >= t.
+double count_from(const float* x, int64_t n, float t) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16)
     count += __builtin_popcount(
         _mm512_mask_cmp_ps_mask(first_lanes(n - i), load16(x + i, first_lanes(n - i)), _mm512_set1_ps(t), _CMP_GE_OQ));
-  return count;
+  return static_cast<double>(count);
 }
 
 // Sum of exp(x - top) over x >= t, in double.
@@ -104,17 +94,54 @@ double mass_from(const float* x, int64_t n, float t, float top) {
   return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
 }
 
-// The values >= t, packed; returns how many.
-int64_t gather_from(const float* x, int64_t n, float t, float* out) {
+// The values >= t (or, with BELOW, < t), packed; returns how many. `out` may be x, and has room for 16 more.
+template <bool BELOW = false>
+int64_t gather(const float* x, int64_t n, float t, float* out) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16) {
     const __m512 v = load16(x + i, first_lanes(n - i));
-    const __mmask16 kept = _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), _CMP_GE_OQ);
+    const __mmask16 kept =
+        _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), BELOW ? _CMP_LT_OQ : _CMP_GE_OQ);
     if (kept == 0) continue;
     _mm512_storeu_ps(out + count, _mm512_maskz_compress_ps(kept, v));
     count += __builtin_popcount(kept);
   }
   return count;
+}
+
+// The largest t in [low, high] such that the values >= t weigh at least `wanted`, as those >= low do. Halves the range
+// of floats until one is left, and keeps (in place) only the values that are still in it.
+template <typename Weigh>
+float search(float* x, int64_t n, float low, float high, double wanted, Weigh weigh) {
+  int64_t yes = key_of(low), no = static_cast<int64_t>(key_of(high)) + 1;
+  double above_no = 0;
+  while (no - yes > 1) {
+    const int64_t middle = (yes + no) >> 1;
+    const float t = value_of(static_cast<int32_t>(middle));
+    const double weight = weigh(x, n, t);
+    if (above_no + weight >= wanted) {
+      yes = middle;
+      n = gather(x, n, t, x);
+    } else {
+      no = middle;
+      above_no += weight;
+      n = gather<true>(x, n, t, x);
+    }
+  }
+  return value_of(static_cast<int32_t>(yes));
+}
+
+// As `search`, over a whole row, from `floor` up; -inf if all of that does not weigh enough. Tries the few values near
+// the top first, which nearly always suffice. `few` has room for n + 16.
+template <typename Weigh>
+float find(const float* x, int64_t n, float floor, float top, double wanted, float* few, Weigh weigh) {
+  floor = std::max(floor, std::numeric_limits<float>::lowest());
+  for (const float below : {8.0f, 16.0f, -kNone}) {
+    const float low = std::max(top - below, floor);
+    const int64_t count = gather(x, n, low, few);
+    if (weigh(few, count, low) >= wanted) return search(few, count, low, top, wanted, weigh);
+  }
+  return kNone;
 }
 
 struct Filter {
@@ -123,39 +150,23 @@ struct Filter {
   float min_p;    // 0: off
 };
 
-// The lowest logit that all filters keep. `few` has room for n + 16 values. The searches go over the few logits near
-// the top, which nearly always decide; over more, or all, when those are not enough.
+// The lowest logit that all filters keep.
 float threshold(const float* x, int64_t n, float top, const Filter& filter, float* few) {
-  const int64_t k = filter.top_k > 0 && filter.top_k < n ? filter.top_k : 0;
-  const bool nucleus = filter.top_p < 1.0f;
-  float cut_k = kNone, cut_p = kNone, cut_min = kNone;
+  float lowest = kNone;
+  if (filter.top_k > 0 && filter.top_k < n)
+    lowest = find(x, n, kNone, top, static_cast<double>(filter.top_k), few, count_from);
+  if (filter.top_p < 1.0f) {
+    const auto mass = [top](const float* v, int64_t count, float t) { return mass_from(v, count, t, top); };
+    const double wanted = static_cast<double>(filter.top_p) * mass_from(x, n, lowest, top);
+    lowest = std::max(lowest, find(x, n, lowest, top, wanted, few, mass));
+  }
   if (filter.min_p > 0) {
     const double exact = static_cast<double>(top) + std::log(static_cast<double>(filter.min_p));
-    cut_min = static_cast<float>(exact);
-    if (cut_min < exact) cut_min = std::nextafter(cut_min, -kNone);
+    float rounded_up = static_cast<float>(exact);
+    if (rounded_up < exact) rounded_up = std::nextafter(rounded_up, -kNone);
+    lowest = std::max(lowest, rounded_up);
   }
-  if (k == 0 && !nucleus) return cut_min;
-
-  bool found_k = k == 0, found_p = !nucleus;
-  double wanted = -1;
-  for (const float below : {8.0f, 16.0f, -kNone}) {
-    const float low = top - below;
-    const int64_t count = gather_from(x, n, low, few);
-    const float floor = std::max(low, std::numeric_limits<float>::lowest());
-    if (!found_k && count_from(few, count, floor) >= k) {
-      cut_k = largest_with(floor, top, [&](float t) { return count_from(few, count, t) >= k; });
-      found_k = true;
-    }
-    if (found_k && !found_p) {
-      if (wanted < 0) wanted = static_cast<double>(filter.top_p) * mass_from(x, n, cut_k, top);
-      if (mass_from(few, count, std::max(floor, cut_k), top) >= wanted) {
-        cut_p = largest_with(std::max(floor, cut_k), top, [&](float t) { return mass_from(few, count, t, top) >= wanted; });
-        found_p = true;
-      }
-    }
-    if (found_k && found_p) break;
-  }
-  return std::max({cut_k, cut_p, cut_min});
+  return lowest;
 }
 
 // ---- The draw ----------------------------------------------------------------------------------------------------
