@@ -114,7 +114,6 @@ class WorkerConfig:
     memory_fraction: float
     attention_backend: str
     num_threads: int
-    show_progress: bool
 
 
 @dataclass(frozen=True, kw_only=True)

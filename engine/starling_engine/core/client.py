@@ -54,13 +54,13 @@ class CoreClient:
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
         self._heard = time.monotonic()
-        last: tuple[str, str] | None = None
+        last: Loading | None = None
         while self.hello is None:
             await self.send(Ping())
             if await self._socket.poll(50):
                 message = self._decode(await self._socket.recv())
-                if isinstance(message, Loading) and on_phase is not None and (message.phase, message.detail) != last:
-                    last = (message.phase, message.detail)
+                if isinstance(message, Loading) and on_phase is not None and message != last:
+                    last = message
                     on_phase(message)
                 self._take(message)
             if self._process is not None and self._process.exit_reason() is not None:

@@ -55,10 +55,11 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The core is not ready yet; `phase` and `detail` say what it does."""
+    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known."""
 
     phase: str
-    detail: str = ""
+    done: int = 0
+    total: int = 0
 
 
 FromCore = Deltas | Hello | Pong | Loading

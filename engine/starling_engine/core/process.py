@@ -107,7 +107,8 @@ class CoreProcess:
 
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
-            self._send(identity, Loading(*self.executor.phase))
+            phase = self.executor.phase
+            self._send(identity, Loading(phase.name, phase.done, phase.total))
             return
         if identity not in self._greeted:
             self._greeted.add(identity)

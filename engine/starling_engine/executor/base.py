@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.report import WorkerReport
+from starling_engine.worker.report import Phase, WorkerReport
 
 
 class Executor(Protocol):
@@ -15,9 +15,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def phase(self) -> tuple[str, str]:
-        """What a worker that is not ready does: (phase, detail)."""
-        ...
+    def phase(self) -> Phase: ...
 
     def start(self) -> None:
         """Begins to load; returns at once."""

@@ -7,7 +7,7 @@ import traceback
 
 from starling_engine.config import WorkerConfig
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.report import WorkerReport
+from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
 
@@ -20,7 +20,7 @@ class ThreadExecutor:
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
-        self._phase = ("starting", "")
+        self._phase = Phase("starting")
         self._progress = 0
 
     @property
@@ -28,7 +28,7 @@ class ThreadExecutor:
         return self._progress
 
     @property
-    def phase(self) -> tuple[str, str]:
+    def phase(self) -> Phase:
         return self._phase
 
     def start(self) -> None:
@@ -59,8 +59,8 @@ class ThreadExecutor:
     def _tick(self) -> None:
         self._progress += 1
 
-    def _report_phase(self, phase: str, detail: str) -> None:
-        self._phase = (phase, detail)
+    def _report_phase(self, phase: Phase) -> None:
+        self._phase = phase
         self._tick()
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ from starling_engine.frontend import beam
 from starling_engine.frontend.async_engine import AsyncEngine
 from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
 from starling_engine.frontend.chat import Message
+from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_each, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -50,11 +51,15 @@ class LLM:
                 raise ConfigError(f"there is no such argument; there are {', '.join(sorted(known))}", name)
         args = EngineArgs(model=model, **engine_args)
         self._thread = LoopThread("starling-llm")
+        bar = LoadingBar() if args.show_progress else None
         try:
-            self.engine = self._thread.run(AsyncEngine.start(args))
+            self.engine = self._thread.run(AsyncEngine.start(args, bar))
         except BaseException:
             self._thread.stop()
             raise
+        finally:
+            if bar is not None:
+                bar.close()
         self.shutdown: Callable[[], None] = weakref.finalize(self, _close, self._thread, self.engine)
         """Ends the engine; done at the latest when the program ends. A second call does nothing."""
 

@@ -47,7 +47,6 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         memory_fraction=args.gpu_memory_utilization or (CPU_MEMORY_FRACTION if device == "cpu" else GPU_MEMORY_FRACTION),
         attention_backend=args.attention_backend,
         num_threads=args.num_threads or cpu_limit(),
-        show_progress=args.show_progress,
     )
     config = EngineConfig(
         scheduler=scheduler,

@@ -6,6 +6,15 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.ledger import Ledger
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a worker that is not ready does; `done` of `total` bytes, where that is known."""
+
+    name: str
+    done: int = 0
+    total: int = 0
+
+
 @dataclass(frozen=True)
 class WorkerReport:
     """What a worker that is ready tells the core. `seconds` is how long each step of its life so far took.

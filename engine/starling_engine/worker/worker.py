@@ -13,7 +13,7 @@ from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup, group_layers
 from starling_engine.layers.select import select_linear_method
-from starling_engine.ledger import Ledger, activation_bytes, amount, block_bytes, plan_memory
+from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_specs
@@ -24,13 +24,13 @@ from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
 from starling_engine.worker.batch import InputBatch
-from starling_engine.worker.report import WorkerReport
+from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
 
 logger = logging.getLogger("starling.worker")
 
-PhaseSink = Callable[[str, str], None]
+PhaseSink = Callable[[Phase], None]
 
 
 class Worker:
@@ -42,7 +42,6 @@ class Worker:
         self._tick = tick
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
-        self._loaded_tenths = 0
         self._runner: ModelRunner | None = None
 
     def prepare(self) -> WorkerReport:
@@ -85,11 +84,7 @@ class Worker:
         load_weights(model, Path(self._config.model_path), self._report_load)
 
     def _report_load(self, done: int, total: int) -> None:
-        """In steps of a tenth, which is enough for people to watch."""
-        tenths = 10 * done // max(total, 1)
-        if tenths != self._loaded_tenths:
-            self._loaded_tenths = tenths
-            self._on_phase("load", f"{amount(done)} of {amount(total)}")
+        self._on_phase(Phase("load", done, total))
 
     def _plan(self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, dtype_bytes: int) -> Ledger:
         config = self._config
@@ -115,7 +110,7 @@ class Worker:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        self._on_phase(name, "")
+        self._on_phase(Phase(name))
         began = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - began

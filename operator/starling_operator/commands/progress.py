@@ -39,8 +39,10 @@ class StartReport:
         self._stop()
 
     def phase(self, loading: "Loading") -> None:
-        """A new phase, or new detail of the one that goes on."""
-        text = f"{loading.phase}: {loading.detail}" if loading.detail else loading.phase
+        """A new phase, or the next tenth of the one that goes on."""
+        text = _describe(loading)
+        if text == self._phase:
+            return
         with self._lock:
             now = time.monotonic()
             if self._spinner is not None:
@@ -77,6 +79,12 @@ class StartReport:
                     self._spinner.update(Text(f"{self._phase} ({waited:.0f} s)"))
                 else:
                     self._console.print(Text(f"still {self._phase} ({waited:.0f} s)"))
+
+
+def _describe(loading: "Loading") -> str:
+    if not loading.total:
+        return loading.phase
+    return f"{loading.phase}: {10 * (10 * loading.done // loading.total)} % of {loading.total / 2**20:.0f} MiB"
 
 
 def curl_line(url: str, endpoint: "Endpoint") -> str:

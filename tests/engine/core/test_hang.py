@@ -17,14 +17,14 @@ from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
 from starling_engine.request import EngineRequest
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.report import WorkerReport
+from starling_engine.worker.report import Phase, WorkerReport
 
 
 class StuckExecutor:
     """Takes plans and never answers, as a worker does whose kernel hangs."""
 
     progress = 7
-    phase = ("ready", "")
+    phase = Phase("ready")
 
     def start(self) -> None: ...
 
@@ -68,7 +68,6 @@ async def test_work_without_progress_ends_every_request(tmp_path: Path) -> None:
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,
-        show_progress=False,
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=16, vocab_size=100, progress_timeout=1.0)
     address = f"ipc://{tmp_path}/core"

@@ -49,7 +49,6 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,
-        show_progress=False,
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, vocab_size=VOCAB, progress_timeout=60)
     executor = ThreadExecutor(worker, scheduler.eos_token_ids)

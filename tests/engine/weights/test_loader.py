@@ -14,7 +14,6 @@ from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
-from starling_engine.weights.progress import loading_progress
 
 from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
 from tests.engine.paged import PagedDriver
@@ -171,32 +170,6 @@ def test_dummy_weights_give_varied_output(folder: Path) -> None:
     driver = PagedDriver(model, torch.float32, block_size=8)
     first = int(driver.run([(0, PROMPT)])[0][-1].argmax())
     assert len(set(driver.greedy(first, 40))) > 10
-
-
-def test_progress_is_a_line_now_and_then_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("starling_engine.weights.progress.SECONDS_BETWEEN_LINES", 0.0)
-    with caplog.at_level("INFO", "starling.weights"), loading_progress(show=True) as progress:
-        progress(512 << 20, 2 << 30)
-        progress(2 << 30, 2 << 30)
-    assert caplog.messages[0].startswith("loading weights: 512 MiB of 2.00 GiB")
-    assert caplog.messages[-1].startswith("loaded 2.00 GiB of weights in ")
-
-
-def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with loading_progress(show=True) as progress:
-        progress(512 << 20, 2 << 30)
-        progress(2 << 30, 2 << 30)
-    shown = capsys.readouterr().err
-    assert "Loading weights" in shown and "2.00G/2.00G" in shown
-
-
-def test_progress_can_be_silent(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"), loading_progress(show=False) as progress:
-        progress(1, 1)
-    assert capsys.readouterr().err == "" and not caplog.messages
 
 
 def test_reads_an_index_with_its_metadata(tmp_path: Path) -> None:
