@@ -12,8 +12,6 @@ namespace {
 // Splitting a context costs a pass over its parts; worth it only when threads would have nothing to do.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMinSplitKeys = 256;
-// Up to this many query heads per KV head, a single token's keys are read as they lie; above, packing them pays.
-constexpr int64_t kMaxDirectGroup = 8;
 
 // Parts [first, first + count) of the same query rows.
 struct Split {
@@ -46,13 +44,11 @@ class Plan {
     if (singles == 0) return;
     // Tasks enough to go round, with as many heads each and as many keys each as that leaves.
     const int64_t wanted = threads == 1 ? 1 : ceil_div(kTasksPerThread * threads, singles);
-    heads_each = direct() ? std::max<int64_t>(1, a.kv_heads / wanted) : 1;
+    heads_each = std::max<int64_t>(1, a.kv_heads / wanted);
     const int64_t pieces = ceil_div(wanted, ceil_div(a.kv_heads, heads_each));
     for (int64_t s = 0; s < sequences; ++s)
       if (is_single(query_start, s)) add_single(s, query_start[s], context_lens[s], pieces);
   }
-
-  bool direct() const { return a.group() <= kMaxDirectGroup; }
 
  private:
   const Attention<T>& a;
@@ -151,7 +147,7 @@ void attend(const Attention<T>& a, const int32_t* query_start, const int32_t* co
   {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       const Task& task = plan.tasks[i];
-      const State state = task.tokens == 1 && plan.direct() ? attend_one_token(a, task) : attend_tile(a, task);
+      const State state = task.tokens == 1 ? attend_one_token(a, task) : attend_tile(a, task);
       if (task.part < 0)
         write_out(a, task, state);
       else

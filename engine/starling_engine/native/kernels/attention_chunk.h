@@ -1,0 +1,260 @@
+// A chunk of keys and values of one KV head, used as it lies in the cache: dot products with the keys, weighted sums of
+// the values, each for two query heads at a time, and the fetching of what comes next meanwhile.
+//
+// The unit is an octet: 8 keys whose rows follow one another, as block sizes are multiples of 8.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+
+namespace starling {
+
+// Keys whose scores are worked out before their values are read: 8 KB of them, which is as far ahead as it pays to
+// fetch (measured), though at least enough to fill a register with scores.
+constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kOctets = kMaxChunk / 8;
+
+template <typename T>
+int64_t chunk_keys(int64_t dim) {
+  return std::clamp<int64_t>(8192 / (dim * sizeof(T)) / 16 * 16, 16, kMaxChunk);
+}
+
+// Lane i of the result is the sum of the lanes of v[i].
+inline __m512 sum_each(__m512 (&v)[16]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512d x = _mm512_castps_pd(v[2 * i]), y = _mm512_castps_pd(v[2 * i + 1]);
+    v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                         _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xDD));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
+}
+
+inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, bf16) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)q, (__m512bh)k);
+}
+inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, float) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(q), _mm512_castsi512_ps(k), sum);
+}
+
+inline void fetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
+
+// Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1): head by head, octet by
+// octet. `rows_ahead` rows of `ahead` are fetched along the way: in order, which the hardware helps with, and a few
+// lines at a time, since requests in a burst find no room in the core's queue and are dropped.
+template <typename T, int HEADS>
+inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahead, int64_t rows_ahead) {
+  constexpr int OCTETS = 2 / HEADS;
+  __m512 partial[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) partial[i] = _mm512_setzero_ps();
+  for (int64_t d = 0; d < dim; d += kLine<T>) {
+    const __mmask16 words = first_lanes((dim - d) * sizeof(T) / 4);
+    for (int64_t i = 0; i < rows_ahead; ++i, ahead += kLine<T>) fetch(ahead);
+    __m512i query[HEADS];
+#pragma GCC unroll 2
+    for (int h = 0; h < HEADS; ++h) query[h] = _mm512_maskz_loadu_epi32(words, q + h * dim + d);
+#pragma GCC unroll 2
+    for (int o = 0; o < OCTETS; ++o)
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const __m512i key = _mm512_maskz_loadu_epi32(words, octets[o] + i * dim + d);
+#pragma GCC unroll 2
+        for (int h = 0; h < HEADS; ++h) {
+          __m512& sum = partial[(h * OCTETS + o) * 8 + i];
+          sum = dot_line(sum, query[h], key, T{});
+        }
+      }
+  }
+  return sum_each(partial);
+}
+
+// A run of keys of one sequence and head.
+template <typename T>
+struct Chunk {
+  const T* octets[kOctets + 1];  // one more, so that octets can be taken by twos
+  int64_t count = 0;  // at most chunk_keys
+
+  // The keys from `begin`, a multiple of 8, to the task's last or as many as fit; of the task's first head.
+  Chunk(const Attention<T>& a, const Task& task, int64_t begin)
+      : count(std::clamp<int64_t>(task.key_end - begin, 0, chunk_keys<T>(a.dim))) {
+    int64_t i = 0;
+    for (; i * 8 < count; ++i) octets[i] = key_row(a, task, begin + i * 8);
+    octets[i] = i > 0 ? octets[i - 1] : nullptr;
+  }
+  Chunk() = default;
+
+  // The same keys, `elements` further: of another head.
+  Chunk moved(int64_t elements) const {
+    Chunk other = *this;
+    for (const T*& octet : other.octets) octet += elements;
+    return other;
+  }
+
+  int64_t octet_count() const { return (count + 7) / 8; }
+};
+
+// scores[head][key] = q[head] . key, for HEADS heads; the values' lines are fetched meanwhile, this pass's share.
+template <typename T, int HEADS>
+void score_chunk(const T* q, const Chunk<T>& chunk, int64_t dim, int64_t values_at, Span share, float* scores) {
+  for (int64_t o = 0; o < chunk.octet_count(); o += 2 / HEADS) {
+    const T* ahead = chunk.octets[o] + values_at + share.begin * dim;
+    const __m512 sums = dots<T, HEADS>(q, chunk.octets + o, dim, ahead, share.end - share.begin);
+    if (HEADS == 1) {
+      _mm512_storeu_ps(scores + o * 8, sums);
+      for (int64_t i = 0; i < 8 && o + 1 < chunk.octet_count(); ++i)
+        for (int64_t d = 0; d < dim; d += kLine<T>) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
+    } else {
+      _mm256_storeu_ps(scores + o * 8, _mm512_castps512_ps256(sums));
+      _mm256_storeu_ps(scores + kMaxChunk + o * 8, _mm512_extractf32x8_ps(sums, 1));
+    }
+  }
+}
+
+// sums[head][0..16 * BLOCKS) += weights[head][key] * value[key], key by key, for HEADS heads in registers.
+template <typename T, int HEADS, int BLOCKS>
+struct ValueSums {
+  static constexpr int64_t kKeys = 1;  // taken at a time
+  __m512 acc[HEADS][BLOCKS];
+
+  ValueSums(const float* sums, int64_t dim) {
+    each([&](int h, int j) { acc[h][j] = _mm512_loadu_ps(sums + h * dim + j * 16); });
+  }
+  void store(float* sums, int64_t dim) const {
+    each([&](int h, int j) { _mm512_storeu_ps(sums + h * dim + j * 16, acc[h][j]); });
+  }
+
+  void add(const T* value, const T*, const T* weights) {
+    __m512 v[BLOCKS];
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS; ++j) v[j] = load16(value + j * 16);
+    each([&](int h, int j) {
+      acc[h][j] = _mm512_fmadd_ps(v[j], _mm512_set1_ps(to_float(weights[h * kMaxChunk])), acc[h][j]);
+    });
+  }
+
+ private:
+  template <typename F>
+  static void each(F f) {
+#pragma GCC unroll 2
+    for (int h = 0; h < HEADS; ++h)
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS; ++j) f(h, j);
+  }
+};
+
+// The same for an even number of blocks of bf16: two keys at a time, their elements interleaved as vdpbf16ps wants
+// them. Interleaving within 128 bits leaves the sums of 32 columns out of order, until they are stored.
+template <int HEADS, int PAIRS>
+struct PairSums {
+  static constexpr int64_t kKeys = 2;
+  __m512 acc[HEADS][PAIRS][2];
+
+  PairSums(const float* sums, int64_t dim) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    each([&](int h, int j) {
+      const __m512 a = _mm512_loadu_ps(sums + h * dim + j * 32), b = _mm512_loadu_ps(sums + h * dim + j * 32 + 16);
+      acc[h][j][0] = _mm512_permutex2var_ps(a, low, b);
+      acc[h][j][1] = _mm512_permutex2var_ps(a, high, b);
+    });
+  }
+  void store(float* sums, int64_t dim) const {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    each([&](int h, int j) {
+      const __m512 a = acc[h][j][0], b = acc[h][j][1];
+      _mm512_storeu_ps(sums + h * dim + j * 32, _mm512_permutex2var_ps(a, first, b));
+      _mm512_storeu_ps(sums + h * dim + j * 32 + 16, _mm512_permutex2var_ps(a, second, b));
+    });
+  }
+
+  // `other` is the next key's value, or null.
+  void add(const bf16* value, const bf16* other, const bf16* weights) {
+    __m512bh low[PAIRS], high[PAIRS];
+#pragma GCC unroll 4
+    for (int j = 0; j < PAIRS; ++j) {
+      const __m512i a = _mm512_loadu_si512(value + j * 32);
+      const __m512i b = other ? _mm512_loadu_si512(other + j * 32) : _mm512_setzero_si512();
+      low[j] = (__m512bh)_mm512_unpacklo_epi16(a, b);
+      high[j] = (__m512bh)_mm512_unpackhi_epi16(a, b);
+    }
+    each([&](int h, int j) {
+      int32_t two;
+      std::memcpy(&two, weights + h * kMaxChunk, sizeof two);
+      const __m512bh weight = (__m512bh)_mm512_set1_epi32(two);
+      acc[h][j][0] = _mm512_dpbf16_ps(acc[h][j][0], weight, low[j]);
+      acc[h][j][1] = _mm512_dpbf16_ps(acc[h][j][1], weight, high[j]);
+    });
+  }
+
+ private:
+  template <typename F>
+  static void each(F f) {
+#pragma GCC unroll 2
+    for (int h = 0; h < HEADS; ++h)
+#pragma GCC unroll 4
+      for (int j = 0; j < PAIRS; ++j) f(h, j);
+  }
+};
+
+template <typename T, int HEADS, int BLOCKS>
+struct SumsFor {
+  using Type = ValueSums<T, HEADS, BLOCKS>;
+};
+template <int HEADS, int BLOCKS>
+struct SumsFor<bf16, HEADS, BLOCKS> {
+  using Type = std::conditional_t<BLOCKS % 2 == 0, PairSums<HEADS, BLOCKS / 2>, ValueSums<bf16, HEADS, BLOCKS>>;
+};
+
+// A whole chunk into the sums' columns from `at` on. Of the next chunk, the pairs of keys that are `pass` modulo
+// `passes` are fetched.
+template <typename T, int HEADS, int BLOCKS>
+void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
+                const Chunk<T>& next, int pass, int passes) {
+  using Sums = typename SumsFor<T, HEADS, BLOCKS>::Type;
+  Sums total(sums, dim);
+  int until_turn = pass;
+  for (int64_t o = 0; o * 8 < chunk.count; ++o) {
+    const T* value = chunk.octets[o] + values_at;
+    const int64_t keys = std::min<int64_t>(8, chunk.count - o * 8);
+    for (int64_t i = 0; i < keys; i += Sums::kKeys, value += Sums::kKeys * dim) {
+      if (until_turn-- == 0) {
+        until_turn = passes - 1;
+        if (o * 8 + i < next.count)
+          for (int64_t d = 0; d < Sums::kKeys * dim; d += kLine<T>) fetch(next.octets[o] + i * dim + d);
+      }
+      total.add(value, i + 1 < keys ? value + dim : nullptr, weights + o * 8 + i);
+    }
+  }
+  total.store(sums, dim);
+}
+
+// All columns of the sums, as many at a time as there are registers for.
+template <typename T, int HEADS>
+void add_all_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
+                    const Chunk<T>& next, int pass, int passes) {
+  for (int64_t d = 0; d < dim;) {
+    const auto add = [&](auto blocks) {
+      static const Chunk<T> none{};
+      add_values<T, HEADS, blocks>(chunk, dim, values_at + d, weights, sums + d, d == 0 ? next : none, pass, passes);
+      d += 16 * blocks;
+    };
+    if (d + 128 <= dim)
+      add(std::integral_constant<int, 8>());
+    else if (d + 64 <= dim)
+      add(std::integral_constant<int, 4>());
+    else
+      add(std::integral_constant<int, 1>());
+  }
+}
+
+}  // namespace starling
