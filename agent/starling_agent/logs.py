@@ -14,6 +14,18 @@ _SHARED: list[Any] = [
 ]
 
 
+class _StandardError(logging.StreamHandler[Any]):
+    """Looks the stream up each time: while a spinner turns, rich puts its own in place, which keeps lines apart from it."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        """The base class sets what it found at construction; it is not kept."""
+
+
 def configure_logs(level: str) -> None:
     """Our own loggers and the standard library's (uvicorn's) come out in one form."""
     terminal = sys.stderr.isatty()
@@ -23,7 +35,7 @@ def configure_logs(level: str) -> None:
         foreign_pre_chain=_SHARED,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail, renderer],
     )
-    handler = logging.StreamHandler()
+    handler = _StandardError()
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]

@@ -1,8 +1,12 @@
 """What the endpoint is told at start-up, resolved and frozen."""
 
+import math
 from dataclasses import dataclass
 
+from starling_engine.errors import ConfigError
+
 MIB = 1024 * 1024
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +45,15 @@ class ServerSettings:
     log_requests: bool = False
     log_prompts: bool = False
     access_log: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError naming the first setting that can never work."""
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}", "log_level")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"must be in [0, 65535], got {self.port}", "port")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"must be at least 1, got {self.max_body_bytes}", "max_body_bytes")
+        for name in ("accept_seconds", "drain_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"must be a time in seconds, got {getattr(self, name)}", name)

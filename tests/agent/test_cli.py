@@ -73,8 +73,10 @@ def test_vllms_flags_are_known():
         ([MODEL, "--block-size", "7"], "block_size", "--block-size"),
         ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
         ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),
-        ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "", ""),
+        ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes"),
         ([MODEL, "--api-key", ""], "empty", "--api-key"),
+        ([MODEL, "--log-level", "loud"], "log_level", "--log-level"),
+        ([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds"),
     ],
 )
 def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):

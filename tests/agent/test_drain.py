@@ -110,7 +110,7 @@ def test_a_dead_core_is_told_everywhere(leaving):
     answer = leaving.http.post(COMPLETION, json={"prompt": "a"})
     assert answer.status_code == 503
     leaving.signal(signal.SIGINT)
-    leaving.wait_for_exit()
+    assert leaving.wait_for_exit() == 1, "not a success"
 
 
 def _kill_core(parent: int) -> None:

@@ -18,9 +18,9 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", "port") from None
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another port or host", "port") from None
     return listener
 
 

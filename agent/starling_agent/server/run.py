@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 from starling_engine import AsyncEngine, EngineArgs
 from starling_engine.core.messages import Loading
+from starling_engine.errors import EngineDead
 
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
@@ -17,6 +18,7 @@ from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.signals import Shutdown
 from starling_agent.settings import ServerSettings
 
+DEAD_EXIT_CODE = 1
 log = structlog.get_logger("starling.server")
 
 
@@ -48,10 +50,11 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             announcer.serving(endpoint, listener.getsockname()[1])
             await server.serve(sockets=[listener])
             watch.cancel()
+            exit_code = shutdown.exit_code if _is_alive(engine) else DEAD_EXIT_CODE
         finally:
             await engine.shutdown()
-    log.info("ended", exit_code=shutdown.exit_code)
-    return shutdown.exit_code
+    log.info("ended", exit_code=exit_code)
+    return exit_code
 
 
 async def _start_engine(args: EngineArgs, on_phase: Callable[[Loading], None]) -> AsyncEngine:
@@ -66,10 +69,16 @@ async def _start_engine(args: EngineArgs, on_phase: Callable[[Loading], None]) -
         raise StoppedWhileLoading from None
 
 
+def _is_alive(engine: AsyncEngine) -> bool:
+    try:
+        engine.check_health()
+    except EngineDead:
+        return False
+    return True
+
+
 async def _report_death(engine: AsyncEngine) -> None:
     """Logs the cause once; /health tells it from then on, and whoever watches that decides."""
-    from starling_engine.errors import EngineDead
-
     while True:
         await asyncio.sleep(1.0)
         try:

@@ -1,5 +1,6 @@
 """How a command fails: the cause last but one, the fix last, no traceback, exit code 1."""
 
+import re
 from typing import NoReturn
 
 import typer
@@ -11,15 +12,24 @@ def fail(cause: str, fix: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def _flag_fix(field: str | None) -> str:
+    flag = f"--{field.replace('_', '-')}" if field else "the setting that the error names"
+    return f"change {flag} (see starling serve --help)"
+
+
+def _named_field(message: str) -> str | None:
+    """An error that came from the engine core's process has its field only in its text."""
+    match = re.match(r"([a-z]+(?:_[a-z]+)*): ", message)
+    return match[1] if match else None
+
+
 def fix_for(error: Exception) -> str:
     """What to do about an error of the engine's; the message itself says what is wrong."""
     from starling_engine.errors import ConfigError, EngineDead, UnsupportedModel, WeightError
 
     match error:
-        case ConfigError(field=str(field)):
-            return f"change --{field.replace('_', '-')} (see starling serve --help)"
         case ConfigError():
-            return "change the setting that the error names (see starling serve --help)"
+            return _flag_fix(error.field or _named_field(str(error)))
         case UnsupportedModel():
             return "serve a model of an architecture that is supported, or upgrade starling"
         case WeightError():

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from starling_agent.openai.endpoint import Endpoint
     from starling_engine.core.messages import Loading
 
-HEARTBEAT_SECONDS = 4.0
+HEARTBEAT_SECONDS = 1.0
+QUIET_SECONDS = 3.5
+"""So long nothing need be told; a beat later it is still under the five seconds after which people doubt."""
 
 
 class StartReport:
@@ -20,8 +22,8 @@ class StartReport:
 
     def __init__(self, model: str) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._began = self._phase_began = time.monotonic()
-        self._phase = f"looking for {model}"
+        self._began = self._phase_began = self._told = time.monotonic()
+        self._phase = self._text = f"looking for {model}"
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._spinner = self._console.status(Text(self._phase)) if self._console.is_terminal else None
@@ -41,16 +43,22 @@ class StartReport:
     def phase(self, loading: "Loading") -> None:
         """A new phase, or the next tenth of the one that goes on."""
         text = _describe(loading)
-        if text == self._phase:
+        if text == self._text:
             return
         with self._lock:
-            now = time.monotonic()
+            if loading.phase != self._phase:
+                self._next_phase(loading.phase)
+            self._text, self._told = text, time.monotonic()
             if self._spinner is not None:
-                self._console.print(Text(f"  {self._phase} ({now - self._phase_began:.1f} s)", style="dim"))
                 self._spinner.update(Text(text))
             else:
                 self._console.print(Text(text))
-            self._phase, self._phase_began = text, now
+
+    def _next_phase(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._spinner is not None:
+            self._console.print(Text(f"  {self._phase} ({now - self._phase_began:.1f} s)", style="dim"))
+        self._phase, self._phase_began = phase, now
 
     def serving(self, endpoint: "Endpoint", port: int) -> None:
         self._stop()
@@ -72,13 +80,13 @@ class StartReport:
     def _beat(self) -> None:
         while not self._done.wait(HEARTBEAT_SECONDS):
             with self._lock:
-                waited = time.monotonic() - self._phase_began
-                if waited < HEARTBEAT_SECONDS:
-                    continue
+                now = time.monotonic()
+                waited = f"{self._text} ({now - self._phase_began:.0f} s)"
                 if self._spinner is not None:
-                    self._spinner.update(Text(f"{self._phase} ({waited:.0f} s)"))
-                else:
-                    self._console.print(Text(f"still {self._phase} ({waited:.0f} s)"))
+                    self._spinner.update(Text(waited))
+                elif now - self._told >= QUIET_SECONDS:
+                    self._console.print(Text(f"still {waited}"))
+                    self._told = now
 
 
 def _describe(loading: "Loading") -> str:
