@@ -59,7 +59,7 @@ State attend_one_token(const Attention<T>& a, const Task& task) {
 
   const T* q = a.q + (task.token * a.heads + task.kv_head * group) * dim;
   const Scoring score(a.scale, a.soft_cap);
-  const int64_t start = task.key_begin / 8 * 8, keys = chunk_keys<T>(dim);
+  const int64_t start = task.key_begin / 8 * 8, keys = chunk_keys(a);
   Chunk<T> first_head(a, task, start);
   for (int64_t begin = start; begin < task.key_end; begin += keys) {
     const Chunk<T> next_keys(a, task, begin + keys);
