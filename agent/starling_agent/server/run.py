@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable
 from typing import Protocol
@@ -45,6 +46,9 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             shutdown = Shutdown(endpoint, server)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
+            # What start-up made stays for good; the collector need not walk it again, in the middle of streams.
+            gc.collect()
+            gc.freeze()
             # From here on the system takes connections, also those that come before uvicorn accepts them.
             listener.listen(BACKLOG)
             announcer.serving(endpoint, listener.getsockname()[1])

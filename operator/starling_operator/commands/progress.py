@@ -82,7 +82,7 @@ class StartReport:
             with self._lock:
                 now = time.monotonic()
                 waited = f"{self._text} ({now - self._phase_began:.0f} s)"
-                if self._spinner is not None:
+                if self._spinner is not None and now - self._phase_began >= HEARTBEAT_SECONDS:
                     self._spinner.update(Text(waited))
                 elif now - self._told >= QUIET_SECONDS:
                     self._console.print(Text(f"still {waited}"))
