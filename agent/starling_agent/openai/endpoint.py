@@ -33,7 +33,7 @@ class Endpoint:
         self.created = int(time.time())
         self.names = settings.served_model_names or (engine.config.worker.model_path,)
         self.work = OpenWork()
-        self.pace = Pace()
+        self.pace = Pace(engine.config.worker.device)
         self.metrics = RequestMetrics()
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
