@@ -24,14 +24,14 @@ log = structlog.get_logger("starling.request")
 
 
 class Endpoint:
-    """One model behind one engine. Built when the engine is ready; `drain` outlives it."""
+    """One model behind one engine, under the names in `settings`, of which there is at least one."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings, drain: Drain) -> None:
         self.engine = engine
         self.settings = settings
         self.drain = drain
         self.created = int(time.time())
-        self.names = settings.served_model_names or (engine.config.worker.model_path,)
+        self.names = settings.served_model_names
         self.work = OpenWork()
         self.pace = Pace(engine.config.worker.device)
         self.metrics = RequestMetrics()

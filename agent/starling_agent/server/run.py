@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import signal
 from collections.abc import Callable
@@ -41,7 +42,8 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
     with contextlib.closing(listener):
         engine = await _start_engine(args, announcer.phase)
         try:
-            endpoint = Endpoint(engine, settings, Drain())
+            named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
+            endpoint = Endpoint(engine, named, Drain())
             server = HttpServer(create_app(endpoint))
             shutdown = Shutdown(endpoint, server)
             shutdown.listen()

@@ -1,0 +1,44 @@
+"""Reading a body, apart from a server."""
+
+import asyncio
+
+import pytest
+from fastapi import Request
+from starling_agent.openai import body
+from starling_agent.openai.errors import ApiError
+from starling_agent.openai.protocol.tokens import DetokenizeRequest
+
+
+def request(receive, content_type: bytes = b"application/json") -> Request:
+    return Request({"type": "http", "method": "POST", "headers": [(b"content-type", content_type)]}, receive)
+
+
+async def test_a_body_in_pieces():
+    pieces = [b'{"tok', b'ens": [1, ', b"2]}"]
+
+    async def receive():
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": len(pieces) > 0}
+
+    assert (await body.body_of(DetokenizeRequest)(request(receive))).tokens == [1, 2]
+
+
+async def test_a_body_that_drips_is_given_up(monkeypatch):
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
+
+    async def receive():
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    with pytest.raises(ApiError) as error:
+        await body.body_of(DetokenizeRequest)(request(receive))
+    assert error.value.status == 408
+
+
+@pytest.mark.parametrize(
+    "kind", [b"application/json", b"application/json; charset=utf-8", b"Application/JSON", b"application/x+json"]
+)
+async def test_json_by_any_name(kind):
+    async def receive():
+        return {"type": "http.request", "body": b'{"tokens": []}', "more_body": False}
+
+    assert (await body.body_of(DetokenizeRequest)(request(receive, kind))).tokens == []
