@@ -20,13 +20,14 @@ class EngineArgs:
 
     model                    folder, or Hugging Face id with an optional @revision
     dtype                    "auto" takes the checkpoint's
+    seed                     makes the seeds of requests that bring none repeatable; also of dummy weights
     max_model_len            longest prompt plus output in tokens; None takes the model's
     max_num_seqs             requests that run at once
     max_num_batched_tokens   token budget of one step
     block_size               tokens in a block of the KV cache
     kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
-                             None takes 0.9 of a GPU, 0.5 of a CPU machine
+                             None takes 0.5 of a CPU machine
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -38,7 +39,7 @@ class EngineArgs:
     load_format: Literal["auto", "dummy"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: str = "auto"
-    seed: int = 0
+    seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -54,7 +55,7 @@ class EngineArgs:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     num_threads: int | None = None
-    progress_timeout: float = 60.0
+    progress_timeout: float = 20.0
     show_progress: bool = True
 
     def __post_init__(self) -> None:
@@ -123,10 +124,11 @@ class EngineConfig:
     scheduler: SchedulerConfig
     worker: WorkerConfig
     block_size: int
-    vocab_size: int
     progress_timeout: float
     async_scheduling: bool | None = None
     """None lets the worker's platform decide."""
+    seed: int | None = None
+    """Of the frontend's draws of request seeds; None takes the system's entropy."""
     layout: ParallelLayout = field(default_factory=ParallelLayout)
 
 

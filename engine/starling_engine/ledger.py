@@ -49,16 +49,25 @@ def block_bytes(groups: list[KVGroup]) -> int:
     return max(len(group.layers) for group in groups) * groups[0].spec.page_bytes
 
 
-def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int) -> int:
-    """Working memory of the largest step: its widest intermediate tensors, and fp32 logits of every row that samples."""
+LOGPROB_ROWS = 64
+"""Prompt positions whose full-vocabulary log probabilities are held at once."""
+
+
+def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
+    """Working memory of the largest step, and the table of rotations.
+
+    A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
+    """
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     widths = 4 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
-    return max_tokens * widths * dtype_bytes + 2 * max_rows * model.vocab_size * 4
+    rotations = max_model_len * model.head_dim * 4
+    return max_tokens * widths * dtype_bytes + 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 + rotations
 
 
 def plan_memory(
     *,
     total: int,
+    available: int,
     fraction: float,
     weights: int,
     activations: int,
@@ -70,9 +79,11 @@ def plan_memory(
 ) -> Ledger:
     """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
 
+    `available` is what is free now, with the weights loaded: others may have taken memory of the machine.
+
     Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
     """
-    limit = total if kv_bytes is not None else int(total * fraction)
+    limit = min(total if kv_bytes is not None else int(total * fraction), available + weights)
     room = limit - weights - activations
     wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
     num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block

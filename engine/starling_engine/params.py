@@ -12,6 +12,8 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_TOKEN_IDS = 8192
+"""In each of the lists of stop, allowed and banned tokens."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,8 +54,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def validate(self, vocab_size: int) -> None:
-        """Raises InvalidRequest naming the first field that is out of its bounds."""
+    def validate(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """Raises InvalidRequest naming the first field that has the wrong type or is out of its bounds."""
+        self._validate_lengths()
+        check_types(self)
         _within("n", self.n, 1, MAX_N)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -72,6 +76,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _within(name, value, 0, MAX_LOGPROBS)
         self._validate_stops()
         self._validate_token_lists(vocab_size)
+        self._validate_choice(vocab_size, eos_token_ids)
+
+    def _validate_lengths(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+            tokens = getattr(self, name)
+            if isinstance(tokens, list) and len(tokens) > MAX_TOKEN_IDS:
+                raise InvalidRequest(f"at most {MAX_TOKEN_IDS} tokens, got {len(tokens)}", name)
 
     def _validate_stops(self) -> None:
         if len(self.stop_strings) > MAX_STOP_STRINGS:
@@ -96,8 +107,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("banned_token_ids", self.banned_token_ids),
         ):
             _known_tokens(name, tokens or (), vocab_size)
-        if self.allowed_token_ids and set(self.allowed_token_ids) <= set(self.banned_token_ids or ()):
-            raise InvalidRequest("every allowed token is banned too", "banned_token_ids")
+
+    def _validate_choice(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """Something must be left to choose from, also while `min_tokens` forbids what would end the output."""
+        never = set(self.banned_token_ids or ())
+        if self.min_tokens:
+            never.update(self.stop_token_ids or (), () if self.ignore_eos else eos_token_ids)
+        if self.allowed_token_ids is not None and set(self.allowed_token_ids) <= never:
+            raise InvalidRequest("every allowed token is banned, or may not come before min_tokens", "allowed_token_ids")
+        if len(never) >= vocab_size:
+            raise InvalidRequest("every token is banned, or may not come before min_tokens", "banned_token_ids")
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,6 +124,10 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     pooling: Literal["mean", "last", "cls"] = "mean"
     normalize: bool = True
+
+    def validate(self) -> None:
+        """Raises InvalidRequest naming the field that is wrong."""
+        check_types(self)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +138,18 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+
+
+def check_types(params: SamplingParams | PoolingParams) -> None:
+    """A Struct takes whatever it is given; the core's decoder would not, and could only answer nobody.
+
+    Raises InvalidRequest naming the field.
+    """
+    try:
+        msgspec.convert(msgspec.to_builtins(params), type(params))
+    except (msgspec.ValidationError, TypeError) as error:
+        text, _, path = str(error).partition(" - at `")
+        raise InvalidRequest(text, path.strip("`").removeprefix("$.").split("[")[0] or None) from None
 
 
 def _within(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:

@@ -151,7 +151,7 @@ TEXTS_AND_LISTS = [
     one("logit_bias", {str(i): 1 for i in range(2000)}, says="at most"),
     one("allowed_token_ids", []),
     one("allowed_token_ids", [4096]),
-    Bad({"allowed_token_ids": [5], "banned_token_ids": [5]}, "banned_token_ids"),
+    Bad({"allowed_token_ids": [5], "banned_token_ids": [5]}, "allowed_token_ids"),
     one("banned_token_ids", [10**12]),
     one("bad_words", ["antidisestablishmentarianism"], param="bad_words[0]", says="tokens"),
     one("bad_words", [" "], param="bad_words[0]"),

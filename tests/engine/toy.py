@@ -12,7 +12,7 @@ from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
 from starling_engine.worker.batch import InputBatch
 
 VOCAB = 50
@@ -85,13 +85,21 @@ class ToyWorker:
             for position in range(max(0, plan.starts[r] - window + 1) if window else 0, end):
                 page = table[slot, position // self.block_size]
                 assert self.pages[page, position % self.block_size] == hashes[position], (slot, position, page)
+        scores = self._prompt_rows(plan, r, end)
         if not plan.sample[r]:
-            return RowResult()
+            return RowResult(prompt_logprobs=scores)
         if self.batch.occupant(slot).pooling is not None:
             return RowResult(pooled=[float(hashes[-1])])
         token = next_token(tokens, int(self.batch.seed[slot]))
         self.batch.tokens[slot, end] = token
-        return RowResult(tokens=[token])
+        return RowResult(tokens=[token], prompt_logprobs=scores)
+
+    def _prompt_rows(self, plan: StepPlan, r: int, end: int) -> list[LogprobRow] | None:
+        occupant = self.batch.occupant(plan.slots[r])
+        if occupant.sampling is None or occupant.sampling.prompt_logprobs is None:
+            return None
+        following = self.batch.tokens[plan.slots[r], plan.starts[r] + 1 : min(end + 1, occupant.num_prompt)]
+        return [LogprobRow([token], [0.0], 1) for token in following.tolist()]
 
 
 class ToyEngine:
@@ -118,7 +126,7 @@ class ToyEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=budget)
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget)
         self.scheduler = Scheduler(self.config, self.kv)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
         self.depth = depth
@@ -126,11 +134,12 @@ class ToyEngine:
         self.results: list[StepResult] = []
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Delta] = {}
+        self.prompt_rows: dict[str, list[LogprobRow]] = {}
         self.cached: dict[str, int] = {}
 
     def add(self, request_id: str, prompt: list[int], params: SamplingParams | None = None, **fields: object) -> Delta | None:
         record = EngineRequest(id=request_id, prompt_ids=prompt, params=params or SamplingParams(), **fields)
-        refusal = self.scheduler.refusal(record)
+        refusal = self.scheduler.answer_at_once(record)
         if refusal is None:
             self.scheduler.add(record)
         return refusal
@@ -154,6 +163,7 @@ class ToyEngine:
     def _take(self, delta: Delta) -> None:
         assert delta.id not in self.finished
         self.outputs.setdefault(delta.id, []).extend(delta.tokens)
+        self.prompt_rows.setdefault(delta.id, []).extend(delta.prompt_logprobs or [])
         if delta.cached_tokens is not None:
             self.cached[delta.id] = delta.cached_tokens
         if delta.finish_reason is not None:

@@ -11,7 +11,7 @@ import zmq.asyncio
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Ping, Pong
 from starling_engine.delta import Delta, Stats
-from starling_engine.errors import EngineDead
+from starling_engine.errors import EngineDead, InvalidRequest
 
 PING_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
@@ -35,10 +35,13 @@ class CoreClient:
         self.failure: str | None = None
         self._process = process
         self._progress_timeout = progress_timeout
-        self._sinks: dict[str, DeltaSink] = {}
+        self._sinks: dict[str, tuple[int, DeltaSink]] = {}
+        """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._heard = self._advanced = time.monotonic()
+        self._unanswered = 0
+        self._stalled = 0
         self._progress = -1
+        self._sends: set[asyncio.Future[None]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromCore).decode
         self._socket = context.socket(zmq.DEALER)
@@ -53,19 +56,20 @@ class CoreClient:
 
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
-        self._heard = time.monotonic()
         last: Loading | None = None
+        began = time.monotonic()
         while self.hello is None:
             await self.send(Ping())
             if await self._socket.poll(50):
                 message = self._decode(await self._socket.recv())
-                if isinstance(message, Loading) and on_phase is not None and message != last:
+                if isinstance(message, Loading) and message != last:
                     last = message
-                    on_phase(message)
+                    if on_phase is not None:
+                        on_phase(message)
                 self._take(message)
             if self._process is not None and self._process.exit_reason() is not None:
                 raise self._process.error()
-            if self._process is None and time.monotonic() - self._heard > SILENCE_SECONDS:
+            if self._process is None and last is None and time.monotonic() - began > SILENCE_SECONDS:
                 raise EngineDead(f"no engine core answers (waited {SILENCE_SECONDS:g} s)")
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
         return self.hello
@@ -74,15 +78,21 @@ class CoreClient:
         await self._socket.send(self._encode(message))
 
     async def add(self, message: Add, sink: DeltaSink) -> None:
-        """Sends a request whose deltas go to `sink`. Raises EngineDead."""
+        """Sends a request whose deltas go to `sink`. Raises EngineDead, or InvalidRequest for an id that is in use."""
         self.check()
-        self._sinks[message.request.id] = sink
+        request = message.request
+        if request.id in self._sinks and self._sinks[request.id][0] >= request.attempt:
+            raise InvalidRequest(f"a request with id {request.id!r} is running already", "request_id")
+        self._sinks[request.id] = (request.attempt, sink)
         await self.send(message)
 
-    async def abort(self, ids: list[str]) -> None:
+    def abort(self, ids: list[str]) -> None:
+        """Ends requests, without waiting; those that have ended are ignored."""
         own = [i for i in ids if self._sinks.pop(i, None) is not None]
         if own and self.failure is None:
-            await self.send(Abort(own))
+            sent = asyncio.ensure_future(self.send(Abort(own)))
+            self._sends.add(sent)
+            sent.add_done_callback(self._sends.discard)
 
     def check(self) -> None:
         """Raises EngineDead with the cause when the core has failed."""
@@ -102,16 +112,18 @@ class CoreClient:
             self._take(self._decode(await self._socket.recv()))
 
     def _take(self, message: FromCore) -> None:
-        self._heard = time.monotonic()
+        self._unanswered = 0
         match message:
             case Deltas(deltas, stats):
                 self.stats = stats
-                self._advanced = self._heard
+                self._stalled = 0
                 for delta in deltas:
                     self._deliver(delta)
             case Pong():
                 self._take_pong(message)
             case Hello():
+                if self.hello is not None:  # it had given this frontend up, and its requests with it
+                    self._end_all("the engine core lost touch with this frontend and dropped its requests")
                 self.hello, self.stats = message, message.stats
             case Loading():
                 pass
@@ -120,12 +132,12 @@ class CoreClient:
         self.stats = pong.stats
         if self.hello is not None and pong.incarnation != self.hello.incarnation:
             self._fail("the engine core was restarted")
-        if pong.progress != self._progress or not pong.busy:
-            self._progress, self._advanced = pong.progress, self._heard
+        self._stalled = self._stalled + 1 if pong.busy and pong.progress == self._progress else 0
+        self._progress = pong.progress
 
     def _deliver(self, delta: Delta) -> None:
-        sink = self._sinks.get(delta.id)
-        if sink is None:
+        attempt, sink = self._sinks.get(delta.id, (None, None))
+        if sink is None or attempt != delta.attempt:
             return
         if delta.finish_reason is not None:
             del self._sinks[delta.id]
@@ -134,20 +146,24 @@ class CoreClient:
     # ---- health ----
 
     async def _watch(self) -> None:
+        """Counts pings, not seconds: a frontend that was itself held up must not take that for the core's silence."""
         while self.failure is None:
             await self.send(Ping())
+            self._unanswered += 1
             await asyncio.sleep(PING_SECONDS)
-            now = time.monotonic()
             reason = self._process.exit_reason() if self._process is not None else None
             if reason is not None:
                 self._fail(f"the engine core died: {reason}")
-            elif now - self._heard > SILENCE_SECONDS:
-                self._fail(f"the engine core has not answered for {now - self._heard:.0f} s")
-            elif now - self._advanced > self._progress_timeout:
-                self._fail(f"the engine core has work but made no progress for {now - self._advanced:.0f} s")
+            elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
+                self._fail(f"the engine core has not answered for {SILENCE_SECONDS:g} s")
+            elif self._stalled * PING_SECONDS > self._progress_timeout:
+                self._fail(f"the engine core has work but made no progress for {self._progress_timeout:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
+        self._end_all(reason)
+
+    def _end_all(self, reason: str) -> None:
         sinks, self._sinks = self._sinks, {}
-        for request_id, sink in sinks.items():
-            sink(Delta(request_id, finish_reason="error", error=reason))
+        for request_id, (attempt, sink) in sinks.items():
+            sink(Delta(request_id, attempt, finish_reason="error", error=reason))

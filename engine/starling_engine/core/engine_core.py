@@ -27,16 +27,16 @@ class EngineCore:
             report.groups,
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
-            chunk=settings.max_num_batched_tokens,
+            chunk=self.depth * settings.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(settings, kv, self.membership.epoch)
 
     def add(self, request: EngineRequest) -> Delta | None:
-        """Queues a request; returns the refusal when it cannot run."""
-        refusal = self.scheduler.refusal(request)
-        if refusal is None:
+        """Queues a request; returns the answer when there is one at once."""
+        answer = self.scheduler.answer_at_once(request)
+        if answer is None:
             self.scheduler.add(request)
-        return refusal
+        return answer
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)

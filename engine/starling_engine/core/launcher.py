@@ -26,6 +26,8 @@ class CoreHandle:
             [sys.executable, "-m", "starling_engine.core", self.address],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # Ctrl-C goes to a terminal's whole process group; the core must live on until its frontend has drained.
+            start_new_session=True,
         )
         self._cause: str | None = None
         self._last_line = "it left no message"

@@ -74,7 +74,8 @@ class CoreProcess:
     def _receive(self, timeout_ms: int) -> None:
         """Takes all messages that are there; waits for the first one at most `timeout_ms`."""
         while self._socket.poll(timeout_ms):
-            identity, payload = self._socket.recv_multipart()
+            identity, *frames = self._socket.recv_multipart()
+            payload = b"".join(frames)
             self._last_heard[identity] = time.monotonic()
             try:
                 message = self._decode(payload)
@@ -93,11 +94,11 @@ class CoreProcess:
             case _ if self.core is None:
                 logger.warning("%s came before the core was ready", type(message).__name__)
             case Add(request):
-                refusal = self.core.add(request)
-                if refusal is None:
+                answer = self.core.add(request)
+                if answer is None:
                     self._owners[request.id] = identity
                 else:
-                    self._send(identity, Deltas([refusal], self._stats()))
+                    self._send(identity, Deltas([answer], self._stats()))
             case Abort(ids):
                 for request_id in ids:
                     if self._owners.get(request_id) == identity:

@@ -35,6 +35,7 @@ class AsyncEngine:
         self.model_config = model_config
         self.config = config
         self._longest = max_tokens_per_request
+        self._seeds = random.Random(config.seed)
         self._clients: list[CoreClient] = []
         self._processes: list[CoreHandle] = []
         self._context: zmq.asyncio.Context | None = None
@@ -111,7 +112,7 @@ class AsyncEngine:
                 if item is not None:
                     yield item
         finally:
-            await run.close()
+            run.close()
 
     async def generate(
         self,
@@ -132,7 +133,7 @@ class AsyncEngine:
                     output = run.assembler.output()
                     yield output
         finally:
-            await run.close()
+            run.close()
 
     async def complete(
         self,
@@ -150,7 +151,7 @@ class AsyncEngine:
                 await run.wait()
             return run.assembler.output()
         finally:
-            await run.close()
+            run.close()
 
     async def embed(self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None) -> EmbeddingRequestOutput:
         """One vector for the prompt. Raises as `stream` does."""
@@ -167,7 +168,7 @@ class AsyncEngine:
         try:
             delta = await done
         finally:
-            await client.abort([request_id])
+            client.abort([request_id])
         if delta.error is not None:
             client.check()
         raise_failure(delta)
@@ -177,7 +178,7 @@ class AsyncEngine:
     def validate(self, prompt_ids: list[int], params: SamplingParams | PoolingParams) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
         if isinstance(params, SamplingParams):
-            params.validate(self.model_config.vocab_size)
+            params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
         self._check_prompt(prompt_ids, room=1 if isinstance(params, SamplingParams) else 0)
 
     async def _submit(
@@ -190,13 +191,13 @@ class AsyncEngine:
         *,
         cumulative: bool,
     ) -> "Run":
-        params.validate(self.model_config.vocab_size)
+        params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
         ids = await self._prompt_ids(prompt, room=1)
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
         run = Run(self._least_loaded(), assembler)
-        seed = random.getrandbits(63) if params.seed is None else params.seed
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         parent = f"{request_id}/0"
         for index in range(params.n):
             record = EngineRequest(

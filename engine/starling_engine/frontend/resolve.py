@@ -1,6 +1,5 @@
 """From what the user wrote to what a core is started with. Imports no torch, so that a server's start does not wait for it."""
 
-import os
 from pathlib import Path
 
 from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
@@ -10,7 +9,6 @@ from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.weights.hub import resolve_model
 
 CPU_MEMORY_FRACTION = 0.5
-GPU_MEMORY_FRACTION = 0.9
 
 
 def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
@@ -23,7 +21,7 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
     max_model_len = args.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
-    device = _device(args.device)
+    device = "cpu" if args.device == "auto" else args.device  # the one that this release has
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -38,13 +36,13 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         load_format=args.load_format,
         device=device,
         dtype=model.dtype if args.dtype == "auto" else args.dtype,
-        seed=args.seed,
+        seed=args.seed or 0,
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        memory_fraction=args.gpu_memory_utilization or (CPU_MEMORY_FRACTION if device == "cpu" else GPU_MEMORY_FRACTION),
+        memory_fraction=args.gpu_memory_utilization or CPU_MEMORY_FRACTION,
         attention_backend=args.attention_backend,
         num_threads=args.num_threads or cpu_limit(),
     )
@@ -52,17 +50,11 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         scheduler=scheduler,
         worker=worker,
         block_size=args.block_size,
-        vocab_size=model.vocab_size,
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
+        seed=args.seed,
     )
     return folder, model, config
-
-
-def _device(asked: str) -> str:
-    """Looks for the driver's device file, since asking torch would cost its import."""
-    has_cuda = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    return ("cuda" if has_cuda else "cpu") if asked == "auto" else asked
 
 
 def resolve_tokenizer(args: EngineArgs, folder: Path) -> Path:

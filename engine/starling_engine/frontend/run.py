@@ -1,6 +1,7 @@
 """A request on its way, from the side of whoever waits for it."""
 
 import asyncio
+import logging
 
 from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Add
@@ -9,50 +10,67 @@ from starling_engine.errors import InvalidRequest, QueueFull, RequestFailed
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.request import EngineRequest
 
+logger = logging.getLogger("starling.frontend")
+
 RETRY_AFTER = 1.0
 """Seconds after which a caller that found the queue full may try again."""
 
 
 class Run:
-    """One request on its way: its sequences in the core, and what has come of them."""
+    """One request on its way: the resume records of its sequences, and what has come of them."""
 
     def __init__(self, client: CoreClient, assembler: Assembler) -> None:
         self.assembler = assembler
+        self.records: dict[str, EngineRequest] = {}
+        """By id, of the sequences that are open, with the output so far: what another core would need to go on."""
         self._client = client
-        self._open: set[str] = set()
         self._wake = asyncio.Event()
         self._failure: Delta | None = None
-        self._to_abort: list[str] = []
 
     async def add(self, index: int, record: EngineRequest) -> None:
-        self._open.add(record.id)
-        await self._client.add(Add(record), lambda delta: self._take(index, delta))
+        """Raises EngineDead, or InvalidRequest for an id that is in use."""
+        self.records[record.id] = record
+        try:
+            await self._client.add(Add(record), lambda delta: self._take(index, delta))
+        except BaseException:
+            del self.records[record.id]
+            raise
 
     def _take(self, index: int, delta: Delta) -> None:
-        if delta.finish_reason is not None:
-            self._open.discard(delta.id)
+        self._wake.set()
         if delta.error is not None:
             self._failure = delta
-        elif self.assembler.push(index, delta) and delta.finish_reason is None:
-            self._to_abort.append(delta.id)
-        self._wake.set()
+        else:
+            self._assemble(index, delta)
+        if delta.finish_reason is not None:
+            self.records.pop(delta.id, None)
+        elif delta.id in self.records:
+            self.records[delta.id].output_ids.extend(delta.tokens)
+
+    def _assemble(self, index: int, delta: Delta) -> None:
+        """A stop string ends the sequence in the core at once, whether or not anybody reads."""
+        try:
+            stopped = self.assembler.push(index, delta)
+        except Exception as error:
+            logger.exception("output of request %s could not be read", delta.id)
+            self._failure = Delta(delta.id, delta.attempt, finish_reason="error", error=f"detokenizing failed: {error}")
+            stopped = True
+        if stopped and delta.finish_reason is None:
+            self._client.abort([delta.id])
+            self.records.pop(delta.id, None)
 
     async def wait(self) -> None:
         """Until something came. Raises what ended the request."""
         await self._wake.wait()
         self._wake.clear()
-        if self._to_abort:
-            aborted, self._to_abort = self._to_abort, []
-            self._open.difference_update(aborted)
-            await self._client.abort(aborted)
         if self._failure is not None:
             self._client.check()
             raise_failure(self._failure)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Aborts what is still open."""
-        if self._open:
-            await self._client.abort(list(self._open))
+        if self.records:
+            self._client.abort(list(self.records))
 
 
 def raise_failure(delta: Delta) -> None:

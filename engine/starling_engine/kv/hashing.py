@@ -13,7 +13,7 @@ GRANULE = 8
 
 def chain_root(*keys: str | None) -> bytes:
     """The chain's first value: what makes a prefix valid besides its tokens (adapter, cache salt)."""
-    return sha256("\0".join("-" if key is None else f"+{key}" for key in keys).encode()).digest()
+    return sha256(repr(keys).encode()).digest()
 
 
 class HashChain:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.step import BlockCopy
 
 
@@ -30,6 +30,8 @@ class Holding:
 
 
 class KVManager:
+    """`chunk` is the most tokens that one sequence can have in flight: the step's budget times the steps in flight."""
+
     def __init__(self, groups: Sequence[KVGroup], num_blocks: int, *, prefix_caching: bool = True, chunk: int = 2048) -> None:
         self.groups = list(groups)
         self.block_size = groups[0].spec.block_size
@@ -38,6 +40,8 @@ class KVManager:
         self.pool = BlockPool(num_blocks, len(groups))
         self.reserved = 0
         self._chunk = chunk
+        self.max_tokens = self._longest_sequence()
+        """The longest sequence that the pool can hold alone."""
         self._windows = [g for g, group in enumerate(groups) if group.spec.window]
 
     def holding(self, root: bytes) -> Holding:
@@ -45,22 +49,13 @@ class KVManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at its peak, over all groups."""
-        logical = -(-num_tokens // self.block_size)
-        peak = 0
-        for group in self.groups:
-            window = group.spec.window
-            peak += min(logical, -(-(window + self._chunk) // self.block_size) + 1) if window else logical
-        return peak
+        return peak_blocks(self.groups, num_tokens, self._chunk)
 
-    @property
-    def max_tokens(self) -> int:
-        """The longest sequence that the pool can hold alone."""
+    def _longest_sequence(self) -> int:
         low, high = 0, self.pool.num_usable * self.block_size
-        if self.blocks_for(high) <= self.pool.num_usable:
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.blocks_for(middle) <= self.pool.num_usable else (low, middle)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.blocks_for(middle) <= self.pool.num_usable else (low, middle - 1)
         return low
 
     @property

@@ -3,6 +3,7 @@
 Layers of equal spec form a KV group with block tables of its own; all groups draw pages of equal bytes from one pool.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -52,6 +53,16 @@ class KVGroup:
 
     spec: KVSpec
     layers: tuple[int, ...]
+
+
+def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, chunk: int) -> int:
+    """Blocks that a sequence of `num_tokens` holds at its peak, over all groups, when `chunk` tokens are in flight at once."""
+    logical = -(-num_tokens // groups[0].spec.block_size)
+    peak = 0
+    for group in groups:
+        window = group.spec.window
+        peak += min(logical, -(-(window + chunk) // group.spec.block_size) + 1) if window else logical
+    return peak
 
 
 def group_layers(specs: list[KVSpec]) -> list[KVGroup]:

@@ -145,7 +145,7 @@ def _read_dtype(config: Fields) -> str:
 def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
     """Both files' ids: chat models often list the end of a turn only in generation_config.json."""
     ids = config.token_ids("eos_token_id") + generation.token_ids("eos_token_id")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(token for token in ids if token < config.integer("vocab_size")))
 
 
 def _read_generation_defaults(generation: Fields) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """Changes to logits before sampling: bias, allowed and banned tokens, minimum length, penalties.
 
-Each works on one row in place; rows that ask for none of it cost nothing.
+Each works on one row in place; requests that ask for none of it cost nothing.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,45 @@ import torch
 from starling_engine.params import SamplingParams
 
 NEVER = float("-inf")
+
+
+class Adjuster:
+    """What one request changes in its logits. Token lists become tensors once, when the request enters its slot."""
+
+    def __init__(self, params: SamplingParams, num_prompt: int, eos_token_ids: tuple[int, ...]) -> None:
+        stops = (*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids))
+        self._params = params
+        self._num_prompt = num_prompt
+        self._biased = _ids(params.logit_bias or ())
+        self._bias = torch.tensor(list((params.logit_bias or {}).values()), dtype=torch.float32)
+        self._allowed = _ids(params.allowed_token_ids or ())
+        self._banned = _ids(params.banned_token_ids or ())
+        self._stops = _ids(stops)
+
+    def adjust(self, row: torch.Tensor, tokens: npt.NDArray[np.int32]) -> None:
+        """Changes one row of logits [vocab], fp32. `tokens` are the prompt and the output so far."""
+        self._penalise(row, tokens)
+        if len(self._biased):
+            row[self._biased] += self._bias
+        if len(self._allowed):
+            kept = row[self._allowed]
+            row.fill_(NEVER)
+            row[self._allowed] = kept
+        row[self._banned] = NEVER
+        if len(tokens) - self._num_prompt < self._params.min_tokens:
+            row[self._stops] = NEVER
+
+    def _penalise(self, row: torch.Tensor, tokens: npt.NDArray[np.int32]) -> None:
+        """Repetition divides positive and multiplies negative logits of all seen tokens; the others count the output."""
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(tokens)).long()
+            logits = row[seen]
+            row[seen] = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(tokens[self._num_prompt :], return_counts=True)
+            penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(row.dtype)
+            row[torch.from_numpy(ids).long()] -= penalty
 
 
 def needs_adjusting(params: SamplingParams) -> bool:
@@ -24,40 +65,5 @@ def needs_adjusting(params: SamplingParams) -> bool:
     )
 
 
-def adjust(
-    row: torch.Tensor,
-    params: SamplingParams,
-    tokens: npt.NDArray[np.int32],
-    num_prompt: int,
-    stop_ids: frozenset[int],
-) -> None:
-    """Changes one row of logits [vocab], fp32. `tokens` are the prompt and the output so far; `stop_ids` would end the request."""
-    _penalise(row, params, tokens, num_prompt)
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype)
-    if params.allowed_token_ids:
-        allowed = torch.tensor(params.allowed_token_ids, dtype=torch.int64)
-        kept = row[allowed]
-        row.fill_(NEVER)
-        row[allowed] = kept
-    if params.banned_token_ids:
-        row[torch.tensor(params.banned_token_ids, dtype=torch.int64)] = NEVER
-    if len(tokens) - num_prompt < params.min_tokens and stop_ids:
-        row[torch.tensor(list(stop_ids), dtype=torch.int64)] = NEVER
-
-
-def _penalise(
-    row: torch.Tensor, params: SamplingParams, tokens: npt.NDArray[np.int32], num_prompt: int
-) -> None:
-    """Repetition divides positive and multiplies negative logits of all seen tokens; presence and frequency count the output."""
-    if params.repetition_penalty != 1.0 and len(tokens):
-        seen = torch.from_numpy(np.unique(tokens)).long()
-        logits = row[seen]
-        row[seen] = torch.where(
-            logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
-        )
-    if (params.presence_penalty or params.frequency_penalty) and len(tokens) > num_prompt:
-        ids, counts = np.unique(tokens[num_prompt:], return_counts=True)
-        penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(row.dtype)
-        row[torch.from_numpy(ids).long()] -= penalty
+def _ids(tokens: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(tokens), dtype=torch.int64)

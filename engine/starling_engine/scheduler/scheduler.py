@@ -4,6 +4,7 @@ There is one rule: every request runs from its planned tokens to all it has, as 
 chunked prefill, prefix hits and resumed requests are cases of it.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from starling_engine.request import EngineRequest
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
 from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, RowResult, StepPlan, StepResult
+
+logger = logging.getLogger("starling.scheduler")
 
 MAX_FAULTS = 3
 """Failed steps that a request may be part of before it counts as their cause."""
@@ -59,14 +62,15 @@ class Scheduler:
 
     # ---- requests ----
 
-    def refusal(self, record: EngineRequest) -> Delta | None:
-        """Why a request can never run, or not now; None when it can."""
+    def answer_at_once(self, record: EngineRequest) -> Delta | None:
+        """The answer to a request that can never run, not now, or has all its output already; None when it is to be added."""
         params = record.params
         length = len(record.prompt_ids) + len(record.output_ids)
         wanted = length if record.pooling else length + 1
         limit = min(self.config.max_model_len, self.kv.max_tokens)
         problem: tuple[str, str | None] | None = None
-        if record.id in self.requests:
+        running = self.requests.get(record.id)
+        if running is not None and running.record.attempt >= record.attempt:
             problem = (f"a request with id {record.id!r} is running already", "request_id")
         elif not record.prompt_ids:
             problem = ("the prompt must hold at least one token", "prompt")
@@ -79,12 +83,16 @@ class Scheduler:
         if len(self.waiting) >= self.config.max_num_waiting:
             text = f"{len(self.waiting)} requests are waiting already"
             return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
+        if params.max_tokens is not None and len(record.output_ids) >= params.max_tokens:
+            return Delta(record.id, record.attempt, finish_reason="length")
         return None
 
     def add(self, record: EngineRequest) -> None:
-        """Queues a request that `refusal` has nothing against."""
+        """Queues a request that `answer_at_once` has no answer to. A newer attempt takes the place of an older one."""
+        self.abort(record.id)
         root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
-        request = RequestState(record, self.kv.holding(root), self.config.max_model_len, self.config.eos_token_ids)
+        longest = min(self.config.max_model_len, self.kv.max_tokens)
+        request = RequestState(record, self.kv.holding(root), longest, self.config.eos_token_ids)
         parent = self._parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
@@ -143,7 +151,8 @@ class Scheduler:
     def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
         """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget."""
         block_size = self.kv.block_size
-        for request in tuple(self.running):
+        by_priority = self.config.policy == "priority"
+        for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
             if todo > 1:
@@ -271,8 +280,10 @@ class Scheduler:
 
     def update(self, result: StepResult) -> list[Delta]:
         """Takes a step's result into account; returns what its requests gained."""
-        draft = self._in_flight.pop(result.step_id)
-        assert result.epoch == self.epoch, f"result of epoch {result.epoch} in epoch {self.epoch}"
+        draft = self._in_flight.pop(result.step_id, None)
+        if draft is None or result.epoch != self.epoch:
+            logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
+            return []
         self.stats.steps_total += 1
         if result.error is not None:
             return self._blame(draft, result.error)
@@ -281,10 +292,10 @@ class Scheduler:
             draft.requests, draft.runs, draft.starts, draft.num_tokens, result.rows, strict=True
         ):
             if request.run == run:
-                self._update_row(request, start + count, row, deltas.append)
+                self._update_row(request, start, start + count, row, deltas.append)
         return deltas
 
-    def _update_row(self, request: RequestState, computed: int, row: RowResult, emit: Callable[[Delta], None]) -> None:
+    def _update_row(self, request: RequestState, start: int, computed: int, row: RowResult, emit: Callable[[Delta], None]) -> None:
         first_confirmed = request.computed < request.num_prompt <= computed
         request.computed = computed
         holding = request.holding
@@ -293,6 +304,8 @@ class Scheduler:
             self.kv.leave_window(holding, computed)
         if first_confirmed:
             self._open_forks(request)
+        if row.prompt_logprobs:
+            row.prompt_logprobs = request.unscored(start, row.prompt_logprobs)
         if row.error is not None or row.pooled is not None:
             delta = Delta(request.record.id, request.record.attempt, pooled=row.pooled, error=row.error)
             delta.finish_reason = "stop" if row.error is None else "error"

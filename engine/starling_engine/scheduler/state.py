@@ -4,6 +4,7 @@ from enum import Enum, auto
 
 from starling_engine.kv.manager import Holding
 from starling_engine.request import EngineRequest
+from starling_engine.step import LogprobRow
 
 
 class Gate(Enum):
@@ -43,6 +44,7 @@ class RequestState:
         "planned",
         "record",
         "run",
+        "scored",
         "slot",
         "status",
         "stop_ids",
@@ -56,7 +58,7 @@ class RequestState:
         self.holding = holding
         self.tokens = record.prompt_ids + record.output_ids
         self.num_prompt = len(record.prompt_ids)
-        self.planned = self.computed = self.pending = self.run = self.faults = 0
+        self.planned = self.computed = self.pending = self.run = self.faults = self.scored = 0
         self.status = Status.WAITING
         self.gates: set[Gate] = set()
         self.slot = -1
@@ -69,6 +71,12 @@ class RequestState:
         own = params.stop_token_ids or ()
         self.stop_ids = frozenset(own) if params.ignore_eos else frozenset((*eos_token_ids, *own))
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
+
+    def unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
+        """What of a chunk's prompt logprobs was not sent before a preemption; the chunk begins at position `start`."""
+        new = rows[max(0, self.scored - start) :]
+        self.scored += len(new)
+        return new
 
     @property
     def reads_prefix_cache(self) -> bool:

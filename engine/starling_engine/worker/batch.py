@@ -10,7 +10,7 @@ import torch
 from starling_engine.attention.base import AttentionMetadata
 from starling_engine.kv.spec import KVGroup
 from starling_engine.params import PoolingParams, SamplingParams
-from starling_engine.sampling.adjust import needs_adjusting
+from starling_engine.sampling.adjust import Adjuster, needs_adjusting
 from starling_engine.step import NewRequest, StepPlan
 
 Ints = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ class Occupant:
     num_prompt: int
     sampling: SamplingParams | None
     pooling: PoolingParams | None
-    adjusts: bool
+    adjuster: Adjuster | None
     pooled: torch.Tensor | None = None
 
 
@@ -43,8 +43,16 @@ class StepInputs:
 class InputBatch:
     """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
 
-    def __init__(self, groups: Sequence[KVGroup], max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self.block_size = block_size
+        self._eos = eos_token_ids
         width = -(-max_model_len // block_size) + 1
         # Zero pages cost nothing until they are written, so the worst case may be reserved at once.
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
@@ -77,15 +85,15 @@ class InputBatch:
         self.table_lengths[:, slot] = 0
         for group, blocks in enumerate(new.blocks):
             self._append(slot, group, blocks)
-        adjusts = params is not None and needs_adjusting(params)
-        self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjusts)
+        adjuster = Adjuster(params, new.num_prompt, self._eos) if params is not None and needs_adjusting(params) else None
+        self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
             self.temperature[slot] = params.temperature
             self.top_k[slot] = max(params.top_k, 0)
             self.top_p[slot] = params.top_p
             self.min_p[slot] = params.min_p
-        if params is None or adjusts or params.logprobs is not None or params.prompt_logprobs is not None:
+        if params is None or adjuster or params.logprobs is not None or params.prompt_logprobs is not None:
             self.special.add(slot)
 
     def _append(self, slot: int, group: int, blocks: list[int]) -> None:

@@ -8,14 +8,12 @@ import numpy as np
 import torch
 
 from starling_engine.kv.spec import KVGroup
+from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.context import ForwardContext
 from starling_engine.sampling.logprobs import logprob_rows
 from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
 from starling_engine.worker.batch import InputBatch, Occupant, StepInputs
 from starling_engine.worker.sampler import Sampler
-
-LOGPROB_ROWS = 64
-"""Prompt positions whose full-vocabulary logits are held at once."""
 
 
 class Model(Protocol):

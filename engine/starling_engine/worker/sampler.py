@@ -6,19 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from starling_engine.sampling.adjust import adjust
 from starling_engine.sampling.logprobs import logprob_rows
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import RowResult
-from starling_engine.worker.batch import InputBatch, Occupant
+from starling_engine.worker.batch import InputBatch
 
 
 class Sampler:
     """Stateless between steps: random numbers depend on a request's (seed, position) alone."""
 
-    def __init__(self, op: SampleOp, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, op: SampleOp) -> None:
         self._op = op
-        self._eos = eos_token_ids
 
     def sample(self, logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]) -> list[RowResult]:
         """One token for each row of logits [R, vocab] fp32 (changed in place).
@@ -26,10 +24,10 @@ class Sampler:
         `ends[r]` is the position of the new token. A row whose logits are not finite gets an error in place of a token.
         """
         special = [(r, slot, batch.occupant(slot)) for r, slot in enumerate(slots) if slot in batch.special]
-        raw = {r: logits[r].clone() for r, _, o in special if o.adjusts and o.sampling and o.sampling.logprobs is not None}
+        raw = {r: logits[r].clone() for r, _, o in special if o.adjuster and o.sampling and o.sampling.logprobs is not None}
         for r, slot, occupant in special:
-            if occupant.adjusts and occupant.sampling is not None:
-                adjust(logits[r], occupant.sampling, batch.tokens[slot, : ends[r]], occupant.num_prompt, self._stop_ids(occupant))
+            if occupant.adjuster is not None:
+                occupant.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
         index = np.array(slots)
         chosen = self._op(
             logits,
@@ -51,8 +49,3 @@ class Sampler:
                 source = raw.get(r, logits[r])
                 rows[r].logprobs = logprob_rows(source[None], chosen[r : r + 1], [occupant.sampling.logprobs])
         return rows
-
-    def _stop_ids(self, occupant: Occupant) -> frozenset[int]:
-        assert occupant.sampling is not None
-        own = occupant.sampling.stop_token_ids or ()
-        return frozenset(own) if occupant.sampling.ignore_eos else frozenset((*self._eos, *own))

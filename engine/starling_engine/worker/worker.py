@@ -11,7 +11,7 @@ import torch
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup, group_layers
+from starling_engine.kv.spec import KVGroup, group_layers, peak_blocks
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.config import ModelConfig, load_model_config
@@ -30,6 +30,9 @@ from starling_engine.worker.sampler import Sampler
 
 logger = logging.getLogger("starling.worker")
 
+MAX_IN_FLIGHT = 2
+"""Steps that a core may have in flight, for which a window must keep its blocks."""
+
 PhaseSink = Callable[[Phase], None]
 
 
@@ -43,6 +46,7 @@ class Worker:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._runner: ModelRunner | None = None
+        self.epoch = 0
 
     def prepare(self) -> WorkerReport:
         """Everything up to ready. Raises ConfigError or ModelError."""
@@ -62,10 +66,11 @@ class Worker:
         with self._phase("allocate"):
             groups = group_layers(kv_specs(model_config, config.block_size, dtype.itemsize))
             weights = sum(torch.Size(slot.shape).numel() for slot in model.slots().values()) * dtype.itemsize
-            ledger = self._plan(model_config, groups, weights, platform.total_memory(), dtype.itemsize)
+            memory = (platform.total_memory(), platform.available_memory())
+            ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
             kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
-            batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size)
-            sampler = Sampler(select_sample_op(platform.device), self._eos)
+            batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, self._eos)
+            sampler = Sampler(select_sample_op(platform.device))
             self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick)
         with self._phase("warm up"):
             self._warm_up(groups)
@@ -74,6 +79,8 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
+        if plan.epoch != self.epoch:
+            return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
 
@@ -86,14 +93,19 @@ class Worker:
     def _report_load(self, done: int, total: int) -> None:
         self._on_phase(Phase("load", done, total))
 
-    def _plan(self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, dtype_bytes: int) -> Ledger:
+    def _plan(
+        self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, available: int, dtype_bytes: int
+    ) -> Ledger:
         config = self._config
-        per_request = -(-config.max_model_len // config.block_size) * len(groups)
+        per_request = peak_blocks(groups, config.max_model_len, MAX_IN_FLIGHT * config.max_num_batched_tokens)
         return plan_memory(
             total=total,
+            available=available,
             fraction=config.memory_fraction,
             weights=weights,
-            activations=activation_bytes(model, dtype_bytes, config.max_num_batched_tokens, config.max_num_seqs),
+            activations=activation_bytes(
+                model, dtype_bytes, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
+            ),
             kv_bytes=config.kv_cache_memory_bytes,
             bytes_per_block=block_bytes(groups),
             block_size=config.block_size,
@@ -104,7 +116,7 @@ class Worker:
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
         new = NewRequest(0, [0], 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
-        self.execute(StepPlan(-1, 0, [0], [0], [1], [-1], [True], [new]))
+        self.execute(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new]))
         assert self._runner is not None
         self._runner.free_slot(0)
 

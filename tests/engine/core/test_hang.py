@@ -32,6 +32,7 @@ class StuckExecutor:
         groups = [KVGroup(KVSpec(16, 1, 8, 4), (0,))]
         ledger = plan_memory(
             total=1 << 30,
+            available=1 << 30,
             fraction=0.5,
             weights=0,
             activations=0,
@@ -69,7 +70,7 @@ async def test_work_without_progress_ends_every_request(tmp_path: Path) -> None:
         attention_backend="auto",
         num_threads=1,
     )
-    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=16, vocab_size=100, progress_timeout=1.0)
+    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=16, progress_timeout=1.0)
     address = f"ipc://{tmp_path}/core"
     thread = threading.Thread(target=CoreProcess(config, address, StuckExecutor()).run, daemon=True)
     thread.start()

@@ -50,7 +50,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         attention_backend="auto",
         num_threads=1,
     )
-    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, vocab_size=VOCAB, progress_timeout=60)
+    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=60)
     executor = ThreadExecutor(worker, scheduler.eos_token_ids)
     executor.start()
     report = executor.ready(timeout=60)

@@ -113,6 +113,33 @@ async def test_a_core_ends_with_its_parent() -> None:
     pytest.fail("the core outlived its parent")
 
 
+async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
+    """A terminal signals the whole process group; the core must be out of it, to let the frontend drain."""
+    async with running() as engine:
+        pid = engine._processes[0].pid
+        assert os.getpgid(pid) != os.getpgid(0)
+        assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished
+
+
+async def test_a_frontend_that_was_held_up_goes_on() -> None:
+    """Its own stall is not the core's silence."""
+    async with running() as engine:
+        time.sleep(7)  # noqa: ASYNC251 - the event loop is what stalls
+        await asyncio.sleep(1.2)
+        engine.check_health()
+        assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished
+
+
+async def test_an_id_that_is_in_use_is_refused_and_the_first_goes_on() -> None:
+    async with running() as engine:
+        first = engine.stream(PROMPT, SamplingParams(max_tokens=30, ignore_eos=True), request_id="x")
+        await anext(first)
+        with pytest.raises(InvalidRequest, match="running already"):
+            await engine.complete(PROMPT, SamplingParams(max_tokens=2), request_id="x")
+        rest = [delta async for delta in first]
+        assert rest[-1].finished
+
+
 async def test_bad_requests_change_nothing() -> None:
     async with running(max_num_waiting=1, max_num_seqs=1) as engine:
         for prompt, params, kind in (
@@ -122,6 +149,11 @@ async def test_bad_requests_change_nothing() -> None:
             (PROMPT, SamplingParams(temperature=float("nan")), InvalidRequest),
             (PROMPT, SamplingParams(n=10**6), InvalidRequest),
             (PROMPT, SamplingParams(logit_bias={10**7: 1.0}), InvalidRequest),
+            (PROMPT, SamplingParams(max_tokens=16.0), InvalidRequest),  # type: ignore[arg-type]
+            (PROMPT, SamplingParams(logprobs=True), InvalidRequest),
+            (PROMPT, SamplingParams(stop_token_ids=["a"]), InvalidRequest),  # type: ignore[list-item]
+            (PROMPT, SamplingParams(banned_token_ids=[1] * 10_000), InvalidRequest),
+            (PROMPT, SamplingParams(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2), InvalidRequest),
         ):
             with pytest.raises(kind):
                 await engine.complete(prompt, params)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.params import SamplingParams
+from starling_engine.step import StepResult
 
 from tests.engine.toy import ToyEngine, expected_output
 
@@ -235,3 +236,52 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     engine.run()
     for name, output in wanted.items():
         assert name in aborted or engine.outputs[name] == output, name
+
+
+def test_prompt_scores_come_once_whatever_is_preempted() -> None:
+    """A request that is computed again gives its prompt's log probabilities again; only new ones go out."""
+    engine = ToyEngine(num_blocks=13, budget=10, prefix_caching=False)
+    for i in range(4):
+        engine.add(str(i), prompt_of(20, i), params(30, prompt_logprobs=1), seed=i)
+    engine.run()
+    assert engine.scheduler.stats.preemptions_total > 0
+    assert {name: len(rows) for name, rows in engine.prompt_rows.items()} == {str(i): 19 for i in range(4)}
+
+
+def test_a_newer_attempt_takes_the_place_of_an_older_one() -> None:
+    engine = ToyEngine()
+    engine.add("a", prompt_of(10), params(20))
+    engine.step()
+    output = expected_output(prompt_of(10), params(20), 0, 128)
+    assert engine.add("a", prompt_of(10), params(20), attempt=1, output_ids=output[:5]) is None
+    engine.outputs["a"] = output[:5]
+    engine.run()
+    assert engine.outputs["a"] == output and engine.finished["a"].attempt == 1
+
+
+def test_a_record_with_all_its_output_is_answered_at_once() -> None:
+    engine = ToyEngine()
+    answer = engine.add("a", prompt_of(10), params(2), output_ids=[3, 4])
+    assert answer is not None and (answer.finish_reason, answer.error) == ("length", None)
+
+
+def test_a_stale_result_changes_nothing() -> None:
+    engine = ToyEngine()
+    engine.add("a", prompt_of(10), params(4))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    result = engine.worker.execute(plan)
+    assert engine.scheduler.update(StepResult(99, 0, [])) == []
+    engine.results.append(result)
+    engine.run()
+    assert engine.outputs["a"] == expected_output(prompt_of(10), params(4), 0, 128)
+
+
+def test_windows_hold_what_is_in_flight() -> None:
+    """A pool of just the size that the peak asks for never starves a request."""
+    engine = ToyEngine(num_blocks=22, window=16, budget=32, depth=2, prefix_caching=False, max_model_len=400)
+    length = engine.kv.max_tokens - 8
+    engine.add("a", prompt_of(length), params(8))
+    engine.run()
+    assert engine.outputs["a"] == expected_output(prompt_of(length), params(8), 0, 400)
+    assert engine.scheduler.stats.preemptions_total == 0
