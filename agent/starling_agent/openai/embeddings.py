@@ -19,6 +19,9 @@ from starling_agent.openai.protocol.embedding import EmbeddingRequest
 
 router = APIRouter(tags=["OpenAI"])
 
+OPEN_INPUTS = 64
+"""Of one request in the engine at once, so that a long list neither fills the queue nor is refused for its length."""
+
 
 @router.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest))
 async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]) -> Response:
@@ -44,7 +47,8 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
 async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str) -> list[list[float]]:
     """All vectors in order; the first failure cancels the others."""
     unique = f"{answer_id}-{uuid.uuid4().hex[:8]}"
-    tasks = [asyncio.create_task(_embed(endpoint, ids, params, f"{unique}-{i}")) for i, ids in enumerate(prompts)]
+    gate = asyncio.Semaphore(OPEN_INPUTS)
+    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{unique}-{i}")) for i, ids in enumerate(prompts)]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -53,8 +57,11 @@ async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: Pooli
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _embed(endpoint: Endpoint, ids: list[int], params: PoolingParams, engine_id: str) -> list[float]:
-    output = await endpoint.engine.embed(ids, params, request_id=engine_id)
+async def _embed(
+    endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str
+) -> list[float]:
+    async with gate:
+        output = await endpoint.engine.embed(ids, params, request_id=engine_id)
     return output.outputs.embedding
 
 

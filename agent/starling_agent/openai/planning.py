@@ -12,7 +12,7 @@ from starling_agent.openai.generation import Generation
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.sampling import SamplingFields
 
-MAX_PROMPT_LOGPROBS = 4_000_000
+MAX_PROMPT_LOGPROBS = 300_000
 """In all choices of an answer; each is some 60 bytes."""
 
 
@@ -42,6 +42,7 @@ def plan(
     )
     _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
     _check_answer_size(prompts, params)
+    _check_sequences(endpoint, len(prompts) * params.n)
     options = body.stream_options
     return Generation(
         answer_id=f"{kind}-{body.request_id or request_id}",
@@ -64,8 +65,7 @@ def plan(
 def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams, renamed: Mapping[str, str]) -> None:
     """All that the engine would refuse, before any prompt starts: later errors could come in the middle of a stream."""
     try:
-        for ids in prompts:
-            engine.validate(ids, params)
+        engine.validate(prompts, params)
     except InvalidRequest as error:
         name = renamed.get(error.param or "", error.param)
         raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
@@ -81,6 +81,14 @@ def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None
             f"{entries} log probabilities of prompts were asked for; at most {MAX_PROMPT_LOGPROBS} are possible in one answer",
             "prompt_logprobs",
         )
+
+
+def _check_sequences(endpoint: Endpoint, count: int) -> None:
+    """A request of more sequences than may run and wait could never be served, however often it is tried again."""
+    scheduler = endpoint.engine.config.scheduler
+    limit = scheduler.max_num_seqs + scheduler.max_num_waiting
+    if count > limit:
+        raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
 
 
 def _priority(endpoint: Endpoint, priority: int | None) -> int:

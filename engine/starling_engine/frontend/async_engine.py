@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import msgspec
 import zmq.asyncio
@@ -156,6 +156,7 @@ class AsyncEngine:
     async def embed(self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None) -> EmbeddingRequestOutput:
         """One vector for the prompt. Raises as `stream` does."""
         request_id = request_id or new_request_id()
+        self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
         done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
         client = self._least_loaded()
@@ -175,11 +176,17 @@ class AsyncEngine:
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
 
-    def validate(self, prompt_ids: list[int], params: SamplingParams | PoolingParams) -> None:
+    def validate(self, prompts: Sequence[list[int]], params: SamplingParams | PoolingParams) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
+        self._check_params(params)
+        for prompt in prompts:
+            self._check_prompt(prompt, room=1 if isinstance(params, SamplingParams) else 0)
+
+    def _check_params(self, params: SamplingParams | PoolingParams) -> None:
         if isinstance(params, SamplingParams):
             params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
-        self._check_prompt(prompt_ids, room=1 if isinstance(params, SamplingParams) else 0)
+        else:
+            params.validate()
 
     async def _submit(
         self,
@@ -191,26 +198,28 @@ class AsyncEngine:
         *,
         cumulative: bool,
     ) -> "Run":
-        params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        self._check_params(params)
         ids = await self._prompt_ids(prompt, room=1)
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
         run = Run(self._least_loaded(), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        parent = f"{request_id}/0"
-        for index in range(params.n):
-            record = EngineRequest(
-                id=f"{request_id}/{index}",
-                prompt_ids=ids,
-                params=params if index == 0 else msgspec.structs.replace(params, prompt_logprobs=None),
-                seed=_as_int64(seed + index),
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival=time.time(),
-                fork_of=parent if index else None,
-            )
-            await run.add(index, record)
+        first = EngineRequest(
+            id=f"{request_id}/0",
+            prompt_ids=ids,
+            params=params,
+            seed=_as_int64(seed),
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival=time.time(),
+        )
+        try:
+            for index, record in enumerate(_with_forks(first)):
+                await run.add(index, record)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     async def _prompt_ids(self, prompt: Prompt, room: int) -> list[int]:
@@ -277,6 +286,17 @@ class AsyncEngine:
             process.close(timeout=0)
         if self._context is not None:
             self._context.term()
+
+
+def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
+    """The sequences of one request: the first, and those that share its prompt. Prompt scores are wanted once."""
+    yield first
+    own = msgspec.structs.replace(first.params, prompt_logprobs=None)
+    for index in range(1, first.params.n):
+        request_id = f"{first.id.removesuffix('/0')}/{index}"
+        yield msgspec.structs.replace(
+            first, id=request_id, params=own, seed=_as_int64(first.seed + index), fork_of=first.id, output_ids=[]
+        )
 
 
 def new_request_id() -> str:

@@ -172,7 +172,7 @@ class LLM:
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             try:
                 ids = self._ids(prompt)
-                self.engine.validate(ids, own)
+                self.engine.validate([ids], own)
             except InvalidRequest as error:
                 error.add_note(f"(prompt {index} of {len(prompts)}, counted from 0)")
                 raise
