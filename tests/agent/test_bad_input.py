@@ -101,7 +101,7 @@ NUMBERS = [
     one("logprobs", True),
     one("prompt_logprobs", 21),
     one("prompt_logprobs", -2),
-    Bad({"prompt": [7] * 4000, "n": 128, "prompt_logprobs": 20}, "prompt_logprobs", says="at most 4000000"),
+    Bad({"prompt": [7] * 4000, "n": 128, "prompt_logprobs": 20}, "prompt_logprobs", says="at most 300000"),
     chat("top_logprobs", 3, says="logprobs: true"),
     Bad({"logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
     chat("logprobs", 3),

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 COMPLETION = "/v1/completions"
-LONG: dict[str, Any] = {"prompt": "import", "max_tokens": 900, "ignore_eos": True, "stream": True}
+SHORT: dict[str, Any] = {"prompt": "import", "max_tokens": 300, "ignore_eos": True, "stream": True}
+ENDLESS: dict[str, Any] = {**SHORT, "max_tokens": 3900, "n": 4}
 
 
 @pytest.fixture
@@ -24,16 +25,17 @@ def leaving(start_server):
 class Reader(threading.Thread):
     """Reads one stream to its end. `begun` once there is something of it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
         self.begun = threading.Event()
         self.text = ""
         self._url = url
+        self._body = body
         self.start()
         assert self.begun.wait(30)
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url + COMPLETION, json=LONG, timeout=60) as answer:
+        with httpx.stream("POST", self._url + COMPLETION, json=self._body, timeout=90) as answer:
             for piece in answer.iter_text():
                 self.text += piece
                 self.begun.set()
@@ -48,7 +50,7 @@ class Reader(threading.Thread):
 
 
 def test_one_sigterm_finishes_what_is_open(leaving):
-    stream = Reader(leaving.url)
+    stream = Reader(leaving.url, SHORT)
     leaving.signal(signal.SIGTERM)
     time.sleep(0.3)
     assert leaving.http.get("/ready").status_code == 503, "unready at once"
@@ -58,7 +60,7 @@ def test_one_sigterm_finishes_what_is_open(leaving):
     late = httpx.post(leaving.url + COMPLETION, json={"prompt": "late", "max_tokens": 2}, timeout=30)
     assert late.status_code == 200, "requests of load balancers that lag behind are served"
     assert late.headers["connection"] == "close"
-    text = stream.result(60)
+    text = stream.result(90)
     assert text.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in text
     assert leaving.wait_for_exit() == 0
@@ -74,9 +76,9 @@ def test_after_the_grace_the_door_is_closed(leaving):
 
 
 def test_a_second_sigterm_ends_each_stream_with_an_error(leaving):
-    streams = [Reader(leaving.url) for _ in range(2)]
+    streams = [Reader(leaving.url, ENDLESS) for _ in range(2)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        whole = pool.submit(lambda: httpx.post(leaving.url + COMPLETION, json={**LONG, "stream": False}, timeout=60))
+        whole = pool.submit(lambda: httpx.post(leaving.url + COMPLETION, json={**ENDLESS, "stream": False}, timeout=60))
         time.sleep(0.2)
         leaving.signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -100,7 +102,7 @@ def test_sigint_of_an_idle_server_ends_it_at_once(leaving):
 
 
 def test_a_dead_core_is_told_everywhere(leaving):
-    stream = Reader(leaving.url)
+    stream = Reader(leaving.url, ENDLESS)
     _kill_core(leaving.process.pid)
     assert stream.last_event(20)["error"]["type"] == "server_error"
     for path in ("/health", "/ready"):
