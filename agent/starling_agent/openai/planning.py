@@ -84,9 +84,8 @@ def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None
 
 
 def _check_sequences(endpoint: Endpoint, count: int) -> None:
-    """A request of more sequences than may run and wait could never be served, however often it is tried again."""
-    scheduler = endpoint.engine.config.scheduler
-    limit = scheduler.max_num_seqs + scheduler.max_num_waiting
+    """They enter the queue together: more than it holds could never be served, however often it is tried again."""
+    limit = endpoint.engine.config.scheduler.max_num_waiting
     if count > limit:
         raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
 
