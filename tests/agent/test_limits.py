@@ -91,9 +91,9 @@ def test_cors(guarded):
 
 def test_a_full_queue_is_told_with_a_time_to_come_back(guarded):
     time.sleep(2.0)
-    body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: guarded.http.post(COMPLETION, json=body), range(8)))
+    body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: guarded.http.post(COMPLETION, json=body), range(16)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert {answer.status_code for answer in answers} == {200, 429}
@@ -108,8 +108,8 @@ def test_a_full_queue_refuses_a_stream_with_a_status(guarded):
     refused = guarded.http.post(COMPLETION, json={"prompt": ["a"] * 8, "max_tokens": 100})
     assert refused.status_code == 400, "more at once than the queue holds: trying again would not help"
     assert "at most" in refused.json()["error"]["message"]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        bodies = [{"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}] * 8
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        bodies = [{"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}] * 16
         answers = list(pool.map(lambda body: guarded.http.post(COMPLETION, json=body), bodies))
     assert {answer.status_code for answer in answers} == {200, 429}
     guarded.wait_until_idle()
