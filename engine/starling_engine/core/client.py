@@ -14,6 +14,7 @@ from starling_engine.delta import Delta, Stats
 from starling_engine.errors import EngineDead, InvalidRequest
 
 PING_SECONDS = 0.5
+LOADING_PING_SECONDS = 0.03
 SILENCE_SECONDS = 5.0
 """A core that has not answered for so long is dead: it answers at least every COLLECT_SECONDS."""
 
@@ -60,7 +61,8 @@ class CoreClient:
         began = time.monotonic()
         while self.hello is None:
             await self.send(Ping())
-            if await self._socket.poll(50):
+            await asyncio.sleep(LOADING_PING_SECONDS)
+            if await self._socket.poll(0):
                 message = self._decode(await self._socket.recv())
                 if isinstance(message, Loading) and message != last:
                     last = message

@@ -5,6 +5,7 @@ Started by `launcher` with its configuration on standard input, which stays open
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -168,6 +169,8 @@ def main() -> None:
     handler.setFormatter(LogLineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's to answer: it drains first, then says Shutdown
+        signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     executor = ThreadExecutor(config.worker, config.scheduler.eos_token_ids)
     try:

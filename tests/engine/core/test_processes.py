@@ -118,6 +118,7 @@ async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
     async with running() as engine:
         pid = engine._processes[0].pid
         assert os.getpgid(pid) != os.getpgid(0)
+        os.kill(pid, signal.SIGTERM)  # as a service manager does that ends a whole control group
         assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished
 
 
