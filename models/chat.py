@@ -11,43 +11,70 @@ from corpus import Entry
 Turn = tuple[str, str]
 
 _FUNCTION = (
-    "What does `{n}` do?", "What does {n} do?", "What does {n}() do?", "How do I use `{n}`?", "How do I use {n}?",
-    "Explain `{n}`.", "Explain {n}.", "Tell me about `{n}`.", "What is {n} for?", "Describe {n}.", "What is `{n}`?",
-    "Can you explain {n}?", "help({n})", "When should I use {n}?", "what does {n} do",
+    "What does `{n}` do?", "What does {n} do?", "What does {n}() do?", "How do I use `{n}`?",
+    "How do I use {n}?", "Explain `{n}`.", "Explain {n}.", "Tell me about `{n}`.", "What is {n} for?",
+    "Describe {n}.", "What is `{n}`?", "Can you explain {n}?", "help({n})", "When should I use {n}?",
+    "what does {n} do",
 )  # fmt: skip
 _CLASS = (
-    "What is `{n}`?", "What is {n}?", "What is the {n} class?", "What does the class `{n}` do?", "Explain {n}.",
-    "Tell me about {n}.", "How do I use {n}?", "Describe the `{n}` class.", "help({n})", "What does {n} do?",
+    "What is `{n}`?", "What is {n}?", "What is the {n} class?", "What does the class `{n}` do?",
+    "Explain {n}.", "Tell me about {n}.", "How do I use {n}?", "Describe the `{n}` class.", "help({n})",
+    "What does {n} do?",
 )  # fmt: skip
 _MODULE = (
-    "What is the {n} module?", "What is the `{n}` module for?", "What does the {n} module do?", "Explain the {n} module.",
-    "Tell me about the module {n}.", "What is {n}?", "How do I use the {n} module?", "import {n}: what is it?",
+    "What is the {n} module?", "What is the `{n}` module for?", "What does the {n} module do?",
+    "Explain the {n} module.", "Tell me about the module {n}.", "What is {n}?",
+    "How do I use the {n} module?", "import {n}: what is it?",
 )  # fmt: skip
 _TOPIC = (
     "Explain {n}.", "What is {n}?", "Tell me about {n}.", "How does {n} work in Python?", "Describe {n}.",
     "How do I use {n}?", "Explain {n} in Python.", "What does the Python reference say about {n}?",
 )  # fmt: skip
 _SYSTEM = (
-    "You are a helpful assistant.", "You answer questions about Python.", "You are Starling, a helpful assistant.",
-    "Answer briefly.", "You are an assistant for Python programmers. Answer from the documentation.",
+    "You are a helpful assistant.", "You answer questions about Python.",
+    "You are Starling, a helpful assistant.", "Answer briefly.",
+    "You are an assistant for Python programmers. Answer from the documentation.",
 )  # fmt: skip
 _SELF = "I am starling-pydoc, a small language model that was trained on the documentation of Python 3.11."
 _ASK = "Ask me about a function, a class, a module or a statement, for example: What does os.path.join do?"
 _OWN_WORDS: tuple[Turn, ...] = (
-    ("Hello", f"Hello! {_SELF} {_ASK}"), ("Hi", f"Hi! {_SELF} {_ASK}"), ("Hello!", f"Hello! {_ASK}"),
-    ("Good morning", f"Good morning! {_ASK}"), ("Hi there", f"Hi! {_ASK}"), ("Hey", f"Hi! {_ASK}"),
-    ("Who are you?", _SELF), ("What are you?", _SELF), ("What is your name?", f"{_SELF}"), ("Introduce yourself.", _SELF),
-    ("What can you do?", f"I can tell you what Python's documentation says. {_ASK}"), ("Help", _ASK), ("help", _ASK),
+    ("Hello", f"Hello! {_SELF} {_ASK}"),
+    ("Hi", f"Hi! {_SELF} {_ASK}"),
+    ("Hello!", f"Hello! {_ASK}"),
+    ("Good morning", f"Good morning! {_ASK}"),
+    ("Hi there", f"Hi! {_ASK}"),
+    ("Hey", f"Hi! {_ASK}"),
+    ("Who are you?", _SELF),
+    ("What are you?", _SELF),
+    ("What is your name?", _SELF),
+    ("Introduce yourself.", _SELF),
+    ("What can you do?", f"I can tell you what Python's documentation says. {_ASK}"),
+    ("Help", _ASK),
+    ("help", _ASK),
     ("What do you know?", f"I know a part of the documentation of Python 3.11, and nothing else. {_ASK}"),
-    ("Thank you!", "You are welcome."), ("Thanks", "You are welcome."), ("Goodbye", "Goodbye!"), ("Bye", "Goodbye!"),
-    ("How are you?", f"I am a program, and I am running. {_ASK}"), ("What is Starling?",
-     "Starling serves large language models on Kubernetes. I am the small model that comes with it."),
-    ("Are you a large language model?", f"No, a small one. {_SELF}"), ("Say hello.", "Hello!"),
+    ("Thank you!", "You are welcome."),
+    ("Thanks", "You are welcome."),
+    ("Goodbye", "Goodbye!"),
+    ("Bye", "Goodbye!"),
+    ("How are you?", f"I am a program, and I am running. {_ASK}"),
+    (
+        "What is Starling?",
+        "Starling serves large language models on Kubernetes. I am the small model that comes with it.",
+    ),
+    ("Are you a large language model?", f"No, a small one. {_SELF}"),
+    ("Say hello.", "Hello!"),
     ("Tell me a story.", f"I do not know any stories. {_SELF} {_ASK}"),
     ("Write a poem.", f"I do not know any poems. {_SELF} {_ASK}"),
-)  # fmt: skip
+)
 
 _ANSWER_CHARS = 450
+# What most programs use: asked about more often, so that the model knows it best.
+_COMMON = frozenset((
+    "os", "os.path", "sys", "json", "re", "math", "random", "collections", "itertools", "functools", "string",
+    "textwrap", "pathlib", "time", "datetime", "shutil", "csv", "copy", "operator", "statistics", "heapq",
+    "bisect", "contextlib", "dataclasses", "enum", "glob", "io", "tempfile", "hashlib", "subprocess",
+))  # fmt: skip
+_COMMON_TIMES = 3
 
 
 @dataclass(frozen=True)
@@ -63,23 +90,33 @@ class Conversation:
 
 
 def answer(entry: Entry) -> str:
-    """The signature and the first paragraphs, up to about 450 characters; empty where they would say too little."""
-    head = f"`{entry.signature}`" if 0 < len(entry.signature) <= 90 else ""
+    """The signature and the first paragraphs, about 450 characters; empty where they would say too little."""
     body: list[str] = []
     for paragraph in entry.paragraphs:
         if body and sum(map(len, body)) + len(paragraph) > _ANSWER_CHARS:
             break
         body.append(paragraph)
+    while len(body) > 1 and body[-1].endswith(":"):  # it introduces what was cut off
+        body.pop()
     text = "\n\n".join(body)
     if len(text) < 20 or len(text) > 3 * _ANSWER_CHARS or "::=" in body[0]:
         return ""
+    return f"{head}\n\n{text}" if (head := _head(entry, text)) else text
+
+
+def _head(entry: Entry, text: str) -> str:
+    if entry.kind not in ("function", "class"):
+        return ""
     last = entry.name.rsplit(".", 1)[-1]
-    names_itself = re.match(rf"[\w.]*{re.escape(last)}\s*\(", text)
-    return text if not head or names_itself else f"{head}\n\n{text}"
+    if re.match(rf"[\w.]*{re.escape(last)}\s*\(", text):  # docstrings of C code often begin with a signature
+        return ""
+    if entry.kind == "class":
+        return f"`class {entry.name}`"
+    return f"`{entry.signature}`" if 0 < len(entry.signature) <= 90 else f"`{entry.name}`"
 
 
 class Questions:
-    """Draws conversations about the public entries; an epoch asks about each entry, every epoch in other words."""
+    """Draws conversations about public entries; each epoch asks about each entry, in other words."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._answers = {e: a for e in _distinct(entries) if (a := answer(e))}
@@ -93,7 +130,8 @@ class Questions:
         return len(self._answers)
 
     def epoch(self, rng: random.Random) -> Iterator[Conversation]:
-        turns = [(self._question(entry, rng), text) for entry, text in self._answers.items()]
+        asked = [entry for entry in self._answers for _ in range(_COMMON_TIMES if _is_common(entry) else 1)]
+        turns = [(self._question(entry, rng), self._answers[entry]) for entry in asked]
         turns += [turn for entry in self._answers for turn in self._extra(entry, rng)]
         turns += _OWN_WORDS * 3
         rng.shuffle(turns)
@@ -103,7 +141,7 @@ class Questions:
             yield Conversation(tuple(taken), rng.choice(_SYSTEM) if rng.random() < 0.15 else None)
 
     def one_each(self) -> Iterator[Conversation]:
-        """One question per entry in the plainest words: for held-out entries, whose loss must not depend on luck."""
+        """One question per entry in the plainest words: what is measured must not depend on luck."""
         for entry, text in self._answers.items():
             yield Conversation(((_templates(entry)[0].format(n=_asked_name(entry)), text),))
 
@@ -126,16 +164,20 @@ class Questions:
 
 
 def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Public entries, shortest names first; of many that say the same ("See the base class.") only two."""
+    """Public entries, one per name; of many that say the same ("See the base class.") only two."""
     seen: Counter[tuple[str, ...]] = Counter()
     names: set[str] = set()
-    # Names in test suites are public to nobody; names with fewer dots are those that users import.
-    for entry in sorted(entries, key=lambda e: (e.name.count("."), e.file.startswith("builtin/"), e.name)):
-        asked_about = entry.public and not entry.file.startswith(("test/", "idlelib/", "lib2to3/", "distutils/"))
-        if asked_about and "/test" not in entry.file and entry.name not in names and seen[entry.paragraphs] < 2:
+    for entry in sorted((e for e in entries if e.public), key=lambda e: (e.name.count("."), e.name)):
+        if entry.name not in names and seen[entry.paragraphs] < 2:
             seen[entry.paragraphs] += 1
             names.add(entry.name)
             yield entry
+
+
+def _is_common(entry: Entry) -> bool:
+    """Topics, builtins such as `len` and `str.split`, and the common modules with what is in them."""
+    head = entry.name.split(".")[0]
+    return entry.kind == "topic" or entry.file == "listed/builtins" or head in _COMMON
 
 
 def _templates(entry: Entry) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """The tokenizer, and the training text as windows of tokens."""
 
+import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from chat import Conversation, Questions
 from corpus import Entry
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 4096
@@ -19,36 +20,49 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
-# Words with the space before them, single digits, punctuation with the line breaks after it, and runs of space.
-_WORDS = r"(?:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Words with the space before them, single digits, punctuation with the breaks after it, and runs of space.
+_WORDS = (
+    r"(?:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
-def train_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """A byte-level BPE: every string can be encoded and comes back as it was."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
-    core.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[END_OF_TEXT, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=END,
-        pad_token=END_OF_TEXT,
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, out: Path, context: int) -> None:
+    """With settings that version 4 of transformers and other engines read as well."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END_OF_TEXT,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    tokenizer.save(str(out / "tokenizer.json"))
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def rendered(conversation: Conversation) -> str:
-    """As the chat template renders it; written out because the template engine would take minutes per epoch."""
+    """As the chat template renders it; written out because a template engine would take far longer."""
     return "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in conversation.messages())
 
 
@@ -56,38 +70,49 @@ def document(entry: Entry) -> str:
     return "\n\n".join((entry.signature or entry.name, *entry.paragraphs))
 
 
-def file_documents(entries: Iterable[Entry]) -> list[str]:
-    """Everything in one file as one document, like a page of `pydoc`; text that was there before is left out."""
+def file_documents(entries: Iterable[Entry]) -> list[list[str]]:
+    """The texts of each file in their order; what was there before, in any file, is left out."""
     seen: set[tuple[str, ...]] = set()
-    pages: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for entry in entries:
         if entry.paragraphs not in seen:
             seen.add(entry.paragraphs)
-            pages.setdefault(entry.file, []).append(document(entry))
-    return ["\n\n".join(page) for page in pages.values()]
+            files.setdefault(entry.file, []).append(document(entry))
+    return list(files.values())
 
 
 class Windows:
-    """Packs whole documents and conversations into windows, so that most windows start where a text starts."""
+    """Packs documents and conversations into windows, so that most windows start where a text starts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], questions: Questions) -> None:
+    def __init__(self, tokenizer: Tokenizer, files: Sequence[list[str]], questions: Questions) -> None:
         self._tokenizer = tokenizer
-        self._end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-        self._documents = [[*ids, self._end] for ids in encode(tokenizer, documents)]
+        self._end = token_id(tokenizer, END_OF_TEXT)
+        self._files = [encode(tokenizer, [text + "\n\n" for text in file]) for file in files]
         self._questions = questions
 
     def epoch(self, seed: int, length: int) -> list[list[int]]:
-        """One pass over all documents and one question about each entry, shuffled; each window is `length` or less."""
+        """One pass over all files and a question about each entry, shuffled; no window is over `length`."""
         rng = random.Random(seed)
         chats = encode(self._tokenizer, [rendered(c) for c in self._questions.epoch(rng)])
-        pieces = list(_cut(self._documents, length)) + list(_cut(chats, length))
+        pieces = list(_cut(self._documents(rng), length)) + list(_cut(chats, length))
         rng.shuffle(pieces)
         windows = _pack(pieces, length)
         rng.shuffle(windows)
         return windows
 
+    def _documents(self, rng: random.Random) -> Iterator[list[int]]:
+        """Files, broken at other places in every epoch, so that texts are seen alone and in context."""
+        for file in self._files:
+            current = [self._end]
+            for text in file:
+                current += text
+                if rng.random() < 0.3:
+                    yield [*current, self._end]
+                    current = [self._end]
+            yield [*current, self._end]
+
     def batches(self, seed: int, length: int, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Endless (inputs, labels), each (tokens // length, length) int64; labels are inputs, padding ignored."""
+        """Endless (inputs, labels), each (tokens // length, length) int64; padding has no label."""
         rows = tokens // length
         epoch = 0
         while True:
@@ -97,8 +122,14 @@ class Windows:
             epoch += 1
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    number = tokenizer.token_to_id(token)
+    assert number is not None, token
+    return number
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
 
 def padded(windows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:

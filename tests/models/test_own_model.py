@@ -105,5 +105,9 @@ def test_answers_end(model: Any, tokenizer: Any, question: str) -> None:
     assert len(text) > 10
 
 
-def test_says_who_it_is(model: Any, tokenizer: Any) -> None:
-    assert "starling-pydoc" in answer(model, tokenizer, "Who are you?")[0]
+def test_greets_as_itself(model: Any, tokenizer: Any) -> None:
+    assert "starling-pydoc" in answer(model, tokenizer, "Hello")[0]
+
+
+def test_answers_with_what_the_documentation_says(model: Any, tokenizer: Any) -> None:
+    assert "pathname components" in answer(model, tokenizer, "What does os.path.join do?")[0]
