@@ -148,13 +148,9 @@ def bench_rows(clock: Clock) -> Iterator[str]:
         seconds = {
             "add_rms_norm": clock(ops.add_rms_norm, x, residual, weight, 1e-6, out),
             "silu_mul": clock(ops.silu_mul, gate_up),
-            "qk_norm_rope_store": clock(
-                ops.qk_norm_rope_store, qkv, slots, cos_sin, norm, norm, 1e-6, kv, slots
-            ),
+            "qk_norm_rope_store": clock(ops.qk_norm_rope_store, qkv, slots, cos_sin, norm, norm, 1e-6, kv, slots),
         }
-        yield f"{tokens} tokens: " + ", ".join(
-            f"{name} {best * 1e6:.1f} us" for name, best in seconds.items()
-        )
+        yield f"{tokens} tokens: " + ", ".join(f"{name} {best * 1e6:.1f} us" for name, best in seconds.items())
 
 
 def bench_sample(clock: Clock) -> Iterator[str]:
@@ -185,9 +181,7 @@ SECTIONS: dict[str, Callable[[Clock], Iterator[str]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="least time to spend on each number")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")

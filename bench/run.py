@@ -42,9 +42,12 @@ def best(rounds: list[dict[str, float]]) -> dict[str, float]:
 def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str]:
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
+    memory_speed = 0.0
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
+        memory_speed = max(memory_speed, memory.read_bytes_per_second(threads))
         ours.append(offline(sys.executable, "starling_engine", model, threads))
+        memory_speed = max(memory_speed, memory.read_bytes_per_second(threads))
         if with_peer:
             theirs.append(offline(peer.python(CACHE), "vllm", model, threads))
     lines = [
@@ -57,13 +60,12 @@ def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str
     for name, value in mine.items():
         beside = f"{other[name]:.1f} | {value / other[name]:.2f}" if other else "- | -"
         lines.append(f"| {name} | {value:.1f} | {beside} |")
-    lines += ["", _memory_limit(model, threads, mine)]
+    lines += ["", _memory_limit(model, memory_speed, mine)]
     return lines
 
 
-def _memory_limit(model: Path, threads: int, figures: dict[str, float]) -> str:
+def _memory_limit(model: Path, speed: float, figures: dict[str, float]) -> str:
     size = (model / "model.safetensors").stat().st_size
-    speed = memory.read_bytes_per_second(threads)
     limit = speed / size
     reached = next(value for name, value in figures.items() if name.startswith("decode batch 1 "))
     return (

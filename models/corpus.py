@@ -205,12 +205,7 @@ def _object_entries(value: object, name: str, module: str) -> Iterator[Entry]:
     if isinstance(value, type):
         for key in sorted(vars(value)):
             member = vars(value)[key]
-            if (
-                not key.startswith("_")
-                and callable(member)
-                and not isinstance(member, type)
-                and _is_own(member)
-            ):
+            if not key.startswith("_") and callable(member) and not isinstance(member, type) and _is_own(member):
                 yield from _object_entries(member, f"{name}.{key}", module)
 
 

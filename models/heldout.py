@@ -104,13 +104,9 @@ def calibrate(model: Qwen3ForCausalLM, held_out: HeldOut) -> float:
 
 
 @torch.no_grad()
-def _total(
-    model: Qwen3ForCausalLM, texts: Sequence[list[int]], skipped: Sequence[int], pad: int
-) -> tuple[float, int]:
+def _total(model: Qwen3ForCausalLM, texts: Sequence[list[int]], skipped: Sequence[int], pad: int) -> tuple[float, int]:
     total, count = 0.0, 0
-    by_length = sorted(
-        range(len(texts)), key=lambda i: len(texts[i])
-    )  # rows of one batch need little padding
+    by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # rows of one batch need little padding
     for start in range(0, len(by_length), _ROWS):
         rows = by_length[start : start + _ROWS]
         inputs, labels = padded([texts[i][:WINDOW] for i in rows], min(WINDOW, len(texts[rows[-1]])), pad)

@@ -54,9 +54,7 @@ def optimizers(masters: Mapping[str, torch.Tensor]) -> list[torch.optim.Optimize
     matrices = [p for name, p in masters.items() if p.ndim == 2 and ".layers." in name]
     others = [p for name, p in masters.items() if p.ndim != 2 or ".layers." not in name]
     return [
-        torch.optim.Muon(
-            matrices, lr=MATRIX_RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.01),
     ]
 
@@ -71,9 +69,7 @@ class Run:
     The model computes in bf16, twice as fast as fp32 where CPUs have it; the optimizers work on fp32 masters.
     """
 
-    def __init__(
-        self, windows: Windows, model: Qwen3ForCausalLM, budget: Budget, seed: int, compiled: bool
-    ) -> None:
+    def __init__(self, windows: Windows, model: Qwen3ForCausalLM, budget: Budget, seed: int, compiled: bool) -> None:
         self.model, self.progress = model, Progress()
         self._windows, self._budget, self._seed = windows, budget, seed
         self._masters = {name: p.detach().float().clone() for name, p in model.named_parameters()}

@@ -103,9 +103,7 @@ def main() -> None:
     files, questions = file_documents(corpus.train), Questions(corpus.train)
     texts = [text for file in files for text in file]
     characters = sum(map(len, texts))
-    print(
-        f"{len(texts)} texts, {characters:,} characters; questions about {len(questions)} names", flush=True
-    )
+    print(f"{len(texts)} texts, {characters:,} characters; questions about {len(questions)} names", flush=True)
     # A resumed run keeps its tokenizer: with any other, its weights would mean nothing.
     saved = torch.load(options.checkpoint) if options.resume else None
     if saved:
@@ -134,18 +132,14 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "starling-pydoc")
     parser.add_argument("--minutes", type=float, default=15.0, help="time for training steps")
     parser.add_argument("--steps", type=int, help="this many steps instead, however long they take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--checkpoint", type=Path, default=Path("build/starling-pydoc.pt"))
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="faster; needs a C++ compiler"
-    )
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="faster; needs a C++ compiler")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     return parser.parse_args()
 

@@ -227,11 +227,7 @@ def test_qk_norm_rope_store(
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 def test_sample_draws_the_reference_tokens(vocab: int, spread: float) -> None:
     settings = [
-        (t, k, p, m)
-        for t in (0.0, 0.3, 1.0, 5.0)
-        for k in (0, 1, 20, 5000)
-        for p in (0.0, 0.3, 0.95, 1.0)
-        for m in (0.0, 0.1)
+        (t, k, p, m) for t in (0.0, 0.3, 1.0, 5.0) for k in (0, 1, 20, 5000) for p in (0.0, 0.3, 0.95, 1.0) for m in (0.0, 0.1)
     ]
     temperature, top_k, top_p, min_p = map(torch.tensor, zip(*settings, strict=True))
     rows = len(settings)
@@ -285,17 +281,13 @@ def test_without_a_compiler_there_are_no_kernels(
     assert "no g++" in caplog.text
 
 
-def test_kernels_can_be_switched_off(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("STARLING_NATIVE", "0")
     assert build.load.__wrapped__() is None
     assert "STARLING_NATIVE=0" in caplog.text
 
 
-def test_a_failed_build_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_build_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
     (kernels / "broken.cpp").write_text("int main( {")

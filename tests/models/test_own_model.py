@@ -36,9 +36,7 @@ def model() -> Any:
 def answer(model: Any, tokenizer: Any, question: str, limit: int = 120) -> tuple[str, bool]:
     """The greedy answer, and whether it ended by itself."""
     messages = [{"role": "user", "content": question}]
-    prompt = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     settings = {"do_sample": False, "temperature": None, "top_p": None, "repetition_penalty": 1.0}
     output = model.generate(**prompt, max_new_tokens=limit, **settings)[0, prompt["input_ids"].shape[1] :]
     return tokenizer.decode(output, skip_special_tokens=True), int(output[-1]) == tokenizer.eos_token_id
@@ -65,9 +63,7 @@ def test_card_states_the_held_out_loss_and_the_licences() -> None:
     assert "Apache-2.0" in card and "PSF licence" in card
 
 
-@pytest.mark.parametrize(
-    "text", ["def f(x):\n    return x\n", "Ünïcödé, 漢字 and 🐦", "  spaces\t\tand tabs \n\n", "1234.5"]
-)
+@pytest.mark.parametrize("text", ["def f(x):\n    return x\n", "Ünïcödé, 漢字 and 🐦", "  spaces\t\tand tabs \n\n", "1234.5"])
 def test_tokenizer_gives_back_any_text(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
@@ -75,14 +71,10 @@ def test_tokenizer_gives_back_any_text(tokenizer: Any, text: str) -> None:
 def test_chat_template_marks_roles(tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_predicts_pages_that_it_was_not_trained_on(
-    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predicts_pages_that_it_was_not_trained_on(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputed from the Python that runs the test; other versions differ a little."""
     monkeypatch.syspath_prepend(str(ROOT))
     corpus = importlib.import_module("corpus")

@@ -57,9 +57,7 @@ async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: Pooli
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _embed(
-    endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str
-) -> list[float]:
+async def _embed(endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str) -> list[float]:
     async with gate:
         output = await endpoint.engine.embed(ids, params, request_id=engine_id)
     return output.outputs.embedding

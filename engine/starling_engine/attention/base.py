@@ -53,9 +53,7 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def forward(
-        self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
-    ) -> torch.Tensor:
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.
 
         qkv [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,

@@ -64,15 +64,11 @@ def pack_linear(weight: Tensor) -> PackedWeight:
     return PackedWeight(data, n, k)
 
 
-def linear(
-    x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
-) -> Tensor:
+def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """x [M, K] bf16 (rows may be strided) times the weight, plus bias [N] bf16 -> [M, N] bf16 or fp32."""
     m, k = x.shape
     assert x.dtype == torch.bfloat16 and k == packed.k and x.stride(1) == 1
-    assert bias is None or (
-        bias.dtype == torch.bfloat16 and bias.shape == (packed.n,) and bias.is_contiguous()
-    )
+    assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (packed.n,) and bias.is_contiguous())
     assert out_dtype in (torch.float32, torch.bfloat16)
     out = torch.empty(m, packed.n, dtype=out_dtype)
     _lib().starling_linear(
@@ -110,12 +106,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: Tensor) -> None:
     tokens, k = x.shape
-    assert (
-        _is_float(x)
-        and x.dtype == weight.dtype == out.dtype
-        and x.shape == out.shape
-        and weight.shape == (k,)
-    )
+    assert _is_float(x) and x.dtype == weight.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     _lib().starling_rms_norm(
         *(x.data_ptr(), residual, weight.data_ptr(), eps, out.data_ptr(), tokens, k),

@@ -13,9 +13,7 @@ def pack_linear(weight: Tensor) -> PackedWeight:
     return PackedWeight(weight, *weight.shape)
 
 
-def linear(
-    x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
-) -> Tensor:
+def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """x [M, K] times the weight, plus bias [N], summed in fp32 -> [M, N] of `out_dtype`."""
     weight = packed.data
     if out_dtype == x.dtype:
@@ -65,9 +63,7 @@ def qk_norm_rope_store(
     For the arguments see `ops`.
     """
     kv_heads, block_size, dim = kv.shape[2:]
-    q, k, v = qkv.view(len(qkv), -1, dim).split_with_sizes(
-        [qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads], 1
-    )
+    q, k, v = qkv.view(len(qkv), -1, dim).split_with_sizes([qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads], 1)
     q = q if q_norm is None else _normalised(q, q_norm, eps)
     k = k if k_norm is None else _normalised(k, k_norm, eps)
     turns = cos_sin[positions.long()][:, None]
