@@ -55,10 +55,15 @@ class BlockPool:
         self.refs[block] += 1
 
     def release(self, block: int) -> None:
-        """Drops one reference; the last one makes the block free, the most recently used of them."""
+        """Drops one reference; the last one makes the block free: the last to be taken again if it has a name, else the first.
+
+        A nameless block holds nothing that anybody could find, and its memory is warm.
+        """
         self.refs[block] -= 1
         if self.refs[block] == 0:
             self._free[block] = None
+            if self._names[block] is None:
+                self._free.move_to_end(block, last=False)
         assert self.refs[block] >= 0, f"block {block} released more often than taken"
 
     def find(self, group: int, name: bytes) -> int | None:

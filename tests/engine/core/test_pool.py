@@ -1,0 +1,66 @@
+"""The pool of blocks."""
+
+import pytest
+from starling_engine.kv.pool import BlockPool, OutOfBlocks
+
+
+def test_takes_and_gives_back() -> None:
+    pool = BlockPool(5)
+    blocks = pool.take(4)
+    assert sorted(blocks) == [1, 2, 3, 4], "block 0 is never given out"
+    with pytest.raises(OutOfBlocks):
+        pool.take(1)
+    for block in blocks:
+        pool.release(block)
+    assert pool.num_free == 4
+    pool.check_integrity([])
+
+
+def test_a_shared_block_is_free_when_all_have_released_it() -> None:
+    pool = BlockPool(3)
+    (block,) = pool.take(1)
+    pool.share(block)
+    pool.release(block)
+    pool.check_integrity([[block]])
+    pool.release(block)
+    assert pool.num_free == 2
+
+
+def test_the_least_recently_used_name_is_forgotten_first() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(3)
+    for block, name in zip(blocks, (b"a", b"b", b"c"), strict=True):
+        pool.remember(0, name, block)
+    for block in (blocks[1], blocks[0], blocks[2]):
+        pool.release(block)
+    pool.take(1)
+    assert [pool.find(0, name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_nameless_blocks_are_taken_before_named_ones() -> None:
+    pool = BlockPool(4)
+    first, second, third = pool.take(3)
+    pool.remember(0, b"a", first)
+    for block in (first, second, third):
+        pool.release(block)
+    assert pool.take(2) == [third, second]
+    assert pool.find(0, b"a") == first
+
+
+def test_a_hit_takes_a_free_block_out_of_the_list() -> None:
+    pool = BlockPool(3)
+    (block,) = pool.take(1)
+    pool.remember(0, b"a", block)
+    pool.release(block)
+    pool.share(block)
+    assert pool.num_free == 1 and pool.take(1) != [block]
+    pool.forget_free()
+    assert pool.find(0, b"a") == block, "only what nobody uses is forgotten"
+
+
+def test_a_name_keeps_its_first_block() -> None:
+    pool = BlockPool(3)
+    one, two = pool.take(2)
+    pool.remember(0, b"a", one)
+    pool.remember(0, b"a", two)
+    assert pool.find(0, b"a") == one
