@@ -1,5 +1,6 @@
 """`LLM` as a script uses it, with the repository's own model in a real engine."""
 
+import json
 import math
 import os
 import signal
@@ -74,7 +75,9 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
 
 def test_defaults_come_from_the_model(llm: LLM) -> None:
     defaults = llm.get_default_sampling_params()
-    assert (defaults.temperature, defaults.top_p, defaults.repetition_penalty) == (0.3, 0.95, 1.05)
+    written = json.loads((Path(MODEL) / "generation_config.json").read_text())
+    for name in ("temperature", "top_p", "repetition_penalty"):
+        assert getattr(defaults, name) == written[name] != getattr(SamplingParams(), name)
     assert 1 <= len(llm.generate("The", use_tqdm=False)[0].outputs[0].token_ids) <= 16
 
 
