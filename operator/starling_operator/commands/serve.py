@@ -27,7 +27,9 @@ def serve(
     load_format: Annotated[str, _option("--load-format", text="auto, or dummy for random weights.", panel=MODEL)] = "auto",
     device: Annotated[str, _option("--device", text="auto, cpu or cuda.", panel=MODEL)] = "auto",
     dtype: Annotated[str, _option("--dtype", text="auto, float32, bfloat16 or float16.", panel=MODEL)] = "auto",
-    seed: Annotated[int, _option("--seed", text="For random weights.", panel=MODEL)] = 0,
+    seed: Annotated[
+        int | None, _option("--seed", text="Makes requests without a seed repeatable; also of dummy weights.", panel=MODEL)
+    ] = None,
     attention_backend: Annotated[str, _option("--attention-backend", text="The device's best unless named.", panel=MODEL)] = "auto",
     num_threads: Annotated[
         int | None, _option("--num-threads", text="CPU threads; by default what the cgroup allows.", panel=MODEL)
@@ -84,7 +86,7 @@ def serve(
     ] = None,
     progress_timeout: Annotated[
         float, _option("--progress-timeout", text="Seconds without progress that count as hung.", panel=ENGINE)
-    ] = 60.0,
+    ] = 20.0,
     # memory
     block_size: Annotated[int, _option("--block-size", text="Tokens in a block of the KV cache.", panel=MEMORY)] = 16,
     kv_cache_memory_bytes: Annotated[
