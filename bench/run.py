@@ -1,6 +1,6 @@
 """The benchmark table: Starling and the peer side by side in one run, on the Qwen3-0.6B shape in bf16.
 
-usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|http|prefix]
+usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|memory|http|prefix]
 
 Engines take turns, so that both meet the same machine; each figure is the best of its rounds.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import checkpoint
 import http_streams
-import memory
+import memory_bound
 import peer
 import prefix_hit
 
@@ -42,12 +42,9 @@ def best(rounds: list[dict[str, float]]) -> dict[str, float]:
 def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str]:
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
-    memory_speed = 0.0
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
-        memory_speed = max(memory_speed, memory.read_bytes_per_second(threads))
         ours.append(offline(sys.executable, "starling_engine", model, threads))
-        memory_speed = max(memory_speed, memory.read_bytes_per_second(threads))
         if with_peer:
             theirs.append(offline(peer.python(CACHE), "vllm", model, threads))
     lines = [
@@ -60,18 +57,7 @@ def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str
     for name, value in mine.items():
         beside = f"{other[name]:.1f} | {value / other[name]:.2f}" if other else "- | -"
         lines.append(f"| {name} | {value:.1f} | {beside} |")
-    lines += ["", _memory_limit(model, memory_speed, mine)]
     return lines
-
-
-def _memory_limit(model: Path, speed: float, figures: dict[str, float]) -> str:
-    size = (model / "model.safetensors").stat().st_size
-    limit = speed / size
-    reached = next(value for name, value in figures.items() if name.startswith("decode batch 1 "))
-    return (
-        f"Memory reads at {speed / 1e9:.1f} GB/s; a token reads {size / 1e9:.2f} GB of weights, so batch 1 is bounded by "
-        f"{limit:.1f} tokens/s. Starling reaches {reached / limit:.0%} of that."
-    )
 
 
 def machine() -> str:
@@ -87,7 +73,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--only", choices=("offline", "http", "prefix"))
+    parser.add_argument("--only", choices=("offline", "memory", "http", "prefix"))
     parser.add_argument("--out", type=Path, default=BENCH / "results" / "cpu.md")
     args = parser.parse_args()
     model = CACHE / "qwen3-0.6b-shape"
@@ -95,6 +81,8 @@ def main() -> None:
     lines = ["# CPU", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. Load before: {os.getloadavg()[0]:.1f}.", ""]
     if args.only in (None, "offline"):
         lines += [*compare(model, args.threads, args.rounds, not args.no_peer), ""]
+    if args.only in (None, "memory"):
+        lines += [*memory_bound.report(model, args.threads), ""]
     if args.only in (None, "http"):
         lines += [*http_streams.report(model, args.threads), ""]
     if args.only in (None, "prefix"):

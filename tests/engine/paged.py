@@ -28,7 +28,7 @@ class PagedDriver:
     def run(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """One step: each row appends tokens to a sequence. Returns each row's logits [tokens, vocab]."""
         metas = {window: self._metadata(rows, window) for window in set(self._model.config.windows)}
-        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], self._tick)
+        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], tick=self._tick)
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         logits = self._model.logits(self._model.forward(ids, ctx))
         for sequence, tokens in rows:

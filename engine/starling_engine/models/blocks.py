@@ -51,9 +51,10 @@ class Attention:
         self._weights = _attention_weights(build, window)
         self._attend = build.backend.forward
 
-    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]; writes the step's keys and values into `kv`."""
-        return self._o.forward(self._attend(self._qkv.forward(x), self._weights, kv, meta))
+    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
+        out = self._attend(self._qkv.forward(x), self._weights, kv, meta)
+        return self._o.forward(out if rows is None else out[rows])
 
     def slots(self) -> dict[str, Slot]:
         slots = {**self._qkv.slots(), **self._o.slots()}
@@ -115,12 +116,20 @@ class DecoderLayer:
         self._mlp = Mlp(build, prefix)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv: torch.Tensor, meta: AttentionMetadata
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x, residual) -> the same of the next layer, whose first norm adds them up. All [T, hidden_size]."""
+        """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
+
+        With `rows` [R] only those tokens come out, [R, hidden_size].
+        """
         x, residual = self._input_norm.forward(x, residual)
-        x = self._attention.forward(x, kv, meta)
-        x, residual = self._post_norm.forward(x, residual)
+        x = self._attention.forward(x, kv, meta, rows)
+        x, residual = self._post_norm.forward(x, residual if rows is None else residual[rows])
         return self._mlp.forward(x), residual
 
     def slots(self) -> dict[str, Slot]:

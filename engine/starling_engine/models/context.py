@@ -18,9 +18,12 @@ class ForwardContext:
 
     kv         [num_blocks, 2, num_kv_heads, block_size, head_dim] of each layer; written by the pass
     attention  each layer's metadata; layers of one KV group share the object
+    rows       [R] int64, the tokens whose hidden states are wanted, or None for all: past its attention, the last layer computes
+               no others
     tick       called once a layer, so that a watcher sees progress inside a long step
     """
 
     kv: list[torch.Tensor]
     attention: list[AttentionMetadata]
+    rows: torch.Tensor | None = None
     tick: Callable[[], None] = no_tick

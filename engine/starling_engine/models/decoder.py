@@ -53,10 +53,14 @@ class Decoder:
         self._build_ends(build)
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """ids [T] int64 -> hidden [T, hidden_size] after the final norm; writes the step's keys and values to `ctx.kv`."""
+        """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
+
+        Writes the step's keys and values to `ctx.kv`.
+        """
         hidden, residual = self._embed(ids), None
-        for layer, kv, meta in zip(self._layers, ctx.kv, ctx.attention, strict=True):
-            hidden, residual = layer.forward(hidden, residual, kv, meta)
+        last = len(self._layers) - 1
+        for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
+            hidden, residual = layer.forward(hidden, residual, kv, meta, ctx.rows if index == last else None)
             ctx.tick()
         return self._norm.forward(hidden, residual)[0]
 

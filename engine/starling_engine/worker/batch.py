@@ -26,6 +26,11 @@ class Occupant:
     adjuster: Adjuster | None
     pooled: torch.Tensor | None = None
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Needs the hidden states of its prompt's tokens, not of the last one alone."""
+        return self.pooling is not None or (self.sampling is not None and self.sampling.prompt_logprobs is not None)
+
 
 @dataclass(slots=True)
 class StepInputs:
@@ -105,6 +110,9 @@ class InputBatch:
         occupant = self.occupants[slot]
         assert occupant is not None, f"slot {slot} is planned but empty"
         return occupant
+
+    def reads_prompts(self, slots: Sequence[int]) -> bool:
+        return bool(self.special) and any(self.occupant(slot).reads_prompt for slot in slots if slot in self.special)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """Gathers the step's tokens, positions and tables; one vectorised pass, whatever mix of prompts and decodes it is."""

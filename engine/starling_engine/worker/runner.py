@@ -49,9 +49,13 @@ class ModelRunner:
         self._batch.apply(plan)
         self._copy_blocks(plan)
         inputs = self._batch.inputs(plan)
-        per_layer = [inputs.metadata[self._group_of[layer]] for layer in range(len(self._kv))]
-        hidden = self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, self._tick))
-        rows = self._sample(plan, inputs, hidden)
+        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
+        last = torch.from_numpy(inputs.last_token[sampling])
+        # A prompt's own states are wanted by few; else only the tokens that are sampled from leave the last layer.
+        every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan.slots)
+        hidden = self._forward(inputs, None if every else last)
+        picked = hidden[last] if every and len(last) < len(hidden) else hidden
+        rows = self._sample(plan, inputs, sampling, picked)
         if self._batch.special:
             self._serve_special(plan, inputs, hidden, rows)
         return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
@@ -64,22 +68,18 @@ class ModelRunner:
             for layer in self._groups[copy.group].layers:
                 self._kv[layer][copy.target] = self._kv[layer][copy.source]
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> list[RowResult]:
-        """Samples the rows that reached their last token; the others' results stay empty."""
-        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
-        if not sampling:
-            return [RowResult() for _ in plan.slots]
-        all_rows = len(sampling) == len(plan.slots)
-        index = np.array(sampling)
-        at = inputs.last_token if all_rows else inputs.last_token[index]
-        last = hidden if len(at) == len(hidden) else hidden[torch.from_numpy(at)]
-        ends = inputs.ends if all_rows else inputs.ends[index]
-        sampled = self._sampler.sample(self._model.logits(last), self._batch, [plan.slots[r] for r in sampling], ends)
-        if all_rows:
-            return sampled
+    def _forward(self, inputs: StepInputs, rows: torch.Tensor | None) -> torch.Tensor:
+        per_layer = [inputs.metadata[self._group_of[layer]] for layer in range(len(self._kv))]
+        return self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, rows, self._tick))
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, sampling: list[int], last: torch.Tensor) -> list[RowResult]:
+        """Samples the rows that reached their last token, whose states are `last`; the others' results stay empty."""
         rows = [RowResult() for _ in plan.slots]
-        for r, row in zip(sampling, sampled, strict=True):
-            rows[r] = row
+        if sampling:
+            slots = [plan.slots[r] for r in sampling]
+            sampled = self._sampler.sample(self._model.logits(last), self._batch, slots, inputs.ends[sampling])
+            for r, row in zip(sampling, sampled, strict=True):
+                rows[r] = row
         return rows
 
     def _serve_special(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, rows: list[RowResult]) -> None:
@@ -87,11 +87,13 @@ class ModelRunner:
             if slot not in self._batch.special:
                 continue
             occupant = self._batch.occupant(slot)
+            if not occupant.reads_prompt:
+                continue
             first = int(inputs.last_token[r]) - plan.num_tokens[r] + 1
             own = hidden[first : first + plan.num_tokens[r]]
             if occupant.pooling is not None:
                 rows[r].pooled = _pool(occupant, own, plan.starts[r], done=plan.sample[r])
-            elif occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None:
+            else:
                 rows[r].prompt_logprobs = self._prompt_logprobs(occupant, own, slot, plan.starts[r])
 
     def _prompt_logprobs(self, occupant: Occupant, hidden: torch.Tensor, slot: int, start: int) -> list[LogprobRow]:

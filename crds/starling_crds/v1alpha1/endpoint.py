@@ -1,0 +1,19 @@
+"""`spec.endpoint`: the OpenAI endpoint that clients see."""
+
+from pydantic import Field
+
+from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.model import SecretKey
+
+
+class EndpointSpec(ApiModel):
+    """The Service in front of all ready nodes, and what each node's endpoint asks of clients."""
+
+    port: int = Field(default=80, ge=1, le=65_535, description="Port of the Service; pods listen on 8000.")
+    api_key_secret: SecretKey | None = Field(
+        default=None, description="Secret key with the API keys, one a line, of which a request must bring one. Default: open."
+    )
+    allowed_origins: list[str] = Field(default_factory=list, max_length=64, description="Origins for CORS, or *.")
+    tls_secret: str | None = Field(
+        default=None, max_length=253, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."
+    )

@@ -1,0 +1,53 @@
+"""`spec.engine` and `spec.kvCache`: the engine's memory and scheduling."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from starling_crds.v1alpha1.base import ApiModel
+
+
+class EngineSpec(ApiModel):
+    """Settings of the engine; each has the engine's default when it is left out."""
+
+    kv_memory: str | None = Field(default=None, description="Size of the KV cache on the device, such as 4Gi; wins over memoryFraction.")
+    memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="Share of the device's (on CPU: the container's) memory that the engine may use in all."
+    )
+    block_size: Literal[8, 16, 32] = Field(default=16, description="Tokens in a block of the KV cache.")
+    max_batched_tokens: int = Field(default=2048, ge=1, le=1_048_576, description="Token budget of one step.")
+    max_sequences: int = Field(default=256, ge=1, le=65_536, description="Requests that run at once.")
+    max_waiting: int = Field(default=1024, ge=1, le=1_048_576, description="Requests that may queue; further ones get 429.")
+    prefix_caching: bool = Field(default=True, description="Whether prompts' KV is kept for later requests.")
+    scheduling_policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="Order in which waiting requests start.")
+    extra_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further engine arguments by name (as `starling serve --help` lists them, in snake_case); unknown ones are refused.",
+    )
+
+
+class CpuTier(ApiModel):
+    """KV blocks in the pod's memory."""
+
+    bytes: str = Field(description="Size, such as 16Gi.")
+
+
+class FilesystemTier(ApiModel):
+    """KV blocks in files."""
+
+    bytes: str = Field(description="Size, such as 200Gi.")
+    path: str | None = Field(default=None, pattern=r"^/.+", max_length=1024, description="Absolute folder on each node.")
+    claim: str | None = Field(default=None, max_length=253, description="Name of a PersistentVolumeClaim in this namespace.")
+
+
+class Tiers(ApiModel):
+    """Where KV blocks go when the device's cache is full."""
+
+    cpu: CpuTier | None = Field(default=None, description="A tier in memory.")
+    filesystem: FilesystemTier | None = Field(default=None, description="A tier in files.")
+
+
+class KVCacheSpec(ApiModel):
+    """The KV cache beyond the device."""
+
+    tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")

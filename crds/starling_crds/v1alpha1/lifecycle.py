@@ -1,0 +1,31 @@
+"""`spec.rollout`, `spec.drain`, `spec.recovery`: how the service changes, ends and heals."""
+
+from pydantic import Field
+
+from starling_crds.v1alpha1.base import ApiModel
+
+
+class RolloutSpec(ApiModel):
+    """A new revision replaces whole groups."""
+
+    max_unavailable: int = Field(default=0, ge=0, le=1024, description="Groups that may be missing during a rollout.")
+    max_surge: int = Field(default=1, ge=0, le=1024, description="Groups above spec.replicas during a rollout.")
+
+
+class DrainSpec(ApiModel):
+    """What a pod does when it is told to go."""
+
+    accept_seconds: int = Field(
+        default=5, ge=0, le=300, description="Still accepts requests so long, for load balancers lag behind."
+    )
+    seconds: int = Field(default=120, ge=0, le=86_400, description="After that, open requests may take so long to finish.")
+
+
+class RecoverySpec(ApiModel):
+    """What happens when a rank dies or makes no progress."""
+
+    restart_budget: int = Field(default=5, ge=0, le=1000, description="Restarts of a group's pods within windowSeconds before it counts as failed.")
+    window_seconds: int = Field(default=3600, ge=60, le=604_800, description="Window in which restarts are counted.")
+    progress_timeout_seconds: int = Field(
+        default=20, ge=1, le=3600, description="Work waiting and no step for so long counts as hung."
+    )

@@ -1,0 +1,69 @@
+"""`InferenceService.status`, written by the operator alone."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from starling_crds.v1alpha1.base import ApiModel
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(ApiModel):
+    """As metav1.Condition."""
+
+    type: str = Field(description="Ready, Reconciling, Stalled, Available, Progressing or ModelLoaded.")
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    reason: str = Field(description="A word for machines.")
+    message: str = Field(default="", description="A sentence for people: pod, container, cause, what to do.")
+    observed_generation: int = Field(default=0, description="Generation that this was seen at.")
+    last_transition_time: str = Field(default="", description="When `status` last changed, RFC 3339.")
+
+
+class GroupNode(ApiModel):
+    """One pod of a group."""
+
+    pod: str = Field(description="Name of the pod.")
+    number: int = Field(description="Node number in the group.")
+    host: str = Field(default="", description="Name of the Kubernetes node.")
+    phase: str = Field(default="", description="The agent's phase, or the pod's while the agent is silent.")
+    progress: str = Field(default="", description="Of the phase, such as 3.2/7.6 GB.")
+
+
+class GroupStatus(ApiModel):
+    """One group, as its agents report it."""
+
+    name: str = Field(description="Name of the StatefulSet.")
+    revision: str = Field(description="Revision of its template.")
+    index: int = Field(description="Number of the group in its revision.")
+    ready: bool = Field(default=False, description="All its agents serve at the topology asked for.")
+    topology: str = Field(default="", description="Effective layout as its leader reports it, such as TP2 PP1 DP4.")
+    ranks: int = Field(default=0, description="Ranks in the serving epoch.")
+    epoch: int = Field(default=0, description="Membership number.")
+    restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
+    restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
+    nodes: list[GroupNode] = Field(default_factory=list, description="Its pods.")
+    message: str = Field(default="", description="What it waits for, or its last error.")
+
+
+class RevisionStatus(ApiModel):
+    """Where a rollout stands."""
+
+    current: str = Field(default="", description="Revision that serves.")
+    target: str = Field(default="", description="Revision of the spec.")
+
+
+class InferenceServiceStatus(ApiModel):
+    """What the operator saw last."""
+
+    observed_generation: int = Field(default=0, description="Generation that the operator acted on.")
+    conditions: list[Condition] = Field(default_factory=list, description="Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded.")
+    replicas: int = Field(default=0, description="Groups that exist.")
+    ready_replicas: int = Field(default=0, description="Groups that serve.")
+    updated_replicas: int = Field(default=0, description="Groups that serve the target revision.")
+    selector: str = Field(default="", description="Label selector of the leaders' pods, for autoscalers.")
+    topology: str = Field(default="", description="Effective layout of the groups.")
+    url: str = Field(default="", description="Base URL of the OpenAI API inside the cluster.")
+    endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods.")
+    revision: RevisionStatus = Field(default_factory=RevisionStatus, description="Where a rollout stands.")
+    groups: list[GroupStatus] = Field(default_factory=list, description="Each group.")
