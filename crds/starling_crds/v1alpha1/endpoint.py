@@ -1,7 +1,6 @@
 """`spec.endpoint`: the OpenAI endpoint that clients see."""
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
 

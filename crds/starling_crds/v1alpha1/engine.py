@@ -3,16 +3,20 @@
 from typing import Any, Literal
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 
 
 class EngineSpec(ApiModel):
     """Settings of the engine; each has the engine's default when it is left out."""
 
-    kv_memory: str | None = Field(default=None, description="Size of the KV cache on the device, such as 4Gi; wins over memoryFraction.")
+    kv_memory: str | None = Field(
+        default=None, description="Size of the KV cache on the device, such as 4Gi; wins over memoryFraction."
+    )
     memory_fraction: float | None = Field(
-        default=None, gt=0, le=1, description="Share of the device's (on CPU: the container's) memory that the engine may use in all."
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the device's (on CPU: the container's) memory that the engine may use in all.",
     )
     block_size: Literal[8, 16, 32] = Field(default=16, description="Tokens in a block of the KV cache.")
     max_batched_tokens: int = Field(default=2048, ge=1, le=1_048_576, description="Token budget of one step.")

@@ -1,7 +1,6 @@
 """`spec.rollout`, `spec.drain`, `spec.recovery`: how the service changes, ends and heals."""
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 
 
@@ -24,7 +23,9 @@ class DrainSpec(ApiModel):
 class RecoverySpec(ApiModel):
     """What happens when a rank dies or makes no progress."""
 
-    restart_budget: int = Field(default=5, ge=0, le=1000, description="Restarts of a group's pods within windowSeconds before it counts as failed.")
+    restart_budget: int = Field(
+        default=5, ge=0, le=1000, description="Restarts of a group's pods within windowSeconds before it counts as failed."
+    )
     window_seconds: int = Field(default=3600, ge=60, le=604_800, description="Window in which restarts are counted.")
     progress_timeout_seconds: int = Field(
         default=20, ge=1, le=3600, description="Work waiting and no step for so long counts as hung."

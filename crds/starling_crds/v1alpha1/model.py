@@ -3,7 +3,6 @@
 from typing import Literal
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 
 
@@ -24,7 +23,9 @@ class WeightsCache(ApiModel):
         max_length=1024,
         description="Absolute folder on each node, shared by its pods; needs a namespace that allows hostPath volumes.",
     )
-    size_limit: str | None = Field(default=None, description="Limit of the emptyDir, such as 50Gi; only without claim and hostPath.")
+    size_limit: str | None = Field(
+        default=None, description="Limit of the emptyDir, such as 50Gi; only without claim and hostPath."
+    )
 
 
 class ModelSpec(ApiModel):

@@ -1,7 +1,6 @@
 """`spec.parallelism` and `spec.accelerators`: how one group's work is split, and over what."""
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 
 
@@ -19,7 +18,10 @@ class Parallelism(ApiModel):
     pipeline: int = Field(default=1, ge=1, le=1024, description="Pipeline parallel size (PP).")
     data: int | None = Field(default=None, ge=1, le=4096, description="Data parallel size (DP). At most one of data and expert.")
     expert: int | None = Field(
-        default=None, ge=1, le=4096, description="Expert parallel size (EP) of a MoE model, a multiple of tensor. At most one of data and expert."
+        default=None,
+        ge=1,
+        le=4096,
+        description="Expert parallel size (EP) of a MoE model, a multiple of tensor. At most one of data and expert.",
     )
     elastic: ElasticBounds | None = Field(default=None, description="Bounds within which a live service may change size.")
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.endpoint import EndpointSpec
 from starling_crds.v1alpha1.engine import EngineSpec, KVCacheSpec

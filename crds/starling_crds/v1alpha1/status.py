@@ -3,7 +3,6 @@
 from typing import Literal
 
 from pydantic import Field
-
 from starling_crds.v1alpha1.base import ApiModel
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -57,7 +56,9 @@ class InferenceServiceStatus(ApiModel):
     """What the operator saw last."""
 
     observed_generation: int = Field(default=0, description="Generation that the operator acted on.")
-    conditions: list[Condition] = Field(default_factory=list, description="Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded.")
+    conditions: list[Condition] = Field(
+        default_factory=list, description="Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded."
+    )
     replicas: int = Field(default=0, description="Groups that exist.")
     ready_replicas: int = Field(default=0, description="Groups that serve.")
     updated_replicas: int = Field(default=0, description="Groups that serve the target revision.")

@@ -1,5 +1,7 @@
 """The plain linear method: one tensor and torch's own matrix product. Works for every dtype on every device."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch.nn import functional as F
 
@@ -45,12 +47,8 @@ class StackedWeights:
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
 
-class DenseLinear:
-    """W as it stands in the checkpoint, [out_size, in_size]."""
-
-    name = "dense"
-    _weight: torch.Tensor
-    _bias: torch.Tensor | None
+class StackedMethod(ABC):
+    """What the methods for plain weights share: the parts are stacked as they come, then brought to the method's own form."""
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
         self._staged = StackedWeights(shape, dtype, device)
@@ -60,7 +58,22 @@ class DenseLinear:
         self._staged.load(part, tensor)
 
     def finish(self) -> None:
-        self._weight, self._bias = self._staged.take()
+        self.take(*self._staged.take())
+
+    @abstractmethod
+    def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """weight [out_size, in_size], bias [out_size]: keeps them in the form that `apply` reads."""
+
+
+class DenseLinear(StackedMethod):
+    """W as it stands in the checkpoint, [out_size, in_size]."""
+
+    name = "dense"
+    _weight: torch.Tensor
+    _bias: torch.Tensor | None
+
+    def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         out = F.linear(x, self._weight, self._bias)

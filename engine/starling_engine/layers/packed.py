@@ -2,29 +2,21 @@
 
 import torch
 
-from starling_engine.layers.dense import StackedWeights
+from starling_engine.layers.dense import StackedMethod
 from starling_engine.layers.linear import LinearShape, Part
 from starling_engine.native import ops
 from starling_engine.native.packed import PackedWeight
 
 
-class NativeLinear:
+class NativeLinear(StackedMethod):
     """Our own AVX-512 kernel. One packed copy serves both the logits head and the embedding that is tied to it."""
 
     name = "native"
     _weight: PackedWeight
     _bias: torch.Tensor | None
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
-        self._staged = StackedWeights(shape, dtype, device)
-        return self._staged.parts()
-
-    def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
-        self._staged.load(part, tensor)
-
-    def finish(self) -> None:
-        weight, self._bias = self._staged.take()
-        self._weight = ops.pack_linear(weight)
+    def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = ops.pack_linear(weight), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return ops.linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)
@@ -35,7 +27,7 @@ class NativeLinear:
         return out
 
 
-class MkldnnLinear:
+class MkldnnLinear(StackedMethod):
     """oneDNN's blocked layout: for CPUs whose matrix units (AMX) our kernel does not use, and without a compiler."""
 
     name = "mkldnn"
@@ -44,15 +36,10 @@ class MkldnnLinear:
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
         assert not shape.lookup, "single rows cannot be read from oneDNN's layout"
-        self._staged = StackedWeights(shape, dtype, device)
-        return self._staged.parts()
+        return super().create(shape, dtype, device)
 
-    def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
-        self._staged.load(part, tensor)
-
-    def finish(self) -> None:
-        weight, self._bias = self._staged.take()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+    def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")

@@ -1,0 +1,87 @@
+"""`agent.json`: what the operator mounts into every pod of a revision, and `starling agent --config` reads.
+
+What depends on replicas, data or expert parallel size is not in it: that changes without a new revision. What differs from pod to
+pod (its name, group, addresses) comes from the environment; see `identity`.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+CONFIG_PATH = "/etc/starling/agent.json"
+ENDPOINT_PORT = 8000
+ADMIN_PORT = 8001
+
+
+class ContractModel(BaseModel):
+    """Fields that a later release adds are ignored: an agent may be one release older than its operator, or newer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ModelConfig(ContractModel):
+    """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable."""
+
+    source: str
+    cache_dir: str
+    served_names: list[str]
+
+
+class LayoutConfig(ContractModel):
+    """The fixed part of the layout; data parallel size is the leader's to tell. `per_node` ranks run in one pod."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    per_node: int = 1
+
+
+class EndpointConfig(ContractModel):
+    """service_url: base URL of the Service, for the token that proves it; None where there is no Service."""
+
+    host: str = "0.0.0.0"
+    port: int = ENDPOINT_PORT
+    allowed_origins: list[str] = Field(default_factory=list)
+    api_key_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    service_url: str | None = None
+
+
+class AdminConfig(ContractModel):
+    """The admin endpoint; a request must bring the token that is in `token_file`."""
+
+    host: str = "0.0.0.0"
+    port: int = ADMIN_PORT
+    token_file: str
+
+
+class DrainConfig(ContractModel):
+    """Seconds, as in `spec.drain`."""
+
+    accept_seconds: float = 5.0
+    seconds: float = 120.0
+
+
+class RecoveryConfig(ContractModel):
+    """An engine that died or hung is started again in place at most `engine_restarts` times in `window_seconds`."""
+
+    progress_timeout_seconds: float = 20.0
+    engine_restarts: int = 3
+    window_seconds: float = 3600.0
+
+
+class AgentConfig(ContractModel):
+    """`engine` holds EngineArgs by name, without `model`; unknown names are refused by the agent and shown in its report."""
+
+    schema_version: int = SCHEMA_VERSION
+    namespace: str
+    service: str
+    revision: str
+    model: ModelConfig
+    engine: dict[str, Any] = Field(default_factory=dict)
+    layout: LayoutConfig = Field(default_factory=LayoutConfig)
+    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
+    admin: AdminConfig
+    drain: DrainConfig = Field(default_factory=DrainConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)

@@ -1,0 +1,102 @@
+"""An agent's report: `GET /admin/report?after=N&wait=S` with `Authorization: Bearer TOKEN`.
+
+Answers at once when the report's version is above `after` or of another incarnation (`&incarnation=ID`), else when it changes or
+after `wait` seconds (at most 60): a long poll. A quiet agent's report does not change.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from starling_agent.contract.config import ContractModel
+
+Phase = Literal["starting", "downloading", "verifying", "loading", "warming", "serving", "restarting", "draining", "failed"]
+PHASES: tuple[Phase, ...] = (
+    "starting",
+    "downloading",
+    "verifying",
+    "loading",
+    "warming",
+    "serving",
+    "restarting",
+    "draining",
+    "failed",
+)
+
+
+class Progress(ContractModel):
+    """How far the phase is. unit is "bytes" or "tensors"; `eta_seconds` is None while it cannot be told."""
+
+    done: int
+    total: int
+    unit: str = "bytes"
+    eta_seconds: float | None = None
+
+
+class Topology(ContractModel):
+    """The layout that serves now, read from the engine's membership, not from the configuration."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    expert: int = 1
+    ranks: int
+
+
+class RankHealth(ContractModel):
+    """One rank: the steps it has run, and why it is unhealthy."""
+
+    rank: int
+    worker: int
+    healthy: bool
+    error: str | None = None
+
+
+class KVLedger(ContractModel):
+    """The KV cache as it was allocated; bytes of one rank."""
+
+    num_blocks: int
+    block_size: int
+    bytes: int
+    max_tokens: int
+
+
+class Report(ContractModel):
+    """What this agent is, does and needs.
+
+    version              grows with every change; compare only within one incarnation
+    incarnation          id of this agent process
+    agent                release of Starling
+    config_hash          SHA-256 of the configuration file's bytes, hex
+    healthy              /health: work is progressing, or there is none
+    ready                /ready: requests are accepted
+    token_seen           a real token came through this pod's own endpoint since the engine started
+    service_token_seen   a real token came through the Service; None where no Service is configured or it was not tried yet
+    engine_restarts      in place, of this process
+    last_error           the cause of the last failure in words, with the fix where one is known
+    fatal                restarting cannot help (a bad configuration, a model that does not load); phase is "failed"
+    """
+
+    version: int
+    incarnation: str
+    agent: str
+    config_hash: str
+    service: str
+    revision: str
+    group: str
+    node: int
+    pod: str
+    phase: Phase
+    progress: Progress | None = None
+    healthy: bool = True
+    ready: bool = False
+    token_seen: bool = False
+    service_token_seen: bool | None = None
+    topology: Topology | None = None
+    epoch: int = 0
+    ranks: list[RankHealth] = Field(default_factory=list)
+    kv: KVLedger | None = None
+    engine_restarts: int = 0
+    open_streams: int = 0
+    last_error: str | None = None
+    fatal: bool = False

@@ -1,0 +1,50 @@
+"""What `plan` decides. `apply` carries it out in this order: create, apply, delete; then the status is written."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starling_crds.v1alpha1.status import InferenceServiceStatus
+
+from starling_operator.plan.observed import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Removes one object of the service, only while its UID is still this one.
+
+    grace_seconds   None: the object's own; 0: at once, for a pod whose node is gone
+    cascade         whether what it owns goes with it
+    """
+
+    kind: str
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """For `kubectl describe`. The same event is sent once for each transition."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """create       made once and never changed after (immutable objects, Secrets with random content); already there is fine
+    apply        the desired state of all other children, by server-side apply with ownerReferences set
+    delete       what has to go
+    status       to be written, if it differs from what is there
+    events       transitions since the last status
+    wake_after   seconds after which to decide again although nothing may have changed; None: never
+    """
+
+    create: tuple[Manifest, ...] = ()
+    apply: tuple[Manifest, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    status: InferenceServiceStatus
+    events: tuple[Event, ...] = field(default=())
+    wake_after: float | None = None

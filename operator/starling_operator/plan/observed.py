@@ -1,0 +1,96 @@
+"""What `plan` decides from. Built by `observe` from a cluster, by `starling up` from processes, by tests from thin air."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starling_agent.contract.report import Report
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_crds.v1alpha1.status import InferenceServiceStatus
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The operator's own settings.
+
+    agent_image        image for new revisions of services that name none
+    cluster_domain     of in-cluster DNS names
+    operator_namespace, operator_labels   who may reach the admin endpoints
+    service_monitors, http_routes          whether these kinds exist in the cluster
+    """
+
+    agent_image: str
+    image_pull_policy: str = "IfNotPresent"
+    cluster_domain: str = "cluster.local"
+    operator_namespace: str = "starling-system"
+    operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})
+    service_monitors: bool = False
+    http_routes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The InferenceService. `spec` is None where it does not parse, and `spec_error` says why, with the field's path."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    resource_version: str
+    spec: InferenceServiceSpec | None
+    spec_error: str | None = None
+    status: InferenceServiceStatus = field(default_factory=InferenceServiceStatus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod of a group. Times are seconds since the epoch.
+
+    phase           Kubernetes' own: Pending, Running, Succeeded, Failed
+    scheduled       has a node
+    ready           the Ready condition
+    deleted_at      when its deletion was asked for; None: it stays
+    lost            its node is gone: a pod on it will never end by itself (deletion by the taint manager, or NodeLost)
+    restarts        of its containers
+    waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", "Unschedulable: ..."
+    last_log        the agent's last words, from the termination message
+    """
+
+    name: str
+    uid: str
+    group: str
+    revision: str
+    number: int
+    host: str = ""
+    address: str = ""
+    phase: str = "Pending"
+    scheduled: bool = False
+    ready: bool = False
+    created_at: float = 0.0
+    deleted_at: float | None = None
+    lost: bool = False
+    restarts: int = 0
+    waiting: str = ""
+    last_log: str = ""
+    report: Report | None = None
+    report_age: float | None = None
+    """Seconds since the agent last answered; None: it never did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Everything at one instant.
+
+    children    the live objects that the service owns, pods left out, by (kind, name)
+    pods        of all groups, those being deleted too
+    new_token   a fresh random token, for the admin Secret if there is none yet
+    """
+
+    service: Service
+    children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    settings: Settings
+    now: float
+    new_token: str
