@@ -3,6 +3,8 @@
 import msgspec
 
 from starling_engine.delta import Delta, Stats
+from starling_engine.layout import Membership
+from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
 
 
@@ -37,11 +39,16 @@ class Deltas(msgspec.Struct, tag="deltas"):
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """First answer to a frontend's first Ping: who the core is and what it can hold."""
+    """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
+
+    `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too.
+    """
 
     incarnation: str
     max_tokens_per_request: int
-    ledger: str
+    max_tokens: int
+    membership: Membership
+    ledger: Ledger
     stats: Stats
 
 

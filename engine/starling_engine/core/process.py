@@ -114,9 +114,13 @@ class CoreProcess:
             return
         if identity not in self._greeted:
             self._greeted.add(identity)
-            longest = min(self.config.scheduler.max_model_len, self.core.scheduler.kv.max_tokens)
-            self._send(identity, Hello(self.incarnation, longest, str(self.core.ledger), self._stats()))
+            self._send(identity, self._hello(self.core))
         self._send(identity, Pong(self.incarnation, self.executor.progress, self.core.has_work, self._stats()))
+
+    def _hello(self, core: EngineCore) -> Hello:
+        held = core.scheduler.kv.max_tokens
+        longest = min(self.config.scheduler.max_model_len, held)
+        return Hello(self.incarnation, longest, held, core.membership, core.ledger, self._stats())
 
     def _stats(self) -> Stats:
         assert self.core is not None

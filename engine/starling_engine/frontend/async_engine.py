@@ -12,13 +12,15 @@ import zmq.asyncio
 from starling_engine.config import EngineArgs, EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Add, Loading, ResetPrefixCache, Shutdown
+from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache, Shutdown
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.layout import Membership
+from starling_engine.ledger import Ledger
 from starling_engine.models.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import PoolingParams, SamplingParams
@@ -259,7 +261,26 @@ class AsyncEngine:
     @property
     def ledger(self) -> str:
         """The memory plan of each core, for people."""
-        return "\n".join(client.hello.ledger for client in self._clients if client.hello is not None)
+        return "\n".join(str(hello.ledger) for hello in self._hellos)
+
+    @property
+    def membership(self) -> Membership:
+        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them."""
+        return self._hellos[0].membership
+
+    @property
+    def memory(self) -> Ledger:
+        """The memory of one rank as it was allocated."""
+        return self._hellos[0].ledger
+
+    @property
+    def kv_tokens(self) -> int:
+        """The longest sequence that one core's KV cache can hold."""
+        return min(hello.max_tokens for hello in self._hellos)
+
+    @property
+    def _hellos(self) -> list[Hello]:
+        return [client.hello for client in self._clients if client.hello is not None]
 
     @property
     def addresses(self) -> list[str]:

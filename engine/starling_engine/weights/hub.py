@@ -22,12 +22,18 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    repo, at, named_revision = name.partition("@")
+    repo, named_revision = split_name(name)
     if named_revision and revision and named_revision != revision:
         raise ModelError(f"{name}: the name and the argument ask for two revisions, {named_revision} and {revision}")
-    if not REPO_ID.fullmatch(repo) or (at and not named_revision):
-        raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
     return _download(repo, named_revision or revision)
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """The repository and the revision that "org/name@revision" names. Raises ModelError for what is no such name."""
+    repo, at, revision = name.partition("@")
+    if not REPO_ID.fullmatch(repo) or (at and not revision):
+        raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
+    return repo, revision or None
 
 
 def _download(repo: str, revision: str | None) -> Path:

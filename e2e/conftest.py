@@ -1,0 +1,73 @@
+"""The cluster that the scenarios run on: one of our own, made here and taken down after, or that of --kubeconfig."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("starling")
+    group.addoption("--kubeconfig", help="run on this cluster instead of making one; its nodes must have the images")
+    group.addoption("--operator-image", default="localhost/starling-operator:thin", help="image of the operator, repository:tag")
+    group.addoption("--agent-image", default="localhost/starling-agent:thin", help="image of the agent, repository:tag")
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
+    option = request.config.getoption
+    images = (option("--operator-image"), option("--agent-image"))
+    given = option("--kubeconfig") or os.environ.get("STARLING_E2E_KUBECONFIG")
+    if given:
+        kubectl = shutil.which("kubectl")
+        assert kubectl, "--kubeconfig needs kubectl on the PATH"
+        yield ClusterUnderTest(Path(given), kubectl, *images, None)
+        return
+    # Sockets below it have short names only, so not in pytest's own folder.
+    folder = Path(tempfile.mkdtemp(prefix="starling-e2e-"))
+    try:
+        subprocess.run([*HARNESS, "up", str(folder), "--nodes", "2", "--owner", str(os.getpid())], check=True)
+        yield ClusterUnderTest(folder / "kubeconfig", str(folder / "bin" / "kubectl"), *images, folder)
+    finally:
+        subprocess.run([*HARNESS, "down", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """Helm's path; built into the cache the first time."""
+    done = subprocess.run([*HARNESS, "helm"], check=True, capture_output=True, text=True)
+    return done.stdout.split()[-1]
+
+
+def image_values(prefix: str, image: str) -> list[str]:
+    repository, _, tag = image.rpartition(":")
+    return [f"--set={prefix}.repository={repository}", f"--set-string={prefix}.tag={tag}"]
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: ClusterUnderTest, helm: str) -> str:
+    """The chart, installed as a user installs it; its namespace."""
+    command = [
+        *(helm, "upgrade", "--install", "starling", str(ROOT / "charts" / "starling")),
+        *("--kubeconfig", str(cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace"),
+        *image_values("image", cluster.operator_image),
+        *image_values("agent.image", cluster.agent_image),
+        *("--set", "replicas=2", "--wait", "--timeout", "3m"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}\n{_why(cluster)}"
+    return OPERATOR_NAMESPACE
+
+
+def _why(cluster: ClusterUnderTest) -> str:
+    command = [cluster.kubectl, f"--kubeconfig={cluster.kubeconfig}", "-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "json"]
+    pods = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["items"]
+    states = [pod["status"].get("containerStatuses") or pod["status"].get("conditions") for pod in pods]
+    return json.dumps(states, indent=1)[:4000]

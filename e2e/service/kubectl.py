@@ -1,0 +1,63 @@
+"""kubectl, as a person at a terminal would call it."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """Calls `program` for one cluster and namespace."""
+
+    program: str
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def __call__(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            [self.program, f"--kubeconfig={self.kubeconfig}", "-n", self.namespace, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *manifests: Manifest) -> None:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        self("apply", "-f", "-", stdin=text)
+
+    def get(self, kind: str, name: str) -> Manifest:
+        found: Manifest = json.loads(self("get", kind, name, "-o", "json"))
+        return found
+
+    def find(self, kind: str, selector: str = "") -> list[Manifest]:
+        found: list[Manifest] = json.loads(self("get", kind, "-o", "json", *(["-l", selector] if selector else [])))["items"]
+        return found
+
+    def patch(self, kind: str, name: str, change: Manifest) -> None:
+        self("patch", kind, name, "--type=merge", "-p", json.dumps(change))
+
+
+def condition(service: Manifest, kind: str) -> Manifest:
+    """The condition of that type, or an empty one."""
+    conditions: list[Manifest] = service.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def wait_until(what: str, seen: Callable[[], bool], seconds: float, explain: Callable[[], str] = str) -> float:
+    """Seconds that it took; fails with `explain()` when it has not come true in time."""
+    began = time.monotonic()
+    while not seen():
+        if time.monotonic() - began > seconds:
+            raise AssertionError(f"not within {seconds} s: {what}\n{explain()}")
+        time.sleep(0.2)
+    return time.monotonic() - began

@@ -1,0 +1,79 @@
+"""The life of a service from `kubectl apply` to `kubectl delete`, under traffic."""
+
+import pytest
+
+from e2e.service.conftest import MakeService
+from e2e.service.kubectl import Kubectl, condition, wait_until
+from e2e.service.watched import MODEL, Traffic, failures
+from e2e.under_test import ClusterUnderTest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    chat = service()
+    took = chat.wait_ready()
+    print(f"apply to Ready: {took:.1f} s")
+    status = chat.now["status"]
+    assert status["url"] == chat.url and status["readyReplicas"] == 1 and status["topology"]
+    assert chat.now["metadata"].get("finalizers", []) == []
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    traffic.wait_for_more(5)
+    requests = traffic.stop()
+    assert not failures(requests) and all(request["tokens"] > 0 for request in requests)
+
+
+def test_an_edit_rolls_over_without_a_failed_request(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    chat = service()
+    chat.wait_ready()
+    before = {pod["metadata"]["uid"] for pod in chat.pods()}
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    traffic.wait_for_more(5)
+    chat.patch(engine={"maxSequences": 8})
+    chat.wait_ready()
+    wait_until("the old pods are gone", lambda: not before & {pod["metadata"]["uid"] for pod in chat.pods()}, 90, chat.explain)
+    traffic.wait_for_more(5)
+    assert failures(traffic.stop()) == []
+
+
+def test_scaling_under_traffic_fails_no_request(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    chat = service()
+    chat.wait_ready()
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    traffic.wait_for_more(3)
+    kubectl("scale", "infsvc", chat.name, "--replicas=3")
+    chat.wait_ready(120)
+    assert chat.now["status"]["readyReplicas"] == 3
+    traffic.wait_for_more(5)
+    kubectl("scale", "infsvc", chat.name, "--replicas=1")
+    wait_until("one pod is left", lambda: len(chat.pods()) == 1, 90, chat.explain)
+    chat.wait_ready()
+    traffic.wait_for_more(5)
+    assert failures(traffic.stop()) == []
+
+
+def test_a_model_that_does_not_load_stops_the_rollout(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    chat = service()
+    chat.wait_ready()
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    chat.patch(model={"source": "file:///opt/starling/models/nothing-here"})
+    wait_until("the rollout is Stalled", lambda: chat.is_true("Stalled"), 90, chat.explain)
+    assert "nothing-here" in condition(chat.now, "Stalled")["message"]
+    assert chat.is_true("Available")
+    traffic.wait_for_more(3)
+    chat.patch(model={"source": MODEL})
+    chat.wait_ready()
+    assert failures(traffic.stop()) == []
+
+
+def test_delete_leaves_nothing(service: MakeService, kubectl: Kubectl) -> None:
+    chat = service(replicas=2)
+    chat.wait_ready(120)
+    kubectl("delete", "infsvc", chat.name)
+    kinds = "statefulsets,services,configmaps,secrets,serviceaccounts,poddisruptionbudgets,networkpolicies,controllerrevisions,pods"
+
+    def left() -> list[str]:
+        found = kubectl("get", kinds, "-l", f"serving.starling.dev/service={chat.name}", "-o", "name")
+        return found.split()
+
+    wait_until("all children are gone", lambda: not left(), 90, lambda: "\n".join(left()))

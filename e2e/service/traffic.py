@@ -1,0 +1,61 @@
+"""A client inside the cluster: streams completions without a pause and says how each of them ended.
+
+usage: traffic.py BASE_URL MODEL [STREAMS]     runs until SIGTERM; one line of JSON for each request
+
+It uses the `openai` client as users do, with its own retries off: a request that fails is a request that failed.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+
+from openai import AsyncOpenAI, OpenAIError
+
+TOKENS = 48
+
+
+async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str, object]:
+    """Streams one completion to its end; an unfinished stream counts as failed."""
+    began = time.time()
+    tokens, finished, error = 0, None, None
+    try:
+        stream = await client.completions.create(
+            model=model,
+            prompt=f"Number {number}: the",
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                tokens += bool(choice.text)
+                finished = choice.finish_reason or finished
+    except OpenAIError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    if error is None and finished is None:
+        error = "the stream ended without a finish_reason"
+    return {"at": began, "seconds": time.time() - began, "tokens": tokens, "error": error}
+
+
+async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker: int) -> None:
+    number = worker
+    while not stop.is_set():
+        print(json.dumps(await one_request(client, model, number)), flush=True)
+        number += 100
+        await asyncio.sleep(0.05)
+
+
+async def main() -> None:
+    url, model, streams = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 2
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        await asyncio.gather(*(keep_busy(client, model, stop, worker) for worker in range(streams)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,121 @@
+"""One InferenceService as a user sees it: applied, waited for, asked, changed."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.service.kubectl import Kubectl, Manifest, condition, wait_until
+
+MODEL = "file:///opt/starling/models/starling-pydoc"
+ENGINE = {"kvMemory": "64Mi", "maxSequences": 16, "maxBatchedTokens": 512, "extraArgs": {"num_threads": 1}}
+TRAFFIC = Path(__file__).with_name("traffic.py")
+SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """`name` in kubectl's namespace."""
+
+    kubectl: Kubectl
+    name: str
+
+    def apply(self, **spec: Any) -> None:
+        """The spec that every scenario starts from, with the given fields on top."""
+        base: Manifest = {"model": {"source": MODEL}, "engine": ENGINE, "drain": {"acceptSeconds": 3, "seconds": 30}}
+        manifest = {
+            "apiVersion": "serving.starling.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": self.name},
+            "spec": {**base, **spec},
+        }
+        self.kubectl.apply(manifest)
+
+    def patch(self, **spec: Any) -> None:
+        self.kubectl.patch("infsvc", self.name, {"spec": spec})
+
+    @property
+    def now(self) -> Manifest:
+        return self.kubectl.get("infsvc", self.name)
+
+    def is_true(self, kind: str) -> bool:
+        """The condition, as of the generation that is there now."""
+        service = self.now
+        found = condition(service, kind)
+        return found.get("status") == "True" and found.get("observedGeneration") == service["metadata"]["generation"]
+
+    def wait_ready(self, seconds: float = 90) -> float:
+        return wait_until(f"{self.name} is Ready", lambda: self.is_true("Ready"), seconds, self.explain)
+
+    def pods(self) -> list[Manifest]:
+        return self.kubectl.find("pods", f"serving.starling.dev/service={self.name}")
+
+    def explain(self) -> str:
+        pods = [
+            (pod["metadata"]["name"], pod["status"].get("phase"), pod["status"].get("containerStatuses")) for pod in self.pods()
+        ]
+        return json.dumps([self.now.get("status"), pods], indent=1)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.name}.{self.kubectl.namespace}.svc/v1"
+
+
+class Traffic:
+    """A pod that streams completions from a service without a pause."""
+
+    def __init__(self, kubectl: Kubectl, service: Watched, image: str, streams: int = 2) -> None:
+        self._kubectl = kubectl
+        self._name = f"traffic-{service.name}"
+        metadata = {"name": self._name}
+        source = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {"traffic.py": TRAFFIC.read_text()},
+        }
+        container = {
+            "name": "traffic",
+            "image": image,
+            "command": ["python", "/traffic/traffic.py", service.url, service.name, str(streams)],
+            "volumeMounts": [{"name": "source", "mountPath": "/traffic"}],
+            "securityContext": SECURITY,
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {
+                "restartPolicy": "Never",
+                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [container],
+                "volumes": [{"name": "source", "configMap": {"name": self._name}}],
+            },
+        }
+        kubectl.apply(source, pod)
+
+    def requests(self) -> list[Manifest]:
+        """What it has seen so far, one record a request."""
+        lines = self._kubectl("logs", self._name, check=False).splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_for_more(self, count: int, seconds: float = 60) -> None:
+        """Until `count` more requests have ended."""
+        before = len(self.requests())
+        wait_until(
+            f"{count} more requests", lambda: len(self.requests()) >= before + count, seconds, lambda: str(self.requests()[-3:])
+        )
+
+    def stop(self) -> list[Manifest]:
+        """Ends it when its open streams have ended; all its records."""
+        self._kubectl("exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")
+
+        def ended() -> bool:
+            return self._kubectl.get("pod", self._name)["status"]["phase"] in ("Succeeded", "Failed")
+
+        wait_until("the traffic has ended", ended, 60)
+        return self.requests()
+
+
+def failures(requests: list[Manifest]) -> list[Manifest]:
+    return [request for request in requests if request["error"] is not None]

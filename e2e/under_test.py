@@ -1,0 +1,54 @@
+"""What the scenarios are run against."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HARNESS = [sys.executable, str(ROOT / "e2e" / "cluster")]
+OPERATOR_NAMESPACE = "starling-system"
+NOT_OURS = "breaks a node, which only a cluster of our own is for"
+
+
+@dataclass(frozen=True)
+class ClusterUnderTest:
+    """`folder` is the harness's, and None for a cluster that was there already: then no node can be broken."""
+
+    kubeconfig: Path
+    kubectl: str
+    operator_image: str
+    agent_image: str
+    folder: Path | None
+
+    def harness(self, *arguments: str) -> None:
+        """A command of the harness on this cluster: `kill-kubelet N`, ..."""
+        if self.folder is None:
+            pytest.skip(NOT_OURS)
+        command, *rest = arguments
+        subprocess.run([*HARNESS, command, str(self.folder), *rest], check=True)
+
+    def kill(self, pod_uid: str, word: str) -> int:
+        """kill -9 of the pod's processes with `word` in their command line, as seen from the machine: how many there were.
+
+        From inside, a container's first process cannot be killed.
+        """
+        if self.folder is None:
+            pytest.skip(NOT_OURS)
+        found = [process for process in Path("/proc").iterdir() if process.name.isdigit() and _is_of(process, pod_uid, word)]
+        for process in found:
+            os.kill(int(process.name), signal.SIGKILL)
+        return len(found)
+
+
+def _is_of(process: Path, pod_uid: str, word: str) -> bool:
+    try:
+        cgroups = (process / "cgroup").read_text()
+        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return (pod_uid in cgroups or pod_uid.replace("-", "_") in cgroups) and word in command
