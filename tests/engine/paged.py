@@ -27,13 +27,21 @@ class PagedDriver:
 
     def run(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """One step: each row appends tokens to a sequence. Returns each row's logits [tokens, vocab]."""
+        return list(self._step(rows, None).split([len(tokens) for _, tokens in rows]))
+
+    def run_to_last(self, rows: Sequence[tuple[int, list[int]]]) -> torch.Tensor:
+        """The same step; logits [len(rows), vocab] of each row's last token, no others computed."""
+        lengths = torch.tensor([len(tokens) for _, tokens in rows])
+        return self._step(rows, lengths.cumsum(0) - 1)
+
+    def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
         metas = {window: self._metadata(rows, window) for window in set(self._model.config.windows)}
-        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], tick=self._tick)
+        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], wanted, self._tick)
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         logits = self._model.logits(self._model.forward(ids, ctx))
         for sequence, tokens in rows:
             self.lengths[sequence] += len(tokens)
-        return list(logits.split([len(tokens) for _, tokens in rows]))
+        return logits
 
     def greedy(self, first: int, steps: int, sequence: int = 0) -> list[int]:
         """`first` and the tokens that follow it, one a step; `steps` in all."""

@@ -7,6 +7,7 @@ from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.select import select_linear_method
+from starling_engine.models import blocks
 from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
@@ -83,6 +84,24 @@ def test_sequences_in_one_step_do_not_disturb_each_other(name: str, backend: Att
         for (row, count), logits in zip(step, found, strict=True):
             expected = reference.logits[starts[row] : starts[row] + count]
             torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3-mixed", "llama3.1"])
+def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name)
+    driver = PagedDriver(build(reference, backend), torch.float32, block_size=8, sequences=2)
+    found = driver.run_to_last([(0, reference.prompt), (1, reference.prompt[:11])])
+    torch.testing.assert_close(found, reference.logits[[PROMPT - 1, 10]], atol=TOLERANCE, rtol=0)
+    assert driver.run_to_last([(0, reference.tokens[:1])]).argmax(-1).tolist() == reference.tokens[1:2]
+
+
+def test_an_mlp_in_pieces_gives_the_same(
+    backend: AttentionBackend, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "CACHED_ROWS", 16)
+    reference = reference_of("qwen3")
+    (logits,) = PagedDriver(build(reference, backend), torch.float32, block_size=16).run([(0, reference.prompt)])
+    torch.testing.assert_close(logits, reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.85), (torch.float16, 0.97)], ids=str)
