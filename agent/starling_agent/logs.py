@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
@@ -26,13 +27,22 @@ class _StandardError(logging.StreamHandler[Any]):
         """The base class sets what it found at construction; it is not kept."""
 
 
-def configure_logs(level: str) -> None:
-    """Our own loggers and the standard library's (uvicorn's) come out in one form."""
+def _with(fields: Mapping[str, str]) -> Any:
+    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**event, **fields}
+
+    return add
+
+
+def configure_logs(level: str, fields: Mapping[str, str] | None = None) -> None:
+    """Our own loggers and the standard library's (uvicorn's) come out in one form; every line gets `fields` too."""
+    # Not by context variables: lines of the engine core come from a thread that has no context of ours.
+    shared = [*_SHARED, *([_with(fields)] if fields else [])]
     terminal = sys.stderr.isatty()
     tail: list[Any] = [] if terminal else [structlog.processors.format_exc_info]
     renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_SHARED,
+        foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail, renderer],
     )
     handler = _StandardError()
@@ -41,12 +51,12 @@ def configure_logs(level: str) -> None:
     root.handlers = [handler]
     root.setLevel(level.upper())
     structlog.configure(
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    # uvicorn's own lines say what ours say already.
-    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):
+    # Their own lines say what ours say already.
+    for name in ("uvicorn", "uvicorn.access", "uvicorn.error", "httpx"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).setLevel(logging.WARNING)

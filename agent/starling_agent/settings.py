@@ -17,6 +17,14 @@ class RateLimit:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM form; the certificate's file may hold its chain."""
+
+    cert_file: str
+    key_file: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Settings of the endpoint; the engine has its own.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from starling_operator.commands import bench, chat, serve
+from starling_operator.commands import agent, bench, chat, check, crds, operator, plan, scale, serve, status, support_bundle, up
 
 
 class PlainGroup(TyperGroup):
@@ -28,7 +28,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("agent")(agent.agent)
+app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)
+app.command("up")(up.up)
+app.command("plan")(plan.plan)
+app.command("status")(status.status)
+app.command("scale")(scale.scale)
+app.command("check")(check.check)
+app.command("crds")(crds.crds)
+app.command("support-bundle")(support_bundle.support_bundle)
 app.add_typer(bench.app, name="bench")
 
 

@@ -21,11 +21,15 @@ class ContractModel(BaseModel):
 
 
 class ModelConfig(ContractModel):
-    """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable."""
+    """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable.
+
+    A download that brings no byte for `download_stall_seconds` is begun again.
+    """
 
     source: str
     cache_dir: str
     served_names: list[str]
+    download_stall_seconds: float = 60.0
 
 
 class LayoutConfig(ContractModel):

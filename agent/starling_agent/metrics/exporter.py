@@ -72,9 +72,10 @@ class Exporter:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, engine: EngineCollector) -> None:
+    def __init__(self, *collectors: Collector) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(engine)
+        for collector in collectors:
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 

@@ -19,6 +19,7 @@ from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
 from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
+from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai import chat, completions, embeddings, models, probes, tokens
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.errors import ApiError, as_api_error
@@ -28,6 +29,8 @@ from starling_agent.openai.protocol.completion import CompletionRequest
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from starling_agent.openai.work import ClientGone
+from starling_agent.server.drain import Drain
+from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 
 BODIES: Sequence[type[RequestModel]] = (
@@ -46,7 +49,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         title="Starling",
         version=starling_version(),
         description="Serves one large language model over OpenAI's API.",
-        middleware=_middleware(endpoint),
+        middleware=layers(endpoint.settings, endpoint.drain, endpoint.metrics),
         redirect_slashes=False,
     )
     app.state.endpoint = endpoint
@@ -58,15 +61,14 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     return app
 
 
-def _middleware(endpoint: Endpoint) -> list[Middleware]:
+def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> list[Middleware]:
     """Outermost first. All are plain ASGI: Starlette's BaseHTTPMiddleware would copy each chunk through a queue."""
-    settings = endpoint.settings
-    layers = [
+    stack = [
         Middleware(PlainPaths),
-        Middleware(Envelope, drain=endpoint.drain, responses=endpoint.metrics.responses, access_log=settings.access_log),
+        Middleware(Envelope, drain=drain, responses=metrics.responses, access_log=settings.access_log),
     ]
     if settings.allowed_origins:
-        layers.append(
+        stack.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
@@ -76,11 +78,11 @@ def _middleware(endpoint: Endpoint) -> list[Middleware]:
             )
         )
     if settings.api_keys:
-        layers.append(Middleware(KeyCheck, keys=settings.api_keys))
+        stack.append(Middleware(KeyCheck, keys=settings.api_keys))
     if settings.rate_limit is not None:
-        layers.append(Middleware(RateLimiter, limit=settings.rate_limit))
-    layers.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
-    return layers
+        stack.append(Middleware(RateLimiter, limit=settings.rate_limit))
+    stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
+    return stack
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

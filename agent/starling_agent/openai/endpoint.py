@@ -24,22 +24,35 @@ log = structlog.get_logger("starling.request")
 
 
 class Endpoint:
-    """One model behind one engine, under the names in `settings`, of which there is at least one."""
+    """One model behind one engine, under the names in `settings`, of which there is at least one.
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, drain: Drain) -> None:
+    `work`, `metrics` and `exporter` are given where they outlive the engine; otherwise the endpoint has its own.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        drain: Drain,
+        *,
+        work: OpenWork | None = None,
+        metrics: RequestMetrics | None = None,
+        exporter: Exporter | None = None,
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self.drain = drain
         self.created = int(time.time())
         self.names = settings.served_model_names
-        self.work = OpenWork()
+        self.work = OpenWork() if work is None else work
         self.pace = Pace(engine.config.worker.device)
-        self.metrics = RequestMetrics()
+        self.metrics = RequestMetrics() if metrics is None else metrics
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
-        collector = EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics)
-        self.exporter = Exporter(collector)
+        self.exporter = exporter or Exporter(
+            EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics)
+        )
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import signal
 from collections.abc import Callable
 from typing import Protocol
@@ -15,6 +14,7 @@ from starling_engine.errors import EngineDead
 
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
+from starling_agent.server.collector import keep_for_good
 from starling_agent.server.drain import Drain
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.signals import Shutdown
@@ -45,12 +45,10 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
             endpoint = Endpoint(engine, named, Drain())
             server = HttpServer(create_app(endpoint))
-            shutdown = Shutdown(endpoint, server)
+            shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
-            # What start-up made stays for good; the collector need not walk it again, in the middle of streams.
-            gc.collect()
-            gc.freeze()
+            keep_for_good()
             # From here on the system takes connections, also those that come before uvicorn accepts them.
             listener.listen(BACKLOG)
             announcer.serving(endpoint, listener.getsockname()[1])

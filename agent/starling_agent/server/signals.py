@@ -2,13 +2,15 @@
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
-from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.work import OpenWork
+from starling_agent.server.drain import Drain
 from starling_agent.server.http_server import HttpServer
+from starling_agent.settings import ServerSettings
 
 CUT_EXIT_CODE = 1
 ENDED = "the server is shutting down; send the request again"
@@ -19,13 +21,24 @@ class Shutdown:
     """Handles SIGTERM and SIGINT for one running server.
 
     SIGTERM comes from a platform whose load balancers still send requests for some seconds; SIGINT from a person at the
-    keyboard, who need not wait for them. A second signal of either kind ends everything at once.
+    keyboard, who need not wait for them. A second signal of either kind ends everything at once. `on_begin` is called with
+    the first.
     """
 
-    def __init__(self, endpoint: Endpoint, server: HttpServer) -> None:
+    def __init__(
+        self,
+        server: HttpServer,
+        settings: ServerSettings,
+        drain: Drain,
+        work: OpenWork,
+        on_begin: Callable[[], None] | None = None,
+    ) -> None:
         self.exit_code = 0
-        self._endpoint = endpoint
         self._server = server
+        self._settings = settings
+        self._flag = drain
+        self._work = work
+        self._on_begin = on_begin
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -37,7 +50,9 @@ class Shutdown:
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._begin(self._drain(self._endpoint.settings.accept_seconds if number == signal.SIGTERM else 0.0))
+            if self._on_begin is not None:
+                self._on_begin()
+            self._begin(self._drain(self._settings.accept_seconds if number == signal.SIGTERM else 0.0))
         elif self._signals == 2:
             self._begin(self._end_now())
 
@@ -48,20 +63,20 @@ class Shutdown:
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, accept_seconds: float) -> None:
-        settings = self._endpoint.settings
-        self._endpoint.drain.draining = True
-        log.info("draining", accept_seconds=accept_seconds, drain_seconds=settings.drain_seconds, open=len(self._endpoint.work))
+        self._flag.draining = True
+        seconds = self._settings.drain_seconds
+        log.info("draining", accept_seconds=accept_seconds, drain_seconds=seconds, open=len(self._work))
         await asyncio.sleep(accept_seconds)
-        log.info("closed", open=len(self._endpoint.work))
+        log.info("closed", open=len(self._work))
         self._server.should_exit = True
-        await asyncio.sleep(settings.drain_seconds)
+        await asyncio.sleep(seconds)
         await self._end_now()
 
     async def _end_now(self) -> None:
         """Every open request gets an error, in its stream where that has begun; then the server need not wait any more."""
-        cut = len(self._endpoint.work)
-        self._endpoint.drain.draining = True
-        self._endpoint.work.end_all(ENDED)
+        cut = len(self._work)
+        self._flag.draining = True
+        self._work.end_all(ENDED)
         self._server.should_exit = True
         if cut:
             self.exit_code = CUT_EXIT_CODE

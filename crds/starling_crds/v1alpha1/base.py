@@ -1,10 +1,27 @@
 """What every part of the API has in common."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
+from starling_crds.rules import VALIDATIONS, Rule
 
 
 class ApiModel(BaseModel):
-    """Python names in snake_case, the API's in camelCase; a field that is not known is an error; values never change."""
+    """Python names in snake_case, the API's in camelCase; a field that is not known is an error; values never change.
+
+    RULES are what holds between fields. They go into the schema, and `problems` applies them; the constructor does not, so that
+    tests and tools can hold a value that is not possible.
+    """
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(schema)
+        if cls.RULES:
+            handler.resolve_ref_schema(made)[VALIDATIONS] = [rule.validation() for rule in cls.RULES]
+        return made

@@ -27,6 +27,8 @@ class GroupNode(ApiModel):
     host: str = Field(default="", description="Name of the Kubernetes node.")
     phase: str = Field(default="", description="The agent's phase, or the pod's while the agent is silent.")
     progress: str = Field(default="", description="Of the phase, such as 3.2/7.6 GB.")
+    uid: str = Field(default="", description="Of the pod, by which the operator notices that it was replaced.")
+    restarts: int = Field(default=0, description="Of its containers, by which the operator notices the next one.")
 
 
 class GroupStatus(ApiModel):
@@ -36,6 +38,7 @@ class GroupStatus(ApiModel):
     revision: str = Field(description="Revision of its template.")
     index: int = Field(description="Number of the group in its revision.")
     ready: bool = Field(default=False, description="All its agents serve at the topology asked for.")
+    served: bool = Field(default=False, description="It was ready once: a failure from then on is healed by a restart.")
     topology: str = Field(default="", description="Effective layout as its leader reports it, such as TP2 PP1 DP4.")
     ranks: int = Field(default=0, description="Ranks in the serving epoch.")
     epoch: int = Field(default=0, description="Membership number.")

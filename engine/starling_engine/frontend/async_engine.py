@@ -302,7 +302,9 @@ class AsyncEngine:
             if self._processes and client.failure is None:
                 await client.send(Shutdown())
             await client.close()
-        for process in self._processes:
+        for client, process in zip(self._clients, self._processes, strict=False):
+            if client.failure is not None:  # it would not listen
+                process.kill()
             await _until_ended(process)
             process.close(timeout=0)
         if self._context is not None:

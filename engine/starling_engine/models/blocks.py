@@ -106,7 +106,7 @@ class Mlp:
         """x [T, hidden_size] -> [T, hidden_size]."""
         if x.device.type != "cpu" or len(x) <= CACHED_ROWS:
             return self._forward(x)
-        return torch.cat([self._forward(rows) for rows in x.split(CACHED_ROWS)])
+        return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._down.forward(self._activate(self._gate_up.forward(x)))

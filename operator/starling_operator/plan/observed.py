@@ -54,7 +54,8 @@ class Pod:
     deleted_at      when its deletion was asked for; None: it stays
     lost            its node is gone: a pod on it will never end by itself (deletion by the taint manager, or NodeLost)
     restarts        of its containers
-    waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", "Unschedulable: ..."
+    waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", or why the
+                    pod has no node: "Unschedulable: ..."
     last_log        the agent's last words, from the termination message
     """
 

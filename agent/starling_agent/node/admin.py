@@ -1,0 +1,82 @@
+"""The admin endpoint: probes for the kubelet, the report for the operator and the group."""
+
+import math
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from starling_agent.http.auth import bearer
+from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.report_state import ReportState
+from starling_agent.openai.errors import ApiError
+
+
+def create_admin(state: ReportState, token: AdminToken) -> Starlette:
+    """Probes need no token: the kubelet has none."""
+
+    async def live(_: Request) -> Response:
+        # That this is answered is the proof: the supervisor turns on the same loop, and the process ends when it does.
+        return _answer(True, "")
+
+    async def ready(_: Request) -> Response:
+        return _answer(state.report.ready, _reason(state))
+
+    async def health(_: Request) -> Response:
+        return _answer(state.report.healthy, _reason(state))
+
+    async def report(request: Request) -> Response:
+        _check(request, token)
+        query = request.query_params
+        after = int(_number(query.get("after", "-1"), "after"))
+        seconds = _number(query.get("wait", "0"), "wait")
+        answer = await state.wait(after, query.get("incarnation"), seconds)
+        return Response(answer.model_dump_json(), media_type="application/json")
+
+    routes = [
+        Route("/live", live),
+        Route("/ready", ready),
+        Route("/health", health),
+        Route("/admin/report", report),
+    ]
+    return Starlette(routes=routes, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
+
+
+def _answer(good: bool, reason: str) -> Response:
+    return JSONResponse({"status": "ok"}) if good else JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+
+def _reason(state: ReportState) -> str:
+    report = state.report
+    return f"{report.phase}: {report.last_error}" if report.last_error else report.phase
+
+
+def _check(request: Request, token: AdminToken) -> None:
+    """Before anything else is looked at."""
+    given = bearer(request.scope)
+    if given is None or not token.matches(given):
+        message = "the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'"
+        raise ApiError(401, message, code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        number = float(text) if name == "wait" else int(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ApiError(400, f"{name} must be a number, got {text[:100]!r}", param=name, code="invalid_value")
+    return number
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
+
+
+async def _answer_other(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else None
+    return await _answer_error(request, ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))

@@ -1,0 +1,70 @@
+"""The endpoint's application: the engine's while there is one, otherwise the one that says why there is none."""
+
+import math
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starling_engine import AsyncEngine
+
+from starling_agent.contract.report import Report
+from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.node.metrics import AgentCollector
+from starling_agent.node.report_state import ReportState
+from starling_agent.node.totals import EngineTotals
+from starling_agent.openai.app import create_app
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.errors import ApiError
+from starling_agent.openai.waiting import create_waiting_app
+from starling_agent.openai.work import OpenWork
+from starling_agent.server.drain import Drain
+from starling_agent.settings import ServerSettings
+
+RETRY_SECONDS = 2
+MAX_RETRY_SECONDS = 30
+
+
+class Door:
+    """Work, metrics and totals are its own, for they outlive each engine."""
+
+    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, block_size: int) -> None:
+        self.drain = Drain()
+        self._settings = settings
+        self._work = work
+        self._metrics = RequestMetrics()
+        self._totals = EngineTotals()
+        engine = EngineCollector(self._totals.stats, settings.served_model_names[0], block_size, self._metrics)
+        self._exporter = Exporter(engine, AgentCollector(lambda: state.report))
+        self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
+        self._app: ASGIApp = self._waiting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    @property
+    def is_open(self) -> bool:
+        return self._app is not self._waiting
+
+    def open(self, engine: AsyncEngine) -> None:
+        """Requests that come from now on go to this engine."""
+        self._totals.begin(engine)
+        self._app = create_app(
+            Endpoint(engine, self._settings, self.drain, work=self._work, metrics=self._metrics, exporter=self._exporter)
+        )
+
+    def close(self) -> None:
+        """Open requests end with the engine they were given to."""
+        if self.is_open:
+            self._totals.end()
+            self._app = self._waiting
+
+
+def waiting_error(report: Report) -> ApiError:
+    """503 with the phase. Clients of OpenAI's take Retry-After at its word, so it is when trying again makes sense."""
+    message = f"the model is not being served now: {report.phase}"
+    wait = RETRY_SECONDS
+    if report.phase == "failed":
+        message, wait = f"{message}; {report.last_error}", MAX_RETRY_SECONDS
+    elif report.progress is not None:
+        message = f"{message}, {100 * report.progress.done // report.progress.total} % done"
+        wait = math.ceil(min(max(report.progress.eta_seconds or wait, 1), MAX_RETRY_SECONDS))
+    return ApiError(503, message, kind="server_error", code="engine_not_ready", headers={"Retry-After": str(wait)})

@@ -1,0 +1,100 @@
+"""One download in a process of its own: a library that hangs in a thread cannot be stopped, a process can."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from starling_agent.contract.config import ModelConfig
+from starling_agent.contract.report import Phase
+from starling_agent.node.failures import NodeFailure, passing
+from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
+from starling_agent.node.progress import Tell
+
+log = structlog.get_logger("starling.download")
+
+
+class Download:
+    """`plain` leaves out the hub's faster protocol, which has been seen to stall for ever."""
+
+    def __init__(self, name: str, model: ModelConfig, tell: Tell, *, plain: bool) -> None:
+        self._name = name
+        self._model = model
+        self._tell = tell
+        self._plain = plain
+        self._last: Step | None = None
+        self._result: Done | Failed | None = None
+        self._last_line = "it left no message"
+
+    async def run(self) -> Path:
+        """Raises NodeFailure; the process has ended by then, also when this is cancelled."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "starling_agent.node.fetch", self._name, self._model.cache_dir),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment(),
+        )
+        stall = self._model.download_stall_seconds
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(stall) as limit:
+                moved = partial(_postpone, limit, loop, stall)
+                await asyncio.gather(self._read_messages(process, moved), self._read_log(process))
+        except TimeoutError:
+            raise passing(f"the download of {self._name} stalled: no byte for {stall:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return self._folder()
+
+    def _environment(self) -> dict[str, str]:
+        cache = self._model.cache_dir
+        settings = {"HF_HOME": cache, "HF_HUB_CACHE": f"{cache}/hub", "HF_XET_CACHE": f"{cache}/xet"}
+        quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return {**os.environ, **settings, **quiet, **({"HF_HUB_DISABLE_XET": "1"} if self._plain else {})}
+
+    def _folder(self) -> Path:
+        match self._result:
+            case Done(folder):
+                return Path(folder)
+            case Failed(message, is_fatal):
+                raise NodeFailure(f"model.source: {message}", fatal=is_fatal)
+        raise passing(f"the download of {self._name} ended by itself: {self._last_line}")
+
+    async def _read_messages(self, process: asyncio.subprocess.Process, moved: Callable[[], None]) -> None:
+        assert process.stdout is not None
+        decode = msgspec.json.Decoder(FetchMessage).decode
+        async for line in process.stdout:
+            message = decode(line)
+            if isinstance(message, Step):
+                self._take(message, moved)
+            else:
+                self._result = message
+
+    def _take(self, step: Step, moved: Callable[[], None]) -> None:
+        # Another agent's download is that agent's to watch.
+        if step != self._last or step.waiting:
+            moved()
+        self._last = step
+        phase: Phase = "verifying" if step.verifying else "downloading"
+        self._tell(phase, step.done, step.total)
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_line = text
+                log.warning("hub", message=text[:500])
+
+
+def _postpone(limit: asyncio.Timeout, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    limit.reschedule(loop.time() + seconds)

@@ -1,0 +1,45 @@
+"""From the configuration's `engine` to EngineArgs, strictly: a name or a value that the engine does not know is refused."""
+
+import dataclasses
+
+import msgspec
+from starling_engine import EngineArgs
+from starling_engine.errors import ConfigError
+
+from starling_agent.contract.config import AgentConfig
+from starling_agent.node.failures import fatal
+
+SET_ELSEWHERE = {
+    "model": "model.source",
+    "revision": "model.source, as hf://org/name@revision",
+    "progress_timeout": "recovery.progress_timeout_seconds",
+}
+UNUSED = ("show_progress",)
+"""Draws bars for a person at a terminal."""
+
+
+def possible_names() -> list[str]:
+    return [f.name for f in dataclasses.fields(EngineArgs) if f.name not in SET_ELSEWHERE and f.name not in UNUSED]
+
+
+def engine_args(config: AgentConfig) -> EngineArgs:
+    """All but the model's folder, which is known later. Raises NodeFailure naming the argument."""
+    possible = possible_names()
+    for name in config.engine:
+        if name in SET_ELSEWHERE:
+            raise fatal(f"engine.{name}: this is set by {SET_ELSEWHERE[name]}")
+        if name not in possible:
+            raise fatal(f"engine.{name}: the engine has no such argument; possible are {', '.join(sorted(possible))}")
+    settings = {
+        **config.engine,
+        "model": config.model.source,
+        "progress_timeout": config.recovery.progress_timeout_seconds,
+        "show_progress": False,
+    }
+    try:
+        return msgspec.convert(settings, EngineArgs)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise fatal(f"engine.{path.rstrip('`')}: {message[:1].lower()}{message[1:]}") from None
+    except ConfigError as error:
+        raise fatal(f"engine.{error}") from None

@@ -1,0 +1,140 @@
+"""`python -m starling_agent.node.fetch NAME CACHE`: downloads one repository into the cache, once a machine, and verifies it.
+
+Another process that wants the same waits for the lock and finds it done. Ends when its standard input does: the parent is gone.
+"""
+
+import contextlib
+import fcntl
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from starling_engine.errors import ModelError
+from starling_engine.weights.hub import resolve_model, split_name
+
+from starling_agent.node.failures import NodeFailure, fatal
+from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
+from starling_agent.node.snapshot import RemoteFile, bytes_here, list_files, verify
+
+LOOK_SECONDS = 0.5
+LOCK_SECONDS = 0.2
+
+
+def fetch(name: str, cache: Path) -> Path:
+    """The verified snapshot's folder. Raises NodeFailure or ModelError."""
+    repo, revision = split_name(name)
+    home = cache / "hub" / f"models--{repo.replace('/', '--')}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / ".starling.lock"):
+            return _download(name, repo, revision, home)
+    except OSError as error:
+        raise fatal(f"model.cache_dir: {cache} cannot be written: {error}") from error
+
+
+def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
+    with _watched(home / "blobs", _listing(repo, revision)):
+        folder = resolve_model(name)
+    verified = home / ".starling-verified"
+    marker = verified / folder.name
+    # By commit, and asked for anew: the branch may have moved since it was listed.
+    if not marker.exists() and (files := _listing(repo, folder.name)):
+        total = sum(file.size for file in files)
+        verify(folder, files, _verify_steps(total))
+        verified.mkdir(exist_ok=True)
+        marker.touch()
+    return folder
+
+
+def _listing(repo: str, revision: str | None) -> list[RemoteFile]:
+    """Empty when the hub does not answer: the cache may hold all, and if not, the download itself says what is wrong."""
+    try:
+        return list_files(repo, revision)
+    except Exception as error:  # noqa: BLE001 - the hub's client lets errors of several HTTP libraries through
+        print(f"the hub's list of files is not to be had: {error}", file=sys.stderr)
+        return []
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                say(Step(waiting=True))
+                time.sleep(LOCK_SECONDS)
+        yield
+
+
+@contextlib.contextmanager
+def _watched(blobs: Path, files: list[RemoteFile]) -> Iterator[None]:
+    """Tells meanwhile how many bytes are here."""
+    total = sum(file.size for file in files)
+    done = threading.Event()
+
+    def look() -> None:
+        while True:
+            say(Step(bytes_here(blobs, files), total))
+            if done.wait(LOOK_SECONDS):
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _verify_steps(total: int) -> Callable[[int], None]:
+    """A step for the first bytes, the last ones, and every LOOK_SECONDS."""
+    told = -LOOK_SECONDS
+
+    def tell(read: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= LOOK_SECONDS or read == total:
+            told = now
+            say(Step(read, total, verifying=True))
+
+    return tell
+
+
+def say(message: FetchMessage) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        say(Done(str(fetch(sys.argv[1], Path(sys.argv[2])))))
+    except NodeFailure as failure:
+        say(Failed(str(failure), failure.fatal))
+    except ModelError as error:
+        say(Failed(str(error), _is_final(error)))
+    # Not by return: a thread of the hub's client that hangs would keep the process.
+    os._exit(0)
+
+
+def _is_final(error: ModelError) -> bool:
+    """Whether the hub itself said no; everything else may be the network's fault."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    return isinstance(error.__cause__, RepositoryNotFoundError | RevisionNotFoundError)
+
+
+if __name__ == "__main__":
+    main()

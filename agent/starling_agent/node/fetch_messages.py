@@ -1,0 +1,24 @@
+"""What the downloading process says on its standard output: one JSON object a line."""
+
+import msgspec
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Bytes done and in all (0: not known). `waiting`: another process of this machine downloads the same."""
+
+    done: int = 0
+    total: int = 0
+    waiting: bool = False
+    verifying: bool = False
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    folder: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    message: str
+    fatal: bool
+
+
+FetchMessage = Step | Done | Failed

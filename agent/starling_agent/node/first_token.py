@@ -1,0 +1,62 @@
+"""Proof by use: a request of one token through a real HTTP endpoint, as a client would send it."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import structlog
+
+from starling_agent.node.failures import passing
+
+TIMEOUT = 60.0
+ATTEMPTS = 3
+FIRST_DELAY, MAX_DELAY = 1.0, 10.0
+log = structlog.get_logger("starling.agent")
+
+
+class FirstToken:
+    """Asks for one token of `model`. Certificates are not verified: it asks itself, by a name that no certificate holds."""
+
+    def __init__(self, model: str, api_key: str | None) -> None:
+        self._body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def ask(self, base_url: str) -> str | None:
+        """None when a token came, else why not."""
+        url = base_url.removesuffix("/").removesuffix("/v1") + "/v1/completions"
+        try:
+            # Proxies of the environment are for the world outside.
+            async with httpx.AsyncClient(verify=False, trust_env=False, timeout=TIMEOUT, headers=self._headers) as client:
+                answer = await client.post(url, json=self._body)
+                if answer.status_code != 200:
+                    return f"{url} answered {answer.status_code}: {answer.text[:300]}"
+                tokens = answer.json()["usage"]["completion_tokens"]
+                return None if tokens == 1 else f"{url} answered with {tokens} tokens in place of one"
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            return f"{url}: {type(error).__name__}: {error}"
+
+    async def insist(self, base_url: str) -> None:
+        """Raises NodeFailure when no token comes after some tries."""
+        for attempt in range(1, ATTEMPTS + 1):
+            cause = await self.ask(base_url)
+            if cause is None:
+                return
+            log.warning("no first token", cause=cause, attempt=attempt)
+            await asyncio.sleep(FIRST_DELAY)
+        raise passing(f"the engine loaded, but no token came through the endpoint: {cause}")
+
+    async def until_seen(self, base_url: str, tell: Callable[[bool], None]) -> None:
+        """Tries until a token comes, however long that takes; `tell` hears each result."""
+        delay = FIRST_DELAY
+        while (cause := await self.ask(base_url)) is not None:
+            log.info("no token through the service yet", cause=cause)
+            tell(False)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_DELAY)
+        tell(True)
+
+
+def own_url(host: str, port: int, *, tls: bool) -> str:
+    """Where this process reaches its own listener."""
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{'https' if tls else 'http'}://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"

@@ -1,0 +1,50 @@
+"""The process: reads who it is and what it is told, runs, and ends with the cause as its last line.
+
+Kubernetes keeps the end of a failed container's log as its termination message, so that line is what people see first.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+from starling_engine.errors import ConfigError
+
+from starling_agent.contract.identity import Identity, read_identity
+from starling_agent.logs import configure_logs
+from starling_agent.node.configuration import Configuration, read_configuration
+from starling_agent.node.failures import FAILED_EXIT_CODE, UNREADABLE_EXIT_CODE, Unreadable
+from starling_agent.node.node import Ending, run_node
+
+log = structlog.get_logger("starling.agent")
+
+
+def main(path: Path) -> int:
+    """The exit code."""
+    try:
+        identity = read_identity()
+        configuration = read_configuration(path)
+    except (Unreadable, ValueError) as error:
+        return _end(Ending(UNREADABLE_EXIT_CODE, str(error)))
+    configure_logs("info", {"pod": identity.pod, "group": identity.group, "service": configuration.service})
+    return _end(_run(configuration, identity))
+
+
+def _run(configuration: Configuration, identity: Identity) -> Ending:
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            ending = runner.run(run_node(configuration, identity))
+    except ConfigError as error:
+        return Ending(FAILED_EXIT_CODE, str(error))
+    except Exception as error:
+        log.exception("a fault of the agent")
+        return Ending(FAILED_EXIT_CODE, f"{type(error).__name__}: {error}")
+    log.info("ended", exit_code=ending.code)
+    return ending
+
+
+def _end(ending: Ending) -> int:
+    if ending.cause is not None:
+        print(ending.cause, file=sys.stderr, flush=True)
+    return ending.code

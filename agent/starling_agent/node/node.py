@@ -1,0 +1,181 @@
+"""Puts a node together and runs it to its end."""
+
+import asyncio
+import contextlib
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from starling_engine import EngineArgs
+from starling_engine.errors import ConfigError
+
+from starling_agent.contract.config import AdminConfig, AgentConfig
+from starling_agent.contract.identity import Identity
+from starling_agent.contract.report import Report
+from starling_agent.node.admin import create_admin
+from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.certificates import keep_renewed
+from starling_agent.node.configuration import Configuration
+from starling_agent.node.door import Door
+from starling_agent.node.failures import FAILED_EXIT_CODE
+from starling_agent.node.first_token import FirstToken, own_url
+from starling_agent.node.report_state import ReportState
+from starling_agent.node.supervisor import Supervisor
+from starling_agent.openai.work import OpenWork
+from starling_agent.server.http_server import BACKLOG, HttpServer, bind
+from starling_agent.server.keys import api_keys
+from starling_agent.server.signals import Shutdown
+from starling_agent.settings import ServerSettings, Tls
+from starling_agent.version import starling_version
+
+ADMIN_END_SECONDS = 3.0
+COUNT_SECONDS = 1.0
+log = structlog.get_logger("starling.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`cause` is there when the code is not 0."""
+
+    code: int
+    cause: str | None = None
+
+
+async def run_node(configuration: Configuration, identity: Identity) -> Ending:
+    """Until a signal. Raises ConfigError when the admin endpoint cannot listen."""
+    work = OpenWork()
+    state = ReportState(first_report(configuration, identity), lambda: len(work))
+    async with _admin_server(configuration.admin, state):
+        if configuration.config is None:
+            return await _stay_failed(state, configuration.error or "")
+        try:
+            node = _Node(configuration.config, identity, state, work)
+        except ConfigError as error:
+            return await _stay_failed(state, f"endpoint.{error}")
+        with contextlib.closing(node.listener):
+            return await node.run()
+
+
+def first_report(configuration: Configuration, identity: Identity) -> Report:
+    return Report(
+        version=1,
+        incarnation=uuid.uuid4().hex,
+        agent=starling_version(),
+        config_hash=configuration.hash,
+        service=configuration.service,
+        revision=configuration.revision,
+        group=identity.group,
+        node=identity.node,
+        pod=identity.pod,
+        phase="starting",
+    )
+
+
+@contextlib.asynccontextmanager
+async def _admin_server(admin: AdminConfig, state: ReportState) -> AsyncIterator[None]:
+    """Lives from before everything else until after it."""
+    try:
+        listener = bind(admin.host, admin.port)
+    except ConfigError as error:
+        raise ConfigError(f"admin.{error}") from None
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file))))
+    with contextlib.closing(listener):
+        listener.listen(BACKLOG)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield
+        finally:
+            state.close()
+            server.should_exit = True
+            await asyncio.wait((serving,), timeout=ADMIN_END_SECONDS)
+            server.force_exit = True
+            await serving
+
+
+async def _stay_failed(state: ReportState, cause: str) -> Ending:
+    """No restart helps; the operator reads why, and ends this pod when there is a better configuration."""
+    log.error("failed", cause=cause, fatal=True)
+    state.update(phase="failed", healthy=False, fatal=True, last_error=cause)
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    await told.wait()
+    return Ending(FAILED_EXIT_CODE, cause)
+
+
+class _Node:
+    """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
+
+    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork) -> None:
+        endpoint = config.endpoint
+        settings = _settings(config)
+        self._tls = _tls(config)
+        block_size = config.engine.get("block_size", EngineArgs.block_size)
+        door = Door(settings, state, work, block_size)
+        self._state = state
+        self._work = work
+        self._drain = door.drain
+        self._server = HttpServer(door, self._tls)
+        self.listener = bind(endpoint.host, endpoint.port)
+        url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
+        token = FirstToken(settings.served_model_names[0], next(iter(settings.api_keys), None))
+        self._supervisor = Supervisor(config, identity, state, door, token, url, self._leave)
+        self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
+
+    async def run(self) -> Ending:
+        self._shutdown.listen()
+        serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
+        supervising = asyncio.create_task(self._supervisor.run())
+        helpers = [asyncio.create_task(self._count_streams())]
+        if self._tls is not None:
+            helpers.append(asyncio.create_task(keep_renewed(self._server, self._tls)))
+        try:
+            done, _ = await asyncio.wait((serving, supervising, *helpers), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # all but the server end only by a fault of ours, which is raised here
+        finally:
+            self._server.should_exit = self._server.force_exit = True
+            for other in (supervising, *helpers):
+                other.cancel()
+            await asyncio.gather(serving, supervising, *helpers, return_exceptions=True)
+        return self._ending()
+
+    def _leave(self) -> None:
+        self._server.should_exit = True
+
+    async def _count_streams(self) -> None:
+        """While it drains, the number of open streams is news: the operator waits for it."""
+        while True:
+            await asyncio.sleep(COUNT_SECONDS)
+            if self._drain.draining:
+                self._state.update(open_streams=len(self._work))
+
+    def _ending(self) -> Ending:
+        if self._supervisor.failure is not None:
+            return Ending(FAILED_EXIT_CODE, self._supervisor.failure)
+        if self._shutdown.exit_code:
+            return Ending(self._shutdown.exit_code, "ended before all open requests had finished")
+        return Ending(0)
+
+
+def _settings(config: AgentConfig) -> ServerSettings:
+    endpoint, drain = config.endpoint, config.drain
+    return ServerSettings(
+        host=endpoint.host,
+        port=endpoint.port,
+        served_model_names=tuple(config.model.served_names),
+        api_keys=api_keys((), Path(endpoint.api_key_file) if endpoint.api_key_file is not None else None),
+        allowed_origins=tuple(endpoint.allowed_origins),
+        accept_seconds=drain.accept_seconds,
+        drain_seconds=drain.seconds,
+    )
+
+
+def _tls(config: AgentConfig) -> Tls | None:
+    endpoint = config.endpoint
+    if endpoint.tls_cert_file is None or endpoint.tls_key_file is None:
+        return None
+    return Tls(endpoint.tls_cert_file, endpoint.tls_key_file)

@@ -1,0 +1,25 @@
+"""What the report says of the engine, read from the engine itself and not from what was asked for."""
+
+from typing import Any
+
+from starling_engine import AsyncEngine
+
+from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology
+
+
+def read_back(engine: AsyncEngine) -> dict[str, Any]:
+    """Changes of the report when an engine is there."""
+    membership, memory = engine.membership, engine.memory
+    layout = membership.layout
+    return {
+        "epoch": membership.epoch,
+        "topology": Topology(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, ranks=layout.world_size),
+        "ranks": [RankHealth(rank=rank, worker=worker, healthy=True) for rank, worker in enumerate(membership.workers)],
+        "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=engine.kv_tokens),
+    }
+
+
+def nothing_left(report: Report, cause: str) -> dict[str, Any]:
+    """And when it is gone: the ranks that were, each with the cause."""
+    ranks = [rank.model_copy(update={"healthy": False, "error": cause}) for rank in report.ranks]
+    return {"topology": None, "kv": None, "ranks": ranks, "last_error": cause}

@@ -1,0 +1,44 @@
+"""What to do when the engine failed: start it again after a while, or give up. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starling_engine.errors import ConfigError, ModelError
+
+from starling_agent.contract.config import RecoveryConfig
+from starling_agent.node.failures import NodeFailure
+
+MAX_DELAY = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again after `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """`fatal`: no restart, of whatever, can help."""
+
+    fatal: bool
+
+
+def after_failure(
+    error: Exception, *, served: bool, restarts: Sequence[float], now: float, recovery: RecoveryConfig
+) -> Restart | GiveUp:
+    """`restarts` holds the times of earlier restarts, on the clock of `now`; `served` says whether this engine ever did.
+
+    An engine that served with these arguments and this model can be made again: what stops it then is not they.
+    """
+    if not served and is_fatal(error):
+        return GiveUp(fatal=True)
+    recent = sum(1 for restart in restarts if now - restart < recovery.window_seconds)
+    if recent >= recovery.engine_restarts:
+        return GiveUp(fatal=False)
+    return Restart(min(2.0**recent, MAX_DELAY))
+
+
+def is_fatal(error: Exception) -> bool:
+    return isinstance(error, ConfigError | ModelError) or (isinstance(error, NodeFailure) and error.fatal)

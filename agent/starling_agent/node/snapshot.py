@@ -1,0 +1,89 @@
+"""What the hub says a repository's files are, how much of them is here, and whether they are what they should be."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starling_engine.weights.hub import ALLOWED, IGNORED
+
+from starling_agent.node.failures import passing
+
+CHUNK = 1 << 20
+SECTOR = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """`sha256` for what the hub keeps as a large file; `blob` is git's own hash, the only one that small files have."""
+
+    path: str
+    size: int
+    blob: str
+    sha256: str | None
+
+    @property
+    def cache_name(self) -> str:
+        return self.sha256 or self.blob
+
+
+def list_files(repo: str, revision: str | None) -> list[RemoteFile]:
+    """The files that serving needs. Raises whatever the hub's client raises."""
+    from huggingface_hub import HfApi, RepoFile
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    entries = (entry for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True) if isinstance(entry, RepoFile))
+    wanted = filter_repo_objects(entries, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED], key=lambda entry: entry.path)
+    return [RemoteFile(e.path, e.size, e.blob_id, e.lfs.sha256 if e.lfs is not None else None) for e in wanted]
+
+
+def bytes_here(blobs: Path, files: list[RemoteFile]) -> int:
+    """How much of the files is in the cache, the unfinished ones too. Without a list everything counts."""
+    if not files:
+        return sum(map(_written, blobs.glob("*")))
+    return sum(min(file.size, max(map(_written, blobs.glob(f"{file.cache_name}*")), default=0)) for file in files)
+
+
+def _written(path: Path) -> int:
+    """A file may be given its full size before it is written."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0
+    return min(status.st_size, status.st_blocks * SECTOR)
+
+
+def verify(folder: Path, files: list[RemoteFile], tell: Callable[[int], None]) -> None:
+    """Compares sizes and hashes; `tell` hears the bytes read so far. A wrong file is removed. Raises NodeFailure."""
+    read = 0
+    for file in files:
+        path = folder / file.path
+        if not path.is_file():
+            raise passing(f"{file.path} is missing after the download")
+        digest = _hash_of(file, path.stat().st_size)
+        for chunk in _chunks(path):
+            digest.update(chunk)
+            read += len(chunk)
+            tell(read)
+        if path.stat().st_size != file.size or digest.hexdigest() != file.cache_name:
+            _remove(path)
+            raise passing(f"{file.path} is not what the hub has (by its size or hash); it was removed")
+
+
+def _hash_of(file: RemoteFile, size: int) -> Any:
+    if file.sha256 is not None:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as content:
+        while chunk := content.read(CHUNK):
+            yield chunk
+
+
+def _remove(path: Path) -> None:
+    blob = path.resolve()
+    path.unlink()
+    blob.unlink(missing_ok=True)

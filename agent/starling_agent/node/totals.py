@@ -1,0 +1,37 @@
+"""Counters over all engines of this process: a restart in place must not look like a fall of what only grows."""
+
+from starling_engine import AsyncEngine
+from starling_engine.delta import Stats
+
+TOTALS = [name for name in Stats.__struct_fields__ if name.endswith("_total")]
+
+
+def added(past: Stats, now: Stats) -> Stats:
+    """`now`, with its totals counted on from `past`."""
+    result = Stats(**{name: getattr(now, name) for name in Stats.__struct_fields__})
+    for name in TOTALS:
+        setattr(result, name, getattr(now, name) + getattr(past, name))
+    return result
+
+
+class EngineTotals:
+    def __init__(self) -> None:
+        self._past = Stats()
+        self._engine: AsyncEngine | None = None
+
+    def begin(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    def end(self) -> None:
+        """Keeps what the engine counted to its end; what it held is gone."""
+        self._past = self._now()
+        for name in Stats.__struct_fields__:
+            if name not in TOTALS:
+                setattr(self._past, name, 0)
+        self._engine = None
+
+    def stats(self) -> Stats:
+        return self._now()
+
+    def _now(self) -> Stats:
+        return added(self._past, self._engine.stats if self._engine is not None else Stats())

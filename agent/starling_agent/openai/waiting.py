@@ -1,0 +1,47 @@
+"""What answers at the endpoint while there is no engine: metrics, the version, and to everything else 503 with the reason."""
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from starling_agent.http.refusing import send_error
+from starling_agent.metrics.exporter import Exporter
+from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.openai.app import layers
+from starling_agent.openai.errors import ApiError
+from starling_agent.openai.probes import Version
+from starling_agent.server.drain import Drain
+from starling_agent.settings import ServerSettings
+from starling_agent.version import starling_version
+
+
+def create_waiting_app(
+    settings: ServerSettings, drain: Drain, metrics: RequestMetrics, exporter: Exporter, reason: Callable[[], ApiError]
+) -> ASGIApp:
+    """Requests pass the same layers as those that an engine answers: keys, limits, ids, logs."""
+    app: ASGIApp = _Waiting(exporter, reason)
+    for layer in reversed(layers(settings, drain, metrics)):
+        app = layer.cls(app, *layer.args, **layer.kwargs)
+    return app
+
+
+class _Waiting:
+    def __init__(self, exporter: Exporter, reason: Callable[[], ApiError]) -> None:
+        self._exporter = exporter
+        self._reason = reason
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/metrics":
+                await _send(send, self._exporter.render(), self._exporter.content_type)
+            case "/version":
+                await _send(send, msgspec.json.encode(Version(starling_version())), "application/json")
+            case _:
+                await send_error(send, self._reason())
+
+
+async def _send(send: Send, body: bytes, content_type: str) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,51 @@
+"""A whole cluster: the control plane on the bridge's address, cluster DNS, and nodes."""
+
+from pathlib import Path
+
+from starling_cluster import control_plane, dns, images, kubelet, network, processes, proxy, runtime
+from starling_cluster.control_plane import Endpoint
+from starling_cluster.errors import HarnessError
+from starling_cluster.network import Network
+from starling_cluster.place import Place
+
+API_PORT = 6443
+MOST = 20
+
+
+def start_all(place: Place, kube: Path, count: int) -> tuple[Endpoint, int]:
+    """Starts everything; returns the API server's endpoint and the network's number when all nodes are ready."""
+    if not 1 <= count <= MOST:
+        raise HarnessError(f"--nodes must be 1 to {MOST}, got {count}")
+    numbers = range(1, count + 1)
+    net = network.reserve(place)
+    endpoint = Endpoint(net.gateway, API_PORT)
+    for number in numbers:
+        network.connect(net, number, numbers)
+        runtime.start(place, net, number)
+    made = control_plane.start(place, kube, endpoint, numbers)
+    for number in numbers:
+        kubelet.start(place, kube, net, number)
+        proxy.start(place, kube, net, number)
+    control_plane.start_scheduler(place, kube)
+    dns.start(place, kube, net)
+    control_plane.start_controllers(place, kube, made, _node_controllers(net))
+    for number in numbers:
+        runtime.wait_until_answering(place, number)
+    images.load_own(place, numbers)
+    wait_until_ready(place, numbers)
+    return endpoint, net.index
+
+
+def wait_until_ready(place: Place, numbers: range) -> None:
+    conditions = "jsonpath={range .items[*]}{.status.conditions[?(@.type=='Ready')].status} {end}"
+    processes.wait_for(
+        f"{len(numbers)} ready nodes",
+        lambda: control_plane.kubectl(place, "get", "nodes", "-o", conditions).split().count("True") == len(numbers),
+        place.directory / "log" / "n1-kubelet.log",
+    )
+
+
+def _node_controllers(net: Network) -> dict[str, str]:
+    """A silent node is noticed after ten seconds, not forty."""
+    cidrs = {"allocate-node-cidrs": "true", "cluster-cidr": net.pods}
+    return {**cidrs, "node-monitor-grace-period": "10s", "node-monitor-period": "1s"}

@@ -1,0 +1,154 @@
+"""Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
+
+import logging
+from dataclasses import dataclass, field
+
+from starling_operator.cache import Cache, controller_of
+from starling_operator.holds import Settled, holds
+from starling_operator.kinds import BY_NAME, MANAGER, Kind
+from starling_operator.kube import ApiError, Kube
+from starling_operator.logs import Key, about
+from starling_operator.plan.decision import Decision, Delete
+from starling_operator.plan.observed import Manifest, Service
+from starling_operator.refusals import Refusals
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """wrote: something was changed. errors: what the API server refuses, for the status. retry_after: seconds till the next try."""
+
+    wrote: bool = False
+    errors: list[str] = field(default_factory=list)
+    retry_after: float | None = None
+
+
+class Applier:
+    """Writes children. The answers go into the cache, so the next decision sees them."""
+
+    def __init__(self, kube: Kube, cache: Cache) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._settled = Settled()
+        self._refusals = Refusals()
+
+    async def carry_out(self, service: Service, decision: Decision) -> Outcome:
+        """A child that is refused does not keep the others from being written; other failures raise."""
+        outcome = Outcome()
+        for manifest in decision.create:
+            if self._live(service, manifest) is None:
+                await self._guarded(service, manifest, outcome, once=True)
+        for manifest in decision.apply:
+            if not self._is_as_wanted(self._live(service, manifest), manifest):
+                await self._guarded(service, manifest, outcome, once=False)
+        for deletion in decision.delete:
+            await self._delete(service, deletion)
+            outcome.wrote = True
+        return outcome
+
+    def forget(self, key: Key) -> None:
+        self._refusals.forget(key)
+
+    def _live(self, service: Service, manifest: Manifest) -> Manifest | None:
+        return self._cache.children(service.uid).get((manifest["kind"], manifest["metadata"]["name"]))
+
+    def _is_as_wanted(self, live: Manifest | None, manifest: Manifest) -> bool:
+        return live is not None and (holds(live, manifest) or self._settled.knows(live, manifest))
+
+    async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> None:
+        """What was refused is not sent again, unless it changed or its time has come."""
+        key = (service.namespace, service.name)
+        refused = self._refusals.standing(key, manifest)
+        if refused is None:
+            try:
+                await self._write(service, manifest, once)
+                outcome.wrote = True
+                self._refusals.clear(key, manifest)
+                return
+            except ApiError as error:
+                if not error.is_users:
+                    raise
+                refused = self._refusals.add(key, manifest, error.message)
+                log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
+        outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
+        outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
+
+    async def _write(self, service: Service, manifest: Manifest, once: bool) -> None:
+        kind, live = BY_NAME[manifest["kind"]], self._live(service, manifest)
+        if once:
+            written = await self._create(service, kind, manifest)
+        elif live is None:
+            written = await self._apply_first(service, kind, manifest)
+        else:
+            written = await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
+        self._cache.put(kind, written)
+        if not once and not holds(written, manifest):
+            self._settled.remember(written, manifest)
+
+    async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """For objects that never change: one that is there already must be ours."""
+        try:
+            return await self._kube.create(kind.path(service.namespace), manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            return await self._existing(service, kind, manifest)
+
+    async def _apply_first(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """Server-side apply that only creates: a version that no object has makes any existing object a conflict."""
+        try:
+            return await self._apply(kind, manifest, {"resourceVersion": "1"})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        found = await self._existing(service, kind, manifest)
+        return await self._apply(kind, manifest, {"uid": found["metadata"]["uid"]})
+
+    async def _apply(self, kind: Kind, manifest: Manifest, precondition: dict[str, str]) -> Manifest:
+        metadata = manifest["metadata"]
+        body = {**manifest, "metadata": {**metadata, **precondition}}
+        return await self._kube.apply(kind.path(metadata["namespace"], metadata["name"]), body)
+
+    async def _existing(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """The object that has the name; raises when it is somebody else's, so that nothing of others is ever taken over."""
+        name = manifest["metadata"]["name"]
+        found = await self._kube.get(kind.path(service.namespace, name))
+        owner = controller_of(found)
+        if owner is None and any(field["manager"] == MANAGER for field in found["metadata"].get("managedFields", ())):
+            return found
+        if owner is None or owner["uid"] != service.uid:
+            raise ApiError(409, "AlreadyExists", f"exists and belongs to {_owner(owner)}; rename the service or remove it")
+        return found
+
+    async def _delete(self, service: Service, deletion: Delete) -> None:
+        """Gone already, or replaced by another object of that name, is as good."""
+        kind = BY_NAME[deletion.kind]
+        options: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": deletion.uid},
+            "propagationPolicy": "Background",
+        }
+        if deletion.grace_seconds is not None:
+            options["gracePeriodSeconds"] = deletion.grace_seconds
+        log.info("deleting %s %s: %s", kind.name, deletion.name, deletion.why, extra=about((service.namespace, service.name)))
+        try:
+            left = await self._kube.delete(kind.path(service.namespace, deletion.name), options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            left = {}
+        if "deletionTimestamp" in left.get("metadata", {}) and left["metadata"].get("uid") == deletion.uid:
+            self._cache.put(kind, left)
+        else:
+            self._cache.drop(deletion.uid)
+        self._settled.forget(deletion.uid)
+
+
+def _named(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _owner(owner: Manifest | None) -> str:
+    return "nobody" if owner is None else f"{owner['kind']} {owner['name']} ({owner['uid']})"

@@ -1,0 +1,1 @@
+"""What `starling plan` prints: the children of a manifest, the layout of its ranks, and what an edit would change."""

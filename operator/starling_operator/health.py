@@ -1,0 +1,40 @@
+"""/healthz, /readyz and /metrics. Healthy means that work which is due gets done, not that a port answers."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from starling_operator import metrics
+
+STUCK_SECONDS = 60.0
+
+
+class Health:
+    """`sick` and `unready` say what is wrong, or None."""
+
+    def __init__(self, sick: Callable[[], str | None], unready: Callable[[], str | None]) -> None:
+        app = web.Application()
+        app.router.add_get("/healthz", _probe(sick))
+        app.router.add_get("/readyz", _probe(unready))
+        app.router.add_get("/metrics", _metrics)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+def _probe(trouble: Callable[[], str | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        found = trouble()
+        return web.Response(status=503 if found else 200, text=f"{found or 'ok'}\n")
+
+    return answer
+
+
+async def _metrics(_: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})

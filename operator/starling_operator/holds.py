@@ -1,0 +1,53 @@
+"""Whether a live object already is what would be applied: then nothing needs to be sent."""
+
+import hashlib
+import json
+from typing import Any
+
+from starling_operator.plan.observed import Manifest
+
+# Of a live object, what changes without anybody having changed what was applied.
+_MOVING = ("resourceVersion", "generation", "managedFields", "creationTimestamp")
+
+
+def holds(live: Any, wanted: Any) -> bool:
+    """Every field of `wanted` is in `live` with that value. Lists must have the same items in the same order."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(_holds_key(live, key, value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(holds, live, wanted))
+    return bool(live == wanted)
+
+
+def _holds_key(live: dict[str, Any], key: str, value: Any) -> bool:
+    # A field that is null is not sent to storage by the API server.
+    return value is None or (key in live and holds(live[key], value))
+
+
+class Settled:
+    """Remembers objects that differ from what was applied only because the API server writes it in its own way ("1000m" is "1").
+
+    Without this such an object would be applied again at every reconcile.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def remember(self, live: Manifest, wanted: Manifest) -> None:
+        self._known[live["metadata"]["uid"]] = (digest(wanted), _substance(live))
+
+    def knows(self, live: Manifest, wanted: Manifest) -> bool:
+        known = self._known.get(live["metadata"]["uid"])
+        return known is not None and known == (digest(wanted), _substance(live))
+
+    def forget(self, uid: str) -> None:
+        self._known.pop(uid, None)
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _substance(live: Manifest) -> str:
+    metadata = {key: value for key, value in live["metadata"].items() if key not in _MOVING}
+    return digest({**{key: value for key, value in live.items() if key != "status"}, "metadata": metadata})

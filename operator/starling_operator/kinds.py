@@ -1,0 +1,58 @@
+"""The kinds that the operator reads and writes, and where the API server keeps them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GROUP, VERSION = "serving.starling.dev", "v1alpha1"
+MANAGER = "starling-operator"
+MANAGED = f"app.kubernetes.io/managed-by={MANAGER}"
+SERVICE_LABEL = f"{GROUP}/service"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`selector` limits lists and watches to objects that can be of interest."""
+
+    name: str
+    api_version: str
+    plural: str
+    selector: str = MANAGED
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Of one object, of a namespace's, or (None) of all."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        scope = [] if namespace is None else ["namespaces", namespace]
+        return "/".join([root, *scope, self.plural, *filter(None, (name, subresource))])
+
+
+INFERENCE_SERVICE = Kind("InferenceService", f"{GROUP}/{VERSION}", "inferenceservices", selector="")
+POD = Kind("Pod", "v1", "pods", selector=SERVICE_LABEL)
+LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases", selector="")
+EVENT = Kind("Event", "events.k8s.io/v1", "events", selector="")
+CHILDREN = (
+    Kind("ControllerRevision", "apps/v1", "controllerrevisions"),
+    Kind("StatefulSet", "apps/v1", "statefulsets"),
+    Kind("Service", "v1", "services"),
+    Kind("ConfigMap", "v1", "configmaps"),
+    Kind("Secret", "v1", "secrets"),
+    Kind("ServiceAccount", "v1", "serviceaccounts"),
+    Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+)
+SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors")
+HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")
+OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE)
+BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
+
+
+def watched(optional: Sequence[Kind]) -> tuple[Kind, ...]:
+    """All that is kept in memory; `optional` are those of OPTIONAL that the cluster has."""
+    return (INFERENCE_SERVICE, POD, *CHILDREN, *optional)

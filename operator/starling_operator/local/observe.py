@@ -1,0 +1,50 @@
+"""What is on this machine, in the words that `plan` knows."""
+
+import secrets
+from collections.abc import Iterable, Mapping
+
+from starling_operator.local.pod import LocalPod
+from starling_operator.local.ports import LOCALHOST
+from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+
+
+def observe(
+    service: Service,
+    children: Mapping[tuple[str, str], Manifest],
+    pods: Iterable[LocalPod],
+    settings: Settings,
+    host: str,
+    now: float,
+) -> Observed:
+    return Observed(
+        service=service,
+        children=dict(children),
+        pods=tuple(_pod(pod, host, now) for pod in pods),
+        settings=settings,
+        now=now,
+        new_token=secrets.token_urlsafe(32),
+    )
+
+
+def _pod(pod: LocalPod, host: str, now: float) -> Pod:
+    running = pod.pid is not None
+    return Pod(
+        name=pod.name,
+        uid=pod.uid,
+        group=pod.group,
+        revision=pod.revision,
+        number=pod.number,
+        host=host,
+        address=LOCALHOST,
+        # As with a kubelet, a container that is started again leaves its pod running.
+        phase="Running" if running or pod.restarts else "Pending",
+        scheduled=True,
+        ready=running and pod.report is not None and pod.report.ready,
+        created_at=pod.created_at,
+        deleted_at=pod.deleted_at,
+        restarts=pod.restarts,
+        waiting=pod.waiting,
+        last_log=pod.last_log,
+        report=pod.report,
+        report_age=None if pod.report_at is None else now - pod.report_at,
+    )

@@ -1,0 +1,81 @@
+"""Where weights are on this machine: what `file://` and `pvc://` of a manifest mean without a cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+IMAGE_MODELS = "/opt/starling/models"
+"""The agent's image has the small model of our own here, so that an example needs no download on a cluster either."""
+FILE, CLAIM = "file://", "pvc://"
+
+
+class SourceError(Exception):
+    """What cannot be had on this machine, and what is possible."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """`prefix` is an absolute path, or pvc://CLAIM; `folder` stands in its place here."""
+
+    prefix: str
+    folder: Path
+
+
+def parse_map(text: str) -> Map:
+    """FROM=TO. Raises ValueError with what is possible."""
+    prefix, separator, folder = text.partition("=")
+    is_claim = prefix.startswith(CLAIM) and len(prefix) > len(CLAIM) and "/" not in prefix.removeprefix(CLAIM)
+    if not (separator and folder and (prefix.startswith("/") or is_claim)):
+        raise ValueError(f"{text!r} is no mapping; write /path/in/the/pod=FOLDER or pvc://CLAIM=FOLDER")
+    target = Path(folder).expanduser().resolve()
+    if not target.is_dir():
+        raise ValueError(f"{text!r}: there is no folder {target}")
+    return Map(prefix if is_claim else prefix.rstrip("/") or "/", target)
+
+
+def default_maps(manifest: Path, here: Path) -> tuple[Map, ...]:
+    """The image's models are looked for in ./models, and beside the manifest and above it, as in a clone of the repository."""
+    folders = (here, manifest.resolve().parent, manifest.resolve().parent.parent)
+    return tuple(Map(IMAGE_MODELS, folder / "models") for folder in folders)
+
+
+def map_path(path: str, maps: Sequence[Map]) -> Path:
+    """An absolute path of the pod as one of this machine: itself if it is there, else the first mapping that leads to something.
+
+    Raises SourceError with every place that was tried.
+    """
+    candidates = [Path(path), *(found for entry in maps if (found := _under(path, entry)))]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    tried = ", ".join(dict.fromkeys(map(str, candidates)))
+    raise SourceError(f"there is no {tried}; name another path, use hf://org/name, or add --map {path}=FOLDER")
+
+
+def _under(path: str, entry: Map) -> Path | None:
+    if path == entry.prefix:
+        return entry.folder
+    prefix = entry.prefix.rstrip("/") + "/"
+    return entry.folder / path.removeprefix(prefix) if path.startswith(prefix) else None
+
+
+def claim_folder(claim: str, maps: Sequence[Map]) -> Path:
+    """Raises SourceError: there are no PersistentVolumeClaims here."""
+    for entry in maps:
+        if entry.prefix == f"{CLAIM}{claim}":
+            return entry.folder
+    raise SourceError(
+        f"PersistentVolumeClaim {claim!r} needs a cluster; give its content as a folder with --map {CLAIM}{claim}=FOLDER,"
+        " or use hf://org/name or file:///path"
+    )
+
+
+def check_source(source: str, maps: Sequence[Map]) -> None:
+    """Raises SourceError for a spec.model.source that cannot be had here."""
+    if source.startswith(CLAIM):
+        claim, _, path = source.removeprefix(CLAIM).partition("/")
+        folder = claim_folder(claim, maps)
+        if not (folder / path).exists():
+            raise SourceError(f"there is no {folder / path}")
+    elif source.startswith(FILE):
+        map_path(source.removeprefix(FILE), maps)

@@ -1,0 +1,67 @@
+"""From what the watches and the agents have shown to what `plan` decides from. Asks nobody anything."""
+
+import secrets
+import time
+from dataclasses import replace
+
+from pydantic import ValidationError
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_crds.v1alpha1.status import InferenceServiceStatus
+
+from starling_operator.cache import Cache
+from starling_operator.logs import Key
+from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.reports import Reports
+
+
+def observe(cache: Cache, reports: Reports, settings: Settings, key: Key) -> Observed | None:
+    """None: there is no such service, or it is being deleted, and its children go with it."""
+    body = cache.service(key)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        return None
+    service = read_service(body)
+    return Observed(
+        service=service,
+        children=cache.children(service.uid),
+        pods=tuple(_with_report(pod, reports) for pod in cache.pods(key)),
+        settings=settings,
+        now=time.time(),
+        new_token=secrets.token_urlsafe(32),
+    )
+
+
+def read_service(body: Manifest) -> Service:
+    """A spec that cannot be read is told in the status, by its field; it does not stop the operator."""
+    metadata = body["metadata"]
+    spec, problem = _read_spec(body.get("spec") or {})
+    return Service(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        resource_version=metadata["resourceVersion"],
+        spec=spec,
+        spec_error=problem,
+        status=_read_status(body.get("status") or {}),
+    )
+
+
+def _read_spec(spec: Manifest) -> tuple[InferenceServiceSpec | None, str | None]:
+    try:
+        return InferenceServiceSpec.model_validate(spec), None
+    except ValidationError as error:
+        first = error.errors()[0]
+        return None, f"{'.'.join(['spec', *map(str, first['loc'])])}: {first['msg']}"
+
+
+def _read_status(status: Manifest) -> InferenceServiceStatus:
+    """Fields of a later release are left alone; a status that cannot be read at all is written anew."""
+    try:
+        return InferenceServiceStatus.model_validate(status, extra="ignore")
+    except ValidationError:
+        return InferenceServiceStatus()
+
+
+def _with_report(pod: Pod, reports: Reports) -> Pod:
+    heard = reports.of(pod.uid)
+    return pod if heard is None else replace(pod, report=heard.report, report_age=heard.age)

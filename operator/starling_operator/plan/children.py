@@ -1,0 +1,109 @@
+"""The children that a service has once, whatever its groups."""
+
+import base64
+
+from starling_agent.contract.config import ADMIN_PORT, ENDPOINT_PORT
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.config import TOKEN_KEY
+from starling_operator.plan.manifest import child
+from starling_operator.plan.observed import Manifest, Service, Settings
+
+_PORT_NAME = "http"
+_PODS_PORT_NAME = "pods"
+
+
+def service_children(service: Service, spec: InferenceServiceSpec, settings: Settings, nodes: int) -> tuple[Manifest, ...]:
+    """In the order in which they are applied. `nodes` is the number of pods in one group."""
+    always = (
+        service_account(service),
+        endpoint_service(service, spec),
+        disruption_budget(service, spec, nodes),
+        network_policy(service, settings),
+    )
+    monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
+    route = (http_route(service, spec),) if settings.http_routes else ()
+    return (*always, *monitor, *route)
+
+
+def admin_secret(service: Service, token: str) -> Manifest:
+    """The token that agents ask for on their admin endpoints."""
+    name = names.admin_secret(service.name)
+    encoded = base64.b64encode(token.encode()).decode()
+    return child(service, "v1", "Secret", name) | {"type": "Opaque", "data": {TOKEN_KEY: encoded}}
+
+
+def service_account(service: Service) -> Manifest:
+    """The pods' identity: without a token, and bound to no role."""
+    return child(service, "v1", "ServiceAccount", names.service_account(service.name)) | {"automountServiceAccountToken": False}
+
+
+def endpoint_service(service: Service, spec: InferenceServiceSpec) -> Manifest:
+    """What clients see: ready pods of all groups.
+
+    The pods' own port is there too, whatever `spec.endpoint.port` is: agents prove the Service through it, and must not be
+    restarted for another port.
+    """
+    ports = [_service_port(_PORT_NAME, spec.endpoint.port)]
+    if spec.endpoint.port != ENDPOINT_PORT:
+        ports.append(_service_port(_PODS_PORT_NAME, ENDPOINT_PORT))
+    made = child(service, "v1", "Service", service.name)
+    # The label tells a ServiceMonitor this Service from the groups' headless ones.
+    made["metadata"]["labels"][labels.ROLE] = labels.SERVING
+    return made | {"spec": {"type": "ClusterIP", "selector": labels.serving_selector(service), "ports": ports}}
+
+
+def _service_port(name: str, port: int) -> dict[str, object]:
+    return {"name": name, "port": port, "targetPort": ENDPOINT_PORT, "protocol": "TCP"}
+
+
+def disruption_budget(service: Service, spec: InferenceServiceSpec, nodes: int) -> Manifest:
+    """Node drains may take as many groups as a rollout may, counted in pods, and at least one; pods that do not serve always."""
+    groups = max(1, spec.rollout.max_unavailable)
+    return child(service, "policy/v1", "PodDisruptionBudget", service.name) | {
+        "spec": {
+            "maxUnavailable": groups * nodes,
+            "selector": {"matchLabels": labels.serving_selector(service)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+    }
+
+
+def network_policy(service: Service, settings: Settings) -> Manifest:
+    """The endpoint is open to all; everything else to the service's own pods, and the admin port to the operator."""
+    own = {labels.SERVICE: service.name}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
+        "podSelector": {"matchLabels": dict(settings.operator_labels)},
+    }
+    return child(service, "networking.k8s.io/v1", "NetworkPolicy", service.name) | {
+        "spec": {
+            "podSelector": {"matchLabels": own},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": [{"port": ENDPOINT_PORT, "protocol": "TCP"}]},
+                {"from": [{"podSelector": {"matchLabels": own}}]},
+                {"from": [operator], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
+            ],
+        }
+    }
+
+
+def service_monitor(service: Service, spec: InferenceServiceSpec) -> Manifest:
+    """Prometheus scrapes each pod through the Service; /metrics is open without a key."""
+    endpoint: dict[str, object] = {"port": _PORT_NAME, "path": "/metrics", "interval": "15s"}
+    if spec.endpoint.tls_secret is not None:
+        # Pods are scraped by address, which no certificate names.
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return child(service, "monitoring.coreos.com/v1", "ServiceMonitor", service.name) | {
+        "spec": {"selector": {"matchLabels": labels.serving_selector(service)}, "endpoints": [endpoint]}
+    }
+
+
+def http_route(service: Service, spec: InferenceServiceSpec) -> Manifest:
+    """Leads all paths to the Service. Which Gateway it hangs on (`parentRefs`) is left to whoever runs one: kept if set."""
+    backend = {"kind": "Service", "name": service.name, "port": spec.endpoint.port}
+    return child(service, "gateway.networking.k8s.io/v1", "HTTPRoute", service.name) | {
+        "spec": {"rules": [{"matches": [{"path": {"type": "PathPrefix", "value": "/"}}], "backendRefs": [backend]}]}
+    }

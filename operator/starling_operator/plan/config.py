@@ -1,0 +1,115 @@
+"""`agent.json` of a revision."""
+
+from typing import Any
+
+from starling_agent.contract.config import (
+    ENDPOINT_PORT,
+    AdminConfig,
+    AgentConfig,
+    DrainConfig,
+    EndpointConfig,
+    LayoutConfig,
+    ModelConfig,
+    RecoveryConfig,
+)
+from starling_crds.quantity import parse_quantity
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import names
+from starling_operator.plan.observed import Service, Settings
+from starling_operator.plan.source import parse_source
+
+CACHE_PATH = "/cache"
+ADMIN_PATH = "/etc/starling-admin"
+KEYS_PATH = "/etc/starling-keys"
+TLS_PATH = "/etc/starling-tls"
+TOKEN_KEY = "token"
+
+_TYPED = {
+    "model": "model.source",
+    "revision": "model.source",
+    "device": "accelerators.type",
+    "dtype": "model.dtype",
+    "max_model_len": "model.maxLength",
+    "max_num_seqs": "engine.maxSequences",
+    "max_num_batched_tokens": "engine.maxBatchedTokens",
+    "max_num_waiting": "engine.maxWaiting",
+    "block_size": "engine.blockSize",
+    "kv_cache_memory_bytes": "engine.kvMemory",
+    "gpu_memory_utilization": "engine.memoryFraction",
+    "enable_prefix_caching": "engine.prefixCaching",
+    "scheduling_policy": "engine.schedulingPolicy",
+    "progress_timeout": "recovery.progressTimeoutSeconds",
+    "tensor_parallel_size": "parallelism.tensor",
+    "pipeline_parallel_size": "parallelism.pipeline",
+    "data_parallel_size": "parallelism.data",
+}
+"""Engine arguments that a field of the spec sets."""
+
+
+def typed_field(argument: str) -> str | None:
+    """The field of the spec that sets this engine argument; None: only `extraArgs` can."""
+    return _TYPED.get(argument)
+
+
+def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
+    """EngineArgs by name, without `model`; what is left to the engine is left out. Raises ValueError naming the field."""
+    engine, model = spec.engine, spec.model
+    arguments: dict[str, Any] = {
+        "device": "cpu" if spec.accelerators.type == "cpu" else "auto",
+        "dtype": model.dtype,
+        "max_model_len": model.max_length,
+        "max_num_seqs": engine.max_sequences,
+        "max_num_batched_tokens": engine.max_batched_tokens,
+        "max_num_waiting": engine.max_waiting,
+        "block_size": engine.block_size,
+        "kv_cache_memory_bytes": _bytes("engine.kvMemory", engine.kv_memory),
+        "gpu_memory_utilization": engine.memory_fraction,
+        "enable_prefix_caching": engine.prefix_caching,
+        "scheduling_policy": engine.scheduling_policy,
+    }
+    return {name: value for name, value in arguments.items() if value is not None} | spec.engine.extra_args
+
+
+def agent_config(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> AgentConfig:
+    """What every pod of the revision reads. Neither replicas nor data or expert parallel size may be in it."""
+    return AgentConfig(
+        namespace=service.namespace,
+        service=service.name,
+        revision=revision,
+        model=ModelConfig(
+            source=parse_source(spec.model.source).url,
+            cache_dir=CACHE_PATH,
+            served_names=list(spec.model.served_names) or [service.name],
+        ),
+        engine=engine_arguments(spec),
+        layout=LayoutConfig(
+            tensor=spec.parallelism.tensor, pipeline=spec.parallelism.pipeline, per_node=spec.accelerators.per_node
+        ),
+        endpoint=_endpoint(service, spec, settings),
+        admin=AdminConfig(token_file=f"{ADMIN_PATH}/{TOKEN_KEY}"),
+        drain=DrainConfig(accept_seconds=spec.drain.accept_seconds, seconds=spec.drain.seconds),
+        recovery=RecoveryConfig(progress_timeout_seconds=spec.recovery.progress_timeout_seconds),
+    )
+
+
+def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:
+    """The Service is asked on the port that never changes: `spec.endpoint.port` may change without new pods."""
+    key, tls = spec.endpoint.api_key_secret, spec.endpoint.tls_secret
+    host = names.host(service.name, service.namespace, settings.cluster_domain)
+    return EndpointConfig(
+        allowed_origins=list(spec.endpoint.allowed_origins),
+        api_key_file=f"{KEYS_PATH}/{key.key}" if key else None,
+        tls_cert_file=f"{TLS_PATH}/tls.crt" if tls else None,
+        tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,
+        service_url=f"{'https' if tls else 'http'}://{host}:{ENDPOINT_PORT}",
+    )
+
+
+def _bytes(field: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_quantity(text)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None

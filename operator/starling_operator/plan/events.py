@@ -1,0 +1,78 @@
+"""Events for `kubectl describe`: transitions since the last status, each told once."""
+
+from starling_crds.v1alpha1.status import Condition, InferenceServiceStatus
+
+from starling_operator.plan.decision import Event
+from starling_operator.plan.situation import Situation
+
+_REFUSALS = ("InvalidSpec", "Unsupported")
+
+
+def events(situation: Situation, created: tuple[str, ...], status: InferenceServiceStatus) -> tuple[Event, ...]:
+    """`created`: names of the groups that are made now; `status`: the one that is about to be written."""
+    return (
+        *_spec_changed(situation),
+        *(Event("Normal", "Created", f"Created group {name}") for name in created),
+        *_restarted(situation),
+        *_conditions_changed(situation.service.status, status),
+        *_rollout_finished(situation.service.status, status),
+    )
+
+
+def _spec_changed(situation: Situation) -> tuple[Event, ...]:
+    """Only where there was something before, and only once for a generation."""
+    old = situation.service.status
+    if situation.refused or old.observed_generation in (0, situation.service.generation):
+        return ()
+    told = []
+    started = old.revision.target and old.revision.target != situation.target and situation.groups.old
+    if started:
+        text = f"Replacing {len(situation.groups.old)} groups by revision {situation.target}"
+        told.append(Event("Normal", "RolloutStarted", text))
+    if not started and len(situation.groups.all) != situation.replicas and not situation.groups.old:
+        text = f"Scaling from {len(situation.groups.all)} to {situation.replicas} groups"
+        told.append(Event("Normal", "Scaled", text))
+    return tuple(told)
+
+
+def _restarted(situation: Situation) -> tuple[Event, ...]:
+    return tuple(
+        Event("Warning", "Restarted", f"{name}: {healing.cause}") for name, healing in situation.healing.items() if healing.counted
+    )
+
+
+def _conditions_changed(old: InferenceServiceStatus, new: InferenceServiceStatus) -> tuple[Event, ...]:
+    told = []
+    ready = _find(new, "Ready")
+    if ready.status == "True" and _status(old, "Ready") != "True":
+        told.append(Event("Normal", "Ready", ready.message))
+    stalled = _find(new, "Stalled")
+    if stalled.status == "True" and _stalled_before(old) != (stalled.reason, _told_by(stalled)):
+        reason = "Refused" if stalled.reason in _REFUSALS else stalled.reason
+        told.append(Event("Warning", reason, stalled.message))
+    return tuple(told)
+
+
+def _rollout_finished(old: InferenceServiceStatus, new: InferenceServiceStatus) -> tuple[Event, ...]:
+    before, after = old.revision.current, new.revision.current
+    if not before or before == after:
+        return ()
+    return (Event("Normal", "RolloutFinished", f"Revision {after} serves in place of {before}"),)
+
+
+def _stalled_before(old: InferenceServiceStatus) -> tuple[str, str] | None:
+    found = next((condition for condition in old.conditions if condition.type == "Stalled" and condition.status == "True"), None)
+    return None if found is None else (found.reason, _told_by(found))
+
+
+def _told_by(stalled: Condition) -> str:
+    """Another refusal is news; the message of a failing pod changes with each of its restarts."""
+    return stalled.message if stalled.reason in _REFUSALS else ""
+
+
+def _status(status: InferenceServiceStatus, kind: str) -> str:
+    return next((condition.status for condition in status.conditions if condition.type == kind), "")
+
+
+def _find(status: InferenceServiceStatus, kind: str) -> Condition:
+    return next(condition for condition in status.conditions if condition.type == kind)

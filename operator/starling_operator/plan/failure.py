@@ -1,0 +1,123 @@
+"""How a group fails: what its pods, their agents and its own record show. Rules of one pod first, then those of a gang."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from starling_operator.plan.group import Group
+from starling_operator.plan.observed import Pod
+from starling_operator.plan.proof import pod_message
+
+_HOPELESS = (
+    "CrashLoopBackOff",
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+)
+_CRASHES = 3
+"""A container that was restarted so often and is not ready is in a crash loop, also while it runs for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """cause: the pod, and what happened in words. gang: pods that have to be made anew; empty where the kubelet did it in place."""
+
+    cause: str
+    gang: tuple[Pod, ...]
+
+
+def find_failure(group: Group, silent_after: float) -> Failure | None:
+    """The first failure that a restart can heal. A pod that waits for a node, or loads, has not failed."""
+    found = next(_pod_failures(group, silent_after), None)
+    return found if found is not None else next(_gang_failures(group), None)
+
+
+def broken(group: Group) -> str:
+    """Why the group cannot come up by itself; "" if it can, as far as one sees."""
+    return next((pod_message(pod) for pod in group.live if _hopeless(pod)), "")
+
+
+def has_served(group: Group) -> bool:
+    """Once, in its life: from then on a failure is not the revision's."""
+    known = group.previous is not None and group.previous.served
+    return known or any(pod.report is not None and pod.report.token_seen for pod in group.live)
+
+
+def silence_limit(progress_timeout: float) -> float:
+    """Seconds without an answer after which an agent counts as gone; its long poll answers at least once a minute."""
+    return max(60.0, 3 * progress_timeout)
+
+
+def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
+    for pod in _members(group):
+        # A group of one needs no more than that its lost pod is let go.
+        if pod.lost and group.nodes > 1:
+            yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
+        elif pod.deleted_at is None and pod.phase in ("Failed", "Succeeded"):
+            yield Failure(pod_message(pod), group.live)
+    if has_served(group):
+        yield from _failures_in_service(group, silent_after)
+
+
+def _failures_in_service(group: Group, silent_after: float) -> Iterator[Failure]:
+    """Before a group served, its agents find each other again by themselves, and the kubelet's back-off is enough."""
+    for pod in group.live:
+        if _gave_up(pod):
+            yield Failure(pod_message(pod), group.live)
+        elif _silent(pod, silent_after):
+            yield Failure(f"{pod.name}: its agent has not answered for {silent_after:.0f} s and its probes fail", group.live)
+        elif restarted_in_place(group, pod):
+            yield Failure(_restart_message(pod), group.live if group.nodes > 1 else ())
+
+
+def _gang_failures(group: Group) -> Iterator[Failure]:
+    """A member that went takes the others with it: its rank cannot join an engine that is running."""
+    for pod in _members(group):
+        older = tuple(peer for peer in group.live if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
+        if older:
+            yield Failure(f"{pod.name}: was deleted while the rest of its group runs", older)
+    record = group.previous.nodes if group.previous is not None else []
+    present = {pod.uid for pod in group.pods}
+    gone = [node for node in record if node.uid and node.uid not in present]
+    survivors = tuple(pod for pod in group.live if pod.uid in {node.uid for node in record})
+    if len(record) == group.nodes and gone and survivors:
+        yield Failure(f"{gone[0].pod}: was replaced while the rest of its group runs", survivors)
+
+
+def restarted_in_place(group: Group, pod: Pod) -> bool:
+    """Its container was restarted since the last status. Without a last status nobody knows."""
+    if group.previous is None:
+        return False
+    seen = {node.uid: node.restarts for node in group.previous.nodes}
+    return pod.restarts > seen.get(pod.uid, 0)
+
+
+def _members(group: Group) -> tuple[Pod, ...]:
+    """Not those that go because the group shrinks."""
+    return tuple(pod for pod in group.pods if pod.number < group.nodes)
+
+
+def _gave_up(pod: Pod) -> bool:
+    """Its agent says so. While it restarts its engine in place, it has not."""
+    report = pod.report
+    return report is not None and (report.fatal or report.phase == "failed" or (report.phase == "serving" and not report.healthy))
+
+
+def _silent(pod: Pod, after: float) -> bool:
+    """A pod whose probes succeed is well, whatever keeps the operator from reaching it."""
+    return pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age > after
+
+
+def _hopeless(pod: Pod) -> bool:
+    report = pod.report
+    if report is not None and (report.fatal or report.phase == "failed"):
+        return True
+    return pod.waiting.startswith(_HOPELESS) or (pod.restarts >= _CRASHES and not pod.ready)
+
+
+def _restart_message(pod: Pod) -> str:
+    words = pod.last_log or pod.waiting
+    return f"{pod.name}: container agent was restarted" + (f": {words}" if words else "")

@@ -1,0 +1,126 @@
+"""Groups as they are: a StatefulSet with its pods, its revision and what the last status knew of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starling_crds.v1alpha1.status import GroupStatus
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.observed import Manifest, Observed, Pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group that exists.
+
+    nodes      pods that its StatefulSet asks for
+    target     it is of the revision that the spec asks for
+    pods       by number, also those that are going
+    previous   what the last status said of it; None for a new one
+    believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
+    """
+
+    name: str
+    revision: str
+    uid: str
+    nodes: int
+    target: bool
+    pods: tuple[Pod, ...] = ()
+    previous: GroupStatus | None = None
+    believed: bool = False
+
+    @property
+    def index(self) -> int:
+        return names.group_index(self.name)
+
+    @property
+    def live(self) -> tuple[Pod, ...]:
+        """The pods that stay."""
+        return tuple(pod for pod in self.pods if pod.deleted_at is None and not pod.lost)
+
+    @property
+    def placed(self) -> bool:
+        """All its pods have a node: it can no longer wait for one that another half-placed group holds."""
+        return len(self.live) == self.nodes and all(pod.scheduled for pod in self.live)
+
+    @property
+    def available(self) -> bool:
+        """Its pods' own probes say that they serve."""
+        return len(self.live) == self.nodes and all(pod.ready for pod in self.live)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """All groups, and what is left of those that went.
+
+    current, old   of the target revision, and of others; by revision and number
+    leaving        pods whose StatefulSet is gone: they drain
+    orphans        live Services of groups without a StatefulSet, and the reverse need not be named: it makes its own
+    """
+
+    current: tuple[Group, ...]
+    old: tuple[Group, ...]
+    leaving: tuple[Pod, ...]
+    orphans: tuple[Manifest, ...]
+
+    @property
+    def all(self) -> tuple[Group, ...]:
+        return self.old + self.current
+
+
+def read_groups(observed: Observed, target: str) -> Groups:
+    """From what is seen. `target` is the id of the wanted revision; "" while nobody can tell."""
+    sets = [
+        live
+        for (kind, _), live in sorted(observed.children.items())
+        if kind == "StatefulSet" and labels.GROUP in _labels(live) and not live["metadata"].get("deletionTimestamp")
+    ]
+    by_name = _pods_by_group(observed.pods)
+    groups = [_group(observed, live, target, by_name.get(live["metadata"]["name"], ())) for live in sets]
+    groups.sort(key=lambda group: (group.revision, group.index))
+    known = {group.name for group in groups}
+    return Groups(
+        current=tuple(group for group in groups if group.target),
+        old=tuple(group for group in groups if not group.target),
+        leaving=tuple(pod for pod in observed.pods if pod.group not in known),
+        orphans=_orphans(observed, known),
+    )
+
+
+def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod]) -> Group:
+    status = observed.service.status
+    name = live["metadata"]["name"]
+    previous = next((known for known in status.groups if known.name == name), None)
+    revision = _labels(live).get(labels.REVISION, "")
+    same = status.observed_generation == observed.service.generation
+    return Group(
+        name=name,
+        revision=revision,
+        uid=live["metadata"].get("uid", ""),
+        nodes=int(live["spec"].get("replicas", 1)),
+        target=revision == target,
+        pods=tuple(sorted(pods, key=lambda pod: (pod.number, pod.created_at))),
+        previous=previous,
+        believed=same and previous is not None and previous.ready,
+    )
+
+
+def _pods_by_group(pods: Sequence[Pod]) -> Mapping[str, list[Pod]]:
+    found: dict[str, list[Pod]] = {}
+    for pod in pods:
+        found.setdefault(pod.group, []).append(pod)
+    return found
+
+
+def _orphans(observed: Observed, known: set[str]) -> tuple[Manifest, ...]:
+    """Left by an operator that was killed between two deletions."""
+    return tuple(
+        live
+        for (kind, name), live in sorted(observed.children.items())
+        if kind == "Service" and labels.GROUP in _labels(live) and name not in known
+        if not live["metadata"].get("deletionTimestamp")
+    )
+
+
+def _labels(live: Manifest) -> dict[str, str]:
+    return live["metadata"].get("labels") or {}

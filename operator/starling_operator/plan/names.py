@@ -1,0 +1,30 @@
+"""Names of children. A service's is at most 40 characters, so a group's is at most 52 and its pods' labels fit into 63."""
+
+MAX_INDEX = 999
+"""Largest number of a group: one digit more would not fit."""
+
+
+def revision_object(service: str, revision: str) -> str:
+    """The ControllerRevision and the ConfigMap of a revision."""
+    return f"{service}-{revision}"
+
+
+def group(service: str, revision: str, index: int) -> str:
+    return f"{service}-{revision}-{index}"
+
+
+def group_index(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def admin_secret(service: str) -> str:
+    return f"{service}-admin"
+
+
+def service_account(service: str) -> str:
+    return f"{service}-agent"
+
+
+def host(service: str, namespace: str, cluster_domain: str) -> str:
+    """What the service is called inside the cluster."""
+    return f"{service}.{namespace}.svc.{cluster_domain}"

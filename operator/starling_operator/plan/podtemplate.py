@@ -1,0 +1,165 @@
+"""The pod template of a revision: restricted Pod Security by default, then the user's overlay on top."""
+
+from typing import Any
+
+from starling_agent.contract import identity
+from starling_agent.contract.config import ADMIN_PORT, CONFIG_PATH, ENDPOINT_PORT
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.observed import Manifest, Service, Settings
+from starling_operator.plan.overlay import overlay
+from starling_operator.plan.sizes import memory_limit, shm_bytes
+from starling_operator.plan.volumes import HOME, Volume, volumes
+
+CONTAINER = "agent"
+_USER = 65532
+_EXIT_MARGIN = 15
+"""Seconds that an agent has left to end its processes after the last stream."""
+_LOST_NODE_SECONDS = 30
+
+
+def pod_template(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> Manifest:
+    """All but the group's label, which is added for each group. Raises ValueError naming the field."""
+    draft = _merged(service, spec, settings, revision, limit=None)
+    # Shared memory has to fit the memory limit, which is known when the user's part is merged.
+    merged = _merged(service, spec, settings, revision, limit=_memory_limit(draft))
+    metadata = merged.setdefault("metadata", {})
+    # Last, so that an overlay cannot take a pod out of its Service.
+    metadata["labels"] = metadata.get("labels", {}) | labels.of_pods(service, revision)
+    return merged
+
+
+def agent_image(spec: InferenceServiceSpec, settings: Settings) -> str:
+    return spec.image or settings.agent_image
+
+
+def grace_seconds(spec: InferenceServiceSpec) -> int:
+    """How long a pod may take to go: it accepts requests, drains them, ends."""
+    return spec.drain.accept_seconds + spec.drain.seconds + _EXIT_MARGIN
+
+
+def _merged(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str, limit: int | None) -> dict[str, Any]:
+    shm = shm_bytes(spec.accelerators.per_node, limit)
+    base = {
+        "metadata": {"labels": {}, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}},
+        "spec": _pod(service, spec, settings, volumes(service.name, spec, revision, shm)),
+    }
+    return overlay(base, spec.template)
+
+
+def _memory_limit(template: dict[str, Any]) -> int | None:
+    containers = template.get("spec", {}).get("containers", [])
+    agent = next((container for container in containers if container["name"] == CONTAINER), None)
+    if agent is None:
+        raise ValueError(f"template.spec.containers: the container named {CONTAINER} has to stay")
+    limits = agent.get("resources", {}).get("limits", {})
+    field = "template.spec.containers[agent].resources.limits"
+    if not isinstance(limits, dict):
+        raise ValueError(f"{field}: must be a map, got {limits!r}")
+    try:
+        return memory_limit(limits)
+    except ValueError as error:
+        raise ValueError(f"{field}.memory: {error}") from None
+
+
+def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mounted: list[Volume]) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "serviceAccountName": names.service_account(service.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds(spec),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            # Weights on a large volume would otherwise be visited file by file at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": [_toleration("not-ready"), _toleration("unreachable")],
+        "containers": [_container(spec, settings, mounted)],
+        "volumes": [volume.volume() for volume in mounted],
+    }
+    if spec.model.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
+    return pod
+
+
+def _container(spec: InferenceServiceSpec, settings: Settings, mounted: list[Volume]) -> dict[str, Any]:
+    return {
+        "name": CONTAINER,
+        "image": agent_image(spec, settings),
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["starling", "agent", "--config", CONFIG_PATH],
+        "env": _environment(spec),
+        "ports": [_port("http", ENDPOINT_PORT), _port("admin", ADMIN_PORT)],
+        "resources": _resources(spec),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [volume.mount() for volume in mounted],
+        **_probes(),
+    }
+
+
+def _environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    variables = [
+        _field(identity.POD_NAME, "metadata.name"),
+        _field(identity.POD_IP, "status.podIP"),
+        _field(identity.POD_NAMESPACE, "metadata.namespace"),
+        _field(identity.GROUP, f"metadata.labels['{labels.GROUP}']"),
+        _field(identity.HOST, "spec.nodeName"),
+        {"name": "HOME", "value": HOME},
+    ]
+    token = spec.model.token_secret
+    if token is not None:
+        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
+    return variables
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    # The version is written out, for the API server would add it and every comparison would then find a difference.
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _resources(spec: InferenceServiceSpec) -> dict[str, Any]:
+    """CPU and memory are the user's to set by the overlay; devices are counted here."""
+    if spec.accelerators.type == "cpu":
+        return {}
+    return {"limits": {spec.accelerators.type: str(spec.accelerators.per_node)}}
+
+
+def _probes() -> dict[str, Any]:
+    """/live is the supervisor alone: a pod that loads, or whose collective hangs, is never killed by its kubelet."""
+    return {
+        "startupProbe": _probe("/live", period=1, timeout=3, failures=300),
+        "livenessProbe": _probe("/live", period=10, timeout=5, failures=6),
+        "readinessProbe": _probe("/ready", period=1, timeout=3, failures=3),
+    }
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "admin", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def _toleration(trouble: str) -> dict[str, Any]:
+    return {
+        "key": f"node.kubernetes.io/{trouble}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": _LOST_NODE_SECONDS,
+    }

@@ -1,0 +1,122 @@
+"""Whether a group serves what the spec asks for, as its agents themselves report it; and if not, why not, in words."""
+
+from dataclasses import dataclass
+
+from starling_agent.contract.report import Progress, Report
+from starling_crds.layout import GroupLayout
+
+from starling_operator.plan.group import Group
+from starling_operator.plan.observed import Pod
+
+LOADED = frozenset({"warming", "serving", "draining"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the agents of the target revision have to report. expert is None where the spec leaves it to the model."""
+
+    config_hash: str
+    layout: GroupLayout
+    expert: int | None = None
+
+
+def unproven(group: Group, asked: Asked) -> str:
+    """Why the group does not count as ready; "" if it does."""
+    if not group.target:
+        return "" if group.available else waits_for(group)
+    if len(group.live) != group.nodes or not all(pod.ready for pod in group.live):
+        return waits_for(group)
+    return next(filter(None, (_pod_unproven(pod, asked, believed=group.believed) for pod in group.live)), "")
+
+
+def waits_for(group: Group) -> str:
+    """The pod that keeps the group from serving, and its cause. The worst one first."""
+    for pod in sorted(group.live, key=_trouble):
+        if not pod.ready or pod.waiting:
+            return pod_message(pod)
+    going = [pod for pod in group.pods if pod not in group.live]
+    if going:
+        return f"{going[0].name}: " + (f"its node {going[0].host} is gone" if going[0].lost else "is being deleted")
+    missing = group.nodes - len(group.live)
+    if missing > 0:
+        return f"{group.name}: {missing} of {group.nodes} pods are still to be made"
+    return ""
+
+
+def pod_message(pod: Pod) -> str:
+    """One pod in one line: what it does or waits for, the agent's own words where it has any."""
+    return f"{pod.name}: {_state(pod)}"
+
+
+def progress_text(progress: Progress | None) -> str:
+    """3.2/7.6 GB, or 12/300 tensors."""
+    if progress is None or progress.total <= 0:
+        return ""
+    if progress.unit != "bytes":
+        return f"{progress.done}/{progress.total} {progress.unit}"
+    unit, factor = next(pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if progress.total >= pair[1])
+    return f"{progress.done / factor:.1f}/{progress.total / factor:.1f} {unit}"
+
+
+def phase_text(report: Report) -> str:
+    """downloading 3.2/7.6 GB, about 40 s left."""
+    parts = " ".join(filter(None, (report.phase, progress_text(report.progress))))
+    eta = report.progress.eta_seconds if report.progress else None
+    return parts if eta is None else f"{parts}, about {max(1, round(eta))} s left"
+
+
+def loaded(group: Group) -> bool:
+    """All its agents have the model in memory."""
+    return len(group.live) == group.nodes and all(
+        (pod.report is not None and pod.report.phase in LOADED) or (pod.report is None and group.believed) for pod in group.live
+    )
+
+
+def _pod_unproven(pod: Pod, asked: Asked, *, believed: bool) -> str:
+    report = pod.report
+    if report is None:
+        return "" if believed else f"{pod.name}: its agent has not reported yet"
+    if report.phase != "serving" or not report.ready or not report.healthy:
+        return pod_message(pod)
+    if report.config_hash != asked.config_hash:
+        return f"{pod.name}: its agent runs another configuration than the revision's ({report.config_hash[:12]})"
+    if not report.token_seen:
+        return f"{pod.name}: no token came through its endpoint yet"
+    if report.service_token_seen is False:
+        return f"{pod.name}: no token comes through the Service" + (f": {report.last_error}" if report.last_error else "")
+    return _topology_differs(pod, report, asked)
+
+
+def _topology_differs(pod: Pod, report: Report, asked: Asked) -> str:
+    seen, layout = report.topology, asked.layout
+    if seen is None:
+        return f"{pod.name}: its agent reports no topology yet"
+    same = (seen.tensor, seen.pipeline, seen.data, seen.ranks) == (layout.tensor, layout.pipeline, layout.data, layout.ranks)
+    if same and asked.expert in (None, seen.expert):
+        return ""
+    return f"{pod.name}: serves TP{seen.tensor} PP{seen.pipeline} DP{seen.data} EP{seen.expert}, but the spec asks for {layout}" + (
+        f" EP{asked.expert}" if asked.expert is not None else ""
+    )
+
+
+def _trouble(pod: Pod) -> tuple[int, int]:
+    """Sorts what a person has to look at to the front."""
+    failed = pod.report is not None and (pod.report.fatal or pod.report.phase == "failed" or not pod.report.healthy)
+    return (0 if failed else 1 if pod.waiting or pod.phase == "Failed" else 2, pod.number)
+
+
+def _state(pod: Pod) -> str:
+    report = pod.report
+    own = (report.last_error if report else None) or pod.last_log
+    if report is not None and (report.fatal or report.phase == "failed"):
+        return f"container agent failed: {own or 'its agent gives no cause'}"
+    if pod.waiting:
+        where = "" if pod.waiting.startswith("Unschedulable") else "container agent: "
+        return f"{where}{pod.waiting}" + (f"; its last words: {own}" if own else "")
+    if pod.phase in ("Failed", "Succeeded"):
+        return f"ended as {pod.phase}" + (f": {own}" if own else "")
+    if not pod.scheduled:
+        return "waits for a node"
+    if report is None:
+        return "its container starts" if pod.phase == "Pending" else "its agent has not answered yet"
+    return phase_text(report) + (f"; last error: {report.last_error}" if report.last_error else "")

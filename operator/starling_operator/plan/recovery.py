@@ -1,0 +1,79 @@
+"""Recovery of a gang: which pods are made anew, when, and when to give up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from starling_crds.v1alpha1.lifecycle import RecoverySpec
+
+from starling_operator.plan.decision import Delete
+from starling_operator.plan.failure import broken, find_failure, has_served, silence_limit
+from starling_operator.plan.group import Group
+from starling_operator.plan.observed import Pod
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
+_GRACE_SECONDS = 10
+"""Of a failed group's pods: no stream of a broken gang can go on, but logs and files may be finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healing:
+    """What is done about a failure.
+
+    delete      pods to delete now, so that their StatefulSet makes them anew
+    counted     a restart happened or is made now
+    wait        seconds until the restart may be made; 0: none is due
+    exhausted   the budget is used up: the group is left alone
+    """
+
+    cause: str
+    delete: tuple[Pod, ...] = ()
+    counted: bool = False
+    wait: float = 0.0
+    exhausted: bool = False
+
+
+def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
+    """None: nothing failed that a restart could heal."""
+    times = restart_times(group, recovery, now)
+    spent = len(times) >= recovery.restart_budget
+    failure = find_failure(group, silence_limit(recovery.progress_timeout_seconds))
+    if failure is None:
+        cause = broken(group) if spent and has_served(group) else ""
+        return Healing(cause=cause, exhausted=True) if cause else None
+    if not failure.gang:
+        return Healing(cause=failure.cause, counted=True)
+    if spent:
+        return Healing(cause=failure.cause, exhausted=True)
+    wait = _backoff_left(times, now)
+    if wait > 0:
+        return Healing(cause=failure.cause, wait=wait)
+    return Healing(cause=failure.cause, delete=failure.gang, counted=True)
+
+
+def restart_times(group: Group, recovery: RecoverySpec, now: float) -> list[float]:
+    """Restarts within the window, oldest first."""
+    known = group.previous.restarted_at if group.previous is not None else []
+    times = sorted(datetime.fromisoformat(text).timestamp() for text in known)
+    return [time for time in times if now - time < recovery.window_seconds]
+
+
+def backoff(restarts: int) -> float:
+    """Seconds between the last of so many restarts and the next: 0, 10, 20, 40, ... 300."""
+    return 0.0 if restarts == 0 else min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(restarts - 1, 10))
+
+
+def deletions(healing: Healing) -> tuple[Delete, ...]:
+    return tuple(
+        Delete("Pod", pod.name, pod.uid, grace_seconds=_GRACE_SECONDS, why=f"its group restarts: {healing.cause}")
+        for pod in healing.delete
+    )
+
+
+def released(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Pods whose node is gone hold their name until somebody says that they will not come back. Never a matter of budget."""
+    return tuple(Delete("Pod", pod.name, pod.uid, grace_seconds=0, why="its node is gone") for pod in pods if pod.lost)
+
+
+def _backoff_left(times: list[float], now: float) -> float:
+    return max(0.0, times[-1] + backoff(len(times)) - now) if times else 0.0

@@ -1,0 +1,98 @@
+"""Specs that cannot be carried out: those that contradict themselves, and those that this release cannot do yet."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from starling_crds.layout import group_layout
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_engine.config import EngineArgs
+from starling_engine.errors import ConfigError
+
+from starling_operator.plan.config import engine_arguments, typed_field
+from starling_operator.plan.observed import Observed
+from starling_operator.plan.podtemplate import pod_template
+
+_AGENTS_OWN = ("show_progress",)
+"""Engine arguments that only make sense in a terminal."""
+
+
+Unsupported = Callable[[InferenceServiceSpec], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing is done; what runs stays as it is."""
+
+    reason: Literal["InvalidSpec", "Unsupported"]
+    message: str
+
+
+def refusal(observed: Observed, unsupported: Unsupported) -> Refusal | None:
+    """None: the spec can be carried out. `unsupported` names what the engine cannot do of it."""
+    service = observed.service
+    if service.spec is None:
+        return Refusal("InvalidSpec", service.spec_error or "spec: cannot be read")
+    try:
+        check_spec(service.spec)
+        pod_template(service, service.spec, observed.settings, "")
+    except ValueError as error:
+        return Refusal("InvalidSpec", f"spec.{error}")
+    asked = next(unsupported(service.spec), None)
+    return None if asked is None else Refusal("Unsupported", f"spec.{asked}")
+
+
+def check_spec(spec: InferenceServiceSpec) -> None:
+    """Raises ValueError naming the first field that can never work, with what is possible."""
+    group_layout(spec.parallelism, spec.accelerators.per_node)
+    for name, value in spec.engine.extra_args.items():
+        _check_argument(name, value)
+    try:
+        EngineArgs(model=spec.model.source, **engine_arguments(spec))
+    except ConfigError as error:
+        raise ValueError(f"{_field_of(spec, error.field)}: {_without_field(error)}") from None
+
+
+def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
+    """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
+    layout, tiers = spec.parallelism, spec.kv_cache.tiers
+    one = "this release runs one rank in a group, so only 1 is possible"
+    for name in ("tensor", "pipeline", "data", "expert"):
+        if (getattr(layout, name) or 1) > 1:
+            yield f"parallelism.{name}: {one}, got {getattr(layout, name)}"
+    if layout.elastic is not None:
+        yield "parallelism.elastic: this release cannot resize a live group; leave it out"
+    if spec.accelerators.per_node > 1:
+        yield f"accelerators.perNode: {one}, got {spec.accelerators.per_node}"
+    if spec.accelerators.type != "cpu":
+        yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"
+    if tiers.cpu is not None or tiers.filesystem is not None:
+        yield f"kvCache.tiers.{'cpu' if tiers.cpu else 'filesystem'}: this release has no offload tiers; leave it out"
+    if spec.model.trust_remote_code:
+        yield "model.trustRemoteCode: this release runs no code of model repositories; only false is possible"
+
+
+def _check_argument(name: str, value: object) -> None:
+    """An engine argument that no field sets: its name and its type. The engine judges the value."""
+    hints = get_type_hints(EngineArgs)
+    free = sorted(known for known in hints if typed_field(known) is None and known not in _AGENTS_OWN)
+    typed = typed_field(name)
+    if typed is not None:
+        raise ValueError(f"engine.extraArgs.{name}: is set by spec.{typed}; use that")
+    if name not in free:
+        raise ValueError(f"engine.extraArgs.{name}: the engine has no such argument; possible are {', '.join(free)}")
+    try:
+        TypeAdapter(hints[name]).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"engine.extraArgs.{name}: {error.errors()[0]['msg']}, got {value!r}") from None
+
+
+def _field_of(spec: InferenceServiceSpec, argument: str | None) -> str:
+    if argument is None:
+        return "engine"
+    return typed_field(argument) or (f"engine.extraArgs.{argument}" if argument in spec.engine.extra_args else "engine")
+
+
+def _without_field(error: ConfigError) -> str:
+    return str(error).removeprefix(f"{error.field}: ")

@@ -1,0 +1,59 @@
+"""What the status is written from: what is seen, and what was decided about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan.group import Group, Groups
+from starling_operator.plan.observed import Service, Settings
+from starling_operator.plan.proof import Asked
+from starling_operator.plan.recovery import Healing
+from starling_operator.plan.refusals import Refusal
+from starling_operator.plan.rollout import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name."""
+
+    service: Service
+    settings: Settings
+    now: float
+    groups: Groups
+    target: str
+    asked: Asked | None = None
+    refused: Refusal | None = None
+    change: Change = field(default_factory=Change)
+    unready: Mapping[str, str] = field(default_factory=dict)
+    healing: Mapping[str, Healing] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> InferenceServiceSpec | None:
+        return self.service.spec
+
+    @property
+    def replicas(self) -> int:
+        """Groups that the spec wants now."""
+        return 0 if self.spec is None or self.spec.suspend else self.spec.replicas
+
+    @property
+    def kept(self) -> tuple[Group, ...]:
+        """The groups that exist and stay."""
+        return tuple(group for group in self.groups.all if group not in self.change.remove)
+
+    def is_ready(self, group: Group) -> bool:
+        return not self.unready.get(group.name, "")
+
+    @property
+    def ready(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.kept if self.is_ready(group))
+
+    @property
+    def current(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.kept if group.target)
+
+    @property
+    def old(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.kept if not group.target)

@@ -1,0 +1,48 @@
+"""`spec.model.source`: the three kinds of places that weights come from."""
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+MODELS_PATH = "/models"
+"""Where a claim with weights is mounted, read-only."""
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+FIELD = "model.source"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """url is what an agent is given; claim the PersistentVolumeClaim that it needs mounted at /models."""
+
+    scheme: Literal["hf", "pvc", "file"]
+    url: str
+    claim: str | None = None
+
+
+def parse_source(text: str) -> ModelSource:
+    """Raises ValueError naming the field."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "hf":
+        return _hub(text, rest)
+    if separator and scheme == "pvc":
+        return _claim(text, rest)
+    if separator and scheme == "file" and rest.startswith("/"):
+        return ModelSource("file", text)
+    raise ValueError(f"{FIELD}: must be hf://org/name[@revision], pvc://claim/path or file:///path, got {text!r}")
+
+
+def _hub(text: str, name: str) -> ModelSource:
+    if not _HUB.fullmatch(name):
+        raise ValueError(f"{FIELD}: after hf:// comes org/name or org/name@revision, got {text!r}")
+    return ModelSource("hf", text)
+
+
+def _claim(text: str, rest: str) -> ModelSource:
+    claim, _, path = rest.partition("/")
+    if not _CLAIM.fullmatch(claim):
+        raise ValueError(f"{FIELD}: after pvc:// comes the name of a PersistentVolumeClaim and a path in it, got {text!r}")
+    if ".." in path.split("/"):
+        raise ValueError(f"{FIELD}: the path must not leave the claim with .., got {text!r}")
+    return ModelSource("pvc", f"file://{posixpath.normpath(posixpath.join(MODELS_PATH, path.strip('/')))}", claim)

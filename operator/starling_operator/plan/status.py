@@ -1,0 +1,118 @@
+"""The status: what exists and serves, as agents report it, group by group."""
+
+from starling_agent.contract.config import ENDPOINT_PORT
+from starling_agent.contract.report import Topology
+from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus, RevisionStatus
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.group import Group
+from starling_operator.plan.observed import Pod
+from starling_operator.plan.proof import progress_text
+from starling_operator.plan.recovery import restart_times
+from starling_operator.plan.situation import Situation
+
+_KEPT_TIMES = 20
+
+
+def make_status(situation: Situation, conditions: list[Condition]) -> InferenceServiceStatus:
+    """Of the groups that stay. What was decided just now shows when it is seen."""
+    groups = [_group(situation, group) for group in situation.kept]
+    return InferenceServiceStatus(
+        observed_generation=situation.service.generation,
+        conditions=conditions,
+        replicas=len(groups),
+        ready_replicas=len(situation.ready),
+        updated_replicas=sum(group.target for group in situation.ready),
+        selector=labels.leader_selector(situation.service),
+        topology=", ".join(sorted({group.topology for group in groups if group.ready and group.topology})),
+        url=service_url(situation),
+        endpoints=[f"{pod.address}:{ENDPOINT_PORT}" for group in situation.kept for pod in group.live if pod.ready and pod.address],
+        revision=RevisionStatus(current=_serving_revision(situation), target=_target(situation)),
+        groups=groups,
+    )
+
+
+def service_url(situation: Situation) -> str:
+    """Base URL of the OpenAI API inside the cluster; of an unreadable spec the last one known."""
+    service, spec = situation.service, situation.spec
+    if spec is None:
+        return service.status.url
+    scheme, usual = ("https", 443) if spec.endpoint.tls_secret else ("http", 80)
+    port = "" if spec.endpoint.port == usual else f":{spec.endpoint.port}"
+    return f"{scheme}://{names.host(service.name, service.namespace, situation.settings.cluster_domain)}{port}/v1"
+
+
+def topology_text(topology: Topology | None) -> str:
+    """TP2 PP1 DP4, with EP where experts are spread."""
+    if topology is None:
+        return ""
+    text = f"TP{topology.tensor} PP{topology.pipeline} DP{topology.data}"
+    return f"{text} EP{topology.expert}" if topology.expert > 1 else text
+
+
+def _target(situation: Situation) -> str:
+    return situation.target or situation.service.status.revision.target
+
+
+def _serving_revision(situation: Situation) -> str:
+    """It moves to the target when that serves alone."""
+    whole = situation.current and not situation.groups.old and all(situation.is_ready(group) for group in situation.current)
+    return situation.target if whole and situation.target else situation.service.status.revision.current
+
+
+def _group(situation: Situation, group: Group) -> GroupStatus:
+    leader = next((pod.report for pod in group.live if pod.number == 0 and pod.report is not None), None)
+    previous, ready = group.previous, situation.is_ready(group)
+    restarts = _restarted_at(situation, group)
+    return GroupStatus(
+        name=group.name,
+        revision=group.revision,
+        index=group.index,
+        ready=ready,
+        served=ready or (previous is not None and previous.served),
+        topology=topology_text(leader.topology) if leader else _known_topology(group),
+        ranks=leader.topology.ranks if leader and leader.topology else 0,
+        epoch=leader.epoch if leader else 0,
+        restarts=len(restarts),
+        restarted_at=restarts,
+        nodes=_nodes(situation, group),
+        message=situation.unready.get(group.name, ""),
+    )
+
+
+def _known_topology(group: Group) -> str:
+    return group.previous.topology if group.believed and group.previous is not None else ""
+
+
+def _restarted_at(situation: Situation, group: Group) -> list[str]:
+    """Within the window; the last few where a container restarts all the time."""
+    if situation.spec is None:
+        return list(group.previous.restarted_at) if group.previous else []
+    recovery, healing = situation.spec.recovery, situation.healing.get(group.name)
+    times = restart_times(group, recovery, situation.now)
+    if healing is not None and healing.counted:
+        times.append(situation.now)
+    return [rfc3339(time) for time in times[-max(_KEPT_TIMES, recovery.restart_budget) :]]
+
+
+def _nodes(situation: Situation, group: Group) -> list[GroupNode]:
+    """While a restart waits for its time, the record stays as it was: by it the failure is known."""
+    healing = situation.healing.get(group.name)
+    if healing is not None and healing.wait > 0 and group.previous is not None:
+        return list(group.previous.nodes)
+    going = {pod.uid for pod in healing.delete} if healing is not None else set()
+    return [_node(pod) for pod in group.live if pod.uid not in going]
+
+
+def _node(pod: Pod) -> GroupNode:
+    report = pod.report
+    return GroupNode(
+        pod=pod.name,
+        number=pod.number,
+        host=pod.host,
+        phase=report.phase if report is not None else pod.phase,
+        progress=progress_text(report.progress) if report is not None else "",
+        uid=pod.uid,
+        restarts=pod.restarts,
+    )

@@ -1,0 +1,128 @@
+"""Where the service stands, in one word for machines and one sentence for people. The conditions all follow from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.failure import has_served
+from starling_operator.plan.situation import Situation
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """state: "ready" as asked for; "moving" towards it; "stalled" until somebody acts; "off" on purpose."""
+
+    state: str
+    reason: str
+    message: str
+
+
+def verdict(situation: Situation) -> Verdict:
+    """The first rule that has something to say."""
+    rules: tuple[Callable[[Situation], Verdict | None], ...] = (
+        _refused,
+        _exhausted,
+        _broken,
+        _off,
+        _recovering,
+        _rolling,
+        _scaling,
+        _coming_up,
+    )
+    found = next(filter(None, (rule(situation) for rule in rules)), None)
+    return found if found is not None else Verdict("ready", "Serving", _serving(situation))
+
+
+def _refused(situation: Situation) -> Verdict | None:
+    refused = situation.refused
+    return None if refused is None else Verdict("stalled", refused.reason, refused.message)
+
+
+def _exhausted(situation: Situation) -> Verdict | None:
+    assert situation.spec is not None
+    recovery = situation.spec.recovery
+    for name, healing in situation.healing.items():
+        if healing.exhausted:
+            tried = f"{recovery.restart_budget} restarts in {recovery.window_seconds} s did not heal it"
+            return Verdict("stalled", "RestartBudgetExhausted", f"{name} is left alone, {tried}: {healing.cause}")
+    return None
+
+
+def _broken(situation: Situation) -> Verdict | None:
+    """A group that once served is restarted and is no reason to give up; one that never did is."""
+    for group in situation.current:
+        cause = situation.failures.get(group.name)
+        if cause and not has_served(group):
+            if situation.old:
+                return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
+            return Verdict("stalled", "GroupFailed", cause)
+    return None
+
+
+def _off(situation: Situation) -> Verdict | None:
+    if situation.replicas > 0:
+        return None
+    suspended = situation.spec is not None and situation.spec.suspend
+    reason, why = ("Suspended", "spec.suspend is true") if suspended else ("ScaledToZero", "spec.replicas is 0")
+    if situation.groups.all or situation.groups.leaving:
+        left = len({pod.group for pod in situation.groups.leaving} | {group.name for group in situation.groups.all})
+        return Verdict("moving", reason, f"{why}; {left} groups drain")
+    return Verdict("off", reason, f"{why}; no group runs")
+
+
+def _recovering(situation: Situation) -> Verdict | None:
+    for name, healing in situation.healing.items():
+        if healing.wait > 0:
+            # The time itself, for a count of seconds would be another status each time.
+            when = rfc3339(situation.now + healing.wait)
+            return Verdict("moving", "Recovering", f"{name} restarts at {when}: {healing.cause}")
+        if healing.counted:
+            return Verdict("moving", "Recovering", f"{name} restarts: {healing.cause}")
+    return None
+
+
+def _rolling(situation: Situation) -> Verdict | None:
+    if not situation.groups.old:
+        return None
+    done = sum(situation.is_ready(group) for group in situation.current)
+    text = f"{done} of {situation.replicas} groups serve revision {situation.target}, {len(situation.old)} older ones are left"
+    return Verdict("moving", "RollingOut", _with(text, _waits(situation)))
+
+
+def _scaling(situation: Situation) -> Verdict | None:
+    have, wanted = len(situation.groups.current), situation.replicas
+    if have == wanted and not situation.change.remove:
+        return None
+    reason = "Scaling" if situation.ready else "Progressing"
+    return Verdict("moving", reason, _with(f"{have} of {wanted} groups exist", _waits(situation)))
+
+
+def _coming_up(situation: Situation) -> Verdict | None:
+    waiting = [group for group in situation.current if not situation.is_ready(group)]
+    if not waiting:
+        return None
+    first = waiting[0]
+    cause = situation.unready[first.name]
+    if any(pod.waiting.startswith("Unschedulable") for group in waiting for pod in group.live):
+        reason = "Unschedulable"
+    else:
+        reason = "Recovering" if has_served(first) else "Progressing"
+    return Verdict("moving", reason, f"{_count(situation)} serve; {cause}")
+
+
+def _serving(situation: Situation) -> str:
+    assert situation.asked is not None
+    return f"{_count(situation)} serve {situation.asked.layout} at revision {situation.target}"
+
+
+def _waits(situation: Situation) -> str:
+    """What holds it up."""
+    return situation.change.waits or next((why for why in situation.unready.values() if why), "")
+
+
+def _count(situation: Situation) -> str:
+    return f"{len(situation.ready)} of {situation.replicas} groups"
+
+
+def _with(text: str, detail: str) -> str:
+    return f"{text}; {detail}" if detail else text

@@ -1,0 +1,69 @@
+"""The volumes of an agent's pod: name, source and where each is mounted. The root file system is read-only."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from starling_crds.v1alpha1.model import WeightsCache
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import names
+from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, TLS_PATH, TOKEN_KEY
+from starling_operator.plan.source import MODELS_PATH, parse_source
+
+HOME = "/home/starling"
+CONFIG_FOLDER = "/etc/starling"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One volume and its only mount."""
+
+    name: str
+    source: dict[str, Any]
+    path: str
+    read_only: bool = False
+
+    def volume(self) -> dict[str, Any]:
+        return {"name": self.name} | self.source
+
+    def mount(self) -> dict[str, Any]:
+        return {"name": self.name, "mountPath": self.path} | ({"readOnly": True} if self.read_only else {})
+
+
+def volumes(service: str, spec: InferenceServiceSpec, revision: str, shm: int) -> list[Volume]:
+    """Raises ValueError naming the field."""
+    config = {"configMap": {"name": names.revision_object(service, revision)}}
+    admin = {"secret": {"secretName": names.admin_secret(service), "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}}
+    return [
+        Volume("config", config, CONFIG_FOLDER, read_only=True),
+        Volume("admin", admin, ADMIN_PATH, read_only=True),
+        Volume("tmp", {"emptyDir": {}}, "/tmp"),
+        Volume("home", {"emptyDir": {}}, HOME),
+        Volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}}, "/dev/shm"),
+        Volume("cache", _cache(spec.model.cache), CACHE_PATH),
+        *_optional(spec),
+    ]
+
+
+def _optional(spec: InferenceServiceSpec) -> list[Volume]:
+    """Those that only some services have."""
+    found = []
+    claim = parse_source(spec.model.source).claim
+    if claim is not None:
+        source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        found.append(Volume("model", source, MODELS_PATH, read_only=True))
+    keys = spec.endpoint.api_key_secret
+    if keys is not None:
+        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]}}
+        found.append(Volume("api-keys", secret, KEYS_PATH, read_only=True))
+    if spec.endpoint.tls_secret is not None:
+        found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret}}, TLS_PATH, read_only=True))
+    return found
+
+
+def _cache(cache: WeightsCache) -> dict[str, Any]:
+    if cache.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.claim}}
+    if cache.host_path is not None:
+        return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+    return {"emptyDir": {"sizeLimit": cache.size_limit} if cache.size_limit else {}}

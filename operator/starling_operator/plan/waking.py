@@ -1,0 +1,33 @@
+"""When to decide again although nothing may have changed: back-offs, silence and windows end by themselves."""
+
+from collections.abc import Iterator
+
+from starling_operator.plan.failure import silence_limit
+from starling_operator.plan.recovery import restart_times
+from starling_operator.plan.situation import Situation
+
+_MARGIN = 0.5
+"""Past the moment itself, so that it has surely come."""
+
+
+def wake_after(situation: Situation) -> float | None:
+    """Seconds; None: never."""
+    return min((seconds + _MARGIN for seconds in _moments(situation)), default=None)
+
+
+def _moments(situation: Situation) -> Iterator[float]:
+    spec = situation.spec
+    if spec is None or situation.refused is not None:
+        return
+    limit = silence_limit(spec.recovery.progress_timeout_seconds)
+    for group in situation.kept:
+        healing = situation.healing.get(group.name)
+        if healing is not None and healing.wait > 0:
+            yield healing.wait
+        times = restart_times(group, spec.recovery, situation.now)
+        if times:
+            # One restart fewer counts then: the status says so, and a group that was given up may be restarted.
+            yield times[0] + spec.recovery.window_seconds - situation.now
+        for pod in group.live:
+            if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
+                yield limit - pod.report_age

@@ -1,0 +1,100 @@
+"""A pod's body, read for what decisions need of it; the body itself is not kept."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from starling_operator.kinds import GROUP
+from starling_operator.plan.observed import Manifest, Pod
+
+# What every container goes through; it is no trouble.
+_ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
+
+
+def read_pod(body: Manifest) -> Pod:
+    metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
+    labels = metadata.get("labels", {})
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        group=labels.get(f"{GROUP}/group", ""),
+        revision=labels.get(f"{GROUP}/revision", ""),
+        number=_ordinal(metadata["name"]),
+        host=spec.get("nodeName", ""),
+        address=status.get("podIP", ""),
+        phase=status.get("phase", "Pending"),
+        scheduled=bool(spec.get("nodeName")),
+        ready=_condition(body, "Ready").get("status") == "True",
+        created_at=read_time(metadata["creationTimestamp"]),
+        deleted_at=_deleted_at(metadata),
+        lost=_is_lost(body),
+        restarts=sum(container.get("restartCount", 0) for container in _containers(status)),
+        waiting=_trouble(body),
+        last_log=_last_log(status),
+    )
+
+
+def read_time(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _ordinal(name: str) -> int:
+    tail = name.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _containers(status: Manifest) -> Iterator[Manifest]:
+    yield from status.get("initContainerStatuses", ())
+    yield from status.get("containerStatuses", ())
+
+
+def _condition(body: Manifest, kind: str) -> Manifest:
+    conditions = body.get("status", {}).get("conditions", ())
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def _deleted_at(metadata: Manifest) -> float | None:
+    """deletionTimestamp is when the pod has to be gone: the grace period after it was asked for."""
+    if "deletionTimestamp" not in metadata:
+        return None
+    return read_time(metadata["deletionTimestamp"]) - float(metadata.get("deletionGracePeriodSeconds", 0))
+
+
+def _is_lost(body: Manifest) -> bool:
+    disrupted = _condition(body, "DisruptionTarget")
+    evicted = disrupted.get("status") == "True" and disrupted.get("reason") == "DeletionByTaintManager"
+    return evicted or body.get("status", {}).get("reason") == "NodeLost"
+
+
+def _trouble(body: Manifest) -> str:
+    """The first trouble there is: of a container, of the whole pod, of its placing."""
+    status = body.get("status", {})
+    for container in _containers(status):
+        state = container.get("state", {})
+        found = state.get("waiting") or state.get("terminated") or {}
+        if found.get("reason", "Completed") not in _ROUTINE:
+            return _said(found["reason"], found.get("message") or _exit_code(found))
+    if status.get("reason"):
+        return _said(status["reason"], status.get("message", ""))
+    placed = _condition(body, "PodScheduled")
+    if placed.get("status") == "False":
+        return _said(placed.get("reason", "Unschedulable"), placed.get("message", ""))
+    return ""
+
+
+def _said(reason: str, message: str) -> str:
+    return f"{reason}: {message.strip()}" if message.strip() else reason
+
+
+def _exit_code(terminated: Manifest) -> str:
+    return f"exit code {terminated['exitCode']}" if "exitCode" in terminated else ""
+
+
+def _last_log(status: Manifest) -> str:
+    """The termination message of the newest end of a container, in its present state or the one before."""
+    for container in _containers(status):
+        for state in (container.get("state", {}), container.get("lastState", {})):
+            message = state.get("terminated", {}).get("message", "")
+            if message:
+                return str(message).strip()
+    return ""

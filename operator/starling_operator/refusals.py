@@ -1,0 +1,56 @@
+"""What the API server refuses, so that the same thing is not sent again at every reconcile."""
+
+import time
+from dataclasses import dataclass
+
+from starling_operator.holds import digest
+from starling_operator.logs import Key
+from starling_operator.plan.observed import Manifest
+
+FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One object, refused `tries` times in a row in this very form."""
+
+    form: str
+    message: str
+    tries: int
+    again_at: float
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.again_at - time.monotonic())
+
+
+class Refusals:
+    """By service and object."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, dict[tuple[str, str], Refusal]] = {}
+
+    def standing(self, service: Key, manifest: Manifest) -> Refusal | None:
+        """A refusal that it is too early to try again."""
+        known = self._known.get(service, {}).get(_key(manifest))
+        if known is None or known.form != digest(manifest) or known.seconds_left == 0.0:
+            return None
+        return known
+
+    def add(self, service: Key, manifest: Manifest, message: str) -> Refusal:
+        form, before = digest(manifest), self._known.get(service, {}).get(_key(manifest))
+        tries = before.tries + 1 if before is not None and before.form == form else 1
+        wait = min(MOST_SECONDS, FIRST_SECONDS * 2 ** (tries - 1))
+        refusal = Refusal(form, message, tries, time.monotonic() + wait)
+        self._known.setdefault(service, {})[_key(manifest)] = refusal
+        return refusal
+
+    def clear(self, service: Key, manifest: Manifest) -> None:
+        self._known.get(service, {}).pop(_key(manifest), None)
+
+    def forget(self, service: Key) -> None:
+        self._known.pop(service, None)
+
+
+def _key(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]

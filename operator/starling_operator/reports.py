@@ -1,0 +1,143 @@
+"""The agents' own reports: one long poll for each running pod. A quiet agent costs one request every WAIT seconds."""
+
+import asyncio
+import base64
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+from starling_agent.contract.config import ADMIN_PORT
+from starling_agent.contract.report import Report
+
+from starling_operator.logs import Key, about
+from starling_operator.plan.config import TOKEN_KEY
+from starling_operator.plan.names import admin_secret
+from starling_operator.plan.observed import Manifest, Pod
+
+WAIT = 30.0
+"""Well below the 60 s after which an agent that does not answer counts as silent."""
+GRACE = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last report of one agent, and when it last answered at all."""
+
+    report: Report
+    at: float
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.at
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """One task asks one address with one token."""
+
+    address: str
+    token: str
+    task: asyncio.Task[None]
+
+
+class Reports:
+    """`wake` is called with the service when a report changed, or an agent stopped answering."""
+
+    def __init__(self, wake: Callable[[Key], None]) -> None:
+        self._wake = wake
+        self._heard: dict[str, Heard] = {}
+        self._polls: dict[Key, dict[str, _Poll]] = {}
+        self._known: dict[Key, set[str]] = {}
+        self._session: ClientSession | None = None
+
+    def of(self, pod_uid: str) -> Heard | None:
+        return self._heard.get(pod_uid)
+
+    def follow(self, key: Key, pods: Iterable[Pod], children: Mapping[tuple[str, str], Manifest]) -> None:
+        """From now on asks these pods of the service, and no others."""
+        token = _token(key, children)
+        wanted = {pod.uid: pod.address for pod in pods if token and pod.phase == "Running" and pod.address}
+        polls = self._polls.setdefault(key, {})
+        for uid in [uid for uid, poll in polls.items() if wanted.get(uid) != poll.address or poll.token != token]:
+            polls.pop(uid).task.cancel()
+        for uid, address in wanted.items():
+            if uid not in polls:
+                task = asyncio.create_task(self._ask(key, uid, address, token), name=f"reports of {address}")
+                polls[uid] = _Poll(address, token, task)
+        self._forget_gone(key, {pod.uid for pod in pods})
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self.follow(key, (), {})
+        self._polls.pop(key, None)
+        self._known.pop(key, None)
+
+    async def close(self) -> None:
+        tasks = [poll.task for polls in self._polls.values() for poll in polls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def _forget_gone(self, key: Key, present: set[str]) -> None:
+        known = self._known.get(key, set())
+        for uid in known - present:
+            self._heard.pop(uid, None)
+        self._known[key] = present
+
+    async def _ask(self, key: Key, uid: str, address: str, token: str) -> None:
+        """Never ends by itself. While an agent does not answer its last report is kept, and grows old."""
+        failures = 0
+        while True:
+            try:
+                changed = await self._ask_once(uid, address, token)
+            except (ClientError, TimeoutError, OSError, ValueError) as error:
+                failures += 1
+                log.debug("%s does not answer: %r", address, error, extra=about(key))
+                changed = True
+            else:
+                failures = 0
+            if changed:
+                self._wake(key)
+            if failures:
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    async def _ask_once(self, uid: str, address: str, token: str) -> bool:
+        """Whether the report is another one than before. Raises what says that there was no report."""
+        before = self._heard.get(uid)
+        query = {"wait": f"{WAIT:.0f}", "after": "0"}
+        if before is not None:
+            query |= {"after": str(before.report.version), "incarnation": before.report.incarnation}
+        host = f"[{address}]" if ":" in address else address
+        async with self._http().get(
+            f"http://{host}:{ADMIN_PORT}/admin/report", params=query, headers={"Authorization": f"Bearer {token}"}
+        ) as response:
+            response.raise_for_status()
+            text = await response.read()
+        report = Report.model_validate_json(text)
+        self._heard[uid] = Heard(report, time.monotonic())
+        return before is None or before.report != report
+
+    def _http(self) -> ClientSession:
+        """Without a limit of connections: each pod holds one, nearly always."""
+        if self._session is None:
+            timeout = ClientTimeout(total=WAIT + GRACE, connect=GRACE)
+            self._session = ClientSession(connector=TCPConnector(limit=0), timeout=timeout, trust_env=False)
+        return self._session
+
+
+def _token(key: Key, children: Mapping[tuple[str, str], Manifest]) -> str:
+    secret = children.get(("Secret", admin_secret(key[1])))
+    if secret is None:
+        return ""
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(secret.get("data", {}).get(TOKEN_KEY, "")).decode()
+    return ""

@@ -1,0 +1,37 @@
+"""How the operator runs. Parsed once by `starling operator`, before anything starts."""
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starling_operator.plan.observed import Settings
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """namespaces   to serve; empty: the whole cluster
+    identity     of this process in the Lease; no two processes may share one
+    parallel     services that are reconciled at the same time
+    http_host, http_port   of /healthz, /readyz and /metrics
+    """
+
+    plan: Settings
+    namespaces: tuple[str, ...] = ()
+    lease_name: str = "starling-operator"
+    identity: str = field(default_factory=lambda: f"{socket.gethostname()}_{os.urandom(4).hex()}")
+    parallel: int = 8
+    http_host: str = "0.0.0.0"
+    http_port: int = 8080
+
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """Where to list and watch: each namespace, or None for all of them."""
+        return self.namespaces or (None,)
+
+
+def own_namespace(default: str = "starling-system") -> str:
+    """Where this pod runs; `default` outside of a cluster."""
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else default

@@ -1,0 +1,142 @@
+"""The shell around `plan`: what is seen goes in, what is decided comes out. kopf hands this one object to all handlers."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Self
+
+from starling_operator import metrics
+from starling_operator.apply import Applier
+from starling_operator.audit import Audit
+from starling_operator.cache import Cache
+from starling_operator.events import post_events
+from starling_operator.health import STUCK_SECONDS, Health
+from starling_operator.kinds import HTTP_ROUTE, INFERENCE_SERVICE, OPTIONAL, SERVICE_MONITOR, Kind, watched
+from starling_operator.kube import ApiError, Kube
+from starling_operator.lease import Lease
+from starling_operator.logs import Key
+from starling_operator.observe import observe
+from starling_operator.plan.observed import Manifest, Observed
+from starling_operator.plan.plan import plan
+from starling_operator.reconciler import Reconciler
+from starling_operator.reports import Reports
+from starling_operator.settings import OperatorSettings
+from starling_operator.status import refusal_events, with_refusals, write_status
+
+ECHO_SECONDS = 0.05
+"""Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
+log = logging.getLogger(__name__)
+
+
+class Shell:
+    """Watches keep the cache; wake-ups lead to reconciles; only the holder of the Lease reconciles."""
+
+    def __init__(self, settings: OperatorSettings, kube: Kube, lease: Lease) -> None:
+        self.settings, self._kube, self._lease = settings, kube, lease
+        self.cache = Cache()
+        self.reconciler = Reconciler(self.reconcile, settings.parallel)
+        self.stop = asyncio.Event()
+        self.failure: BaseException | None = None
+        has = {SERVICE_MONITOR: settings.plan.service_monitors, HTTP_ROUTE: settings.plan.http_routes}
+        self.optional_kinds = tuple(kind for kind in OPTIONAL if has[kind])
+        self.kinds = watched(self.optional_kinds)
+        self._reports = Reports(self.reconciler.wake)
+        self._applier = Applier(kube, self.cache)
+        self._audit = Audit(self.cache, self.kinds, settings.scopes, self.reconciler.wake)
+        self._gauges = metrics.ConditionGauges()
+        self._health = Health(self.sick, self.unready)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leads = False
+
+    def __copy__(self) -> Self:
+        """kopf copies what it hands to the handlers of each object; there is only one shell."""
+        return self
+
+    async def start(self) -> None:
+        await self._health.start(self.settings.http_host, self.settings.http_port)
+        self._spawn(self._audit.run(self._kube), "audit")
+        self._spawn(self._lead(), "leader")
+
+    async def close(self) -> None:
+        """Stops writing first, then lets another operator begin."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reports.close()
+        await self._lease.release(self._kube)
+        await self._health.close()
+        await self._kube.close()
+
+    def seen(self, kind: Kind, event_type: str | None, body: Manifest) -> None:
+        """One event of one watch."""
+        deleted = event_type == "DELETED"
+        key = self.cache.drop(body["metadata"]["uid"]) if deleted else self.cache.put(kind, body)
+        if key is not None:
+            self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else ECHO_SECONDS)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Observe, plan, apply, status, events. Returns the seconds to the next look."""
+        observed = observe(self.cache, self._reports, self.settings.plan, key)
+        if observed is None:
+            self._forget(key)
+            return None
+        after = await self._carry_out(key, observed)
+        self._reports.follow(key, observed.pods, self.cache.children(observed.service.uid))
+        return after
+
+    def sick(self) -> str | None:
+        return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._leads else None)
+
+    def unready(self) -> str | None:
+        return self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
+
+    async def _carry_out(self, key: Key, observed: Observed) -> float | None:
+        service, decision = observed.service, plan(observed)
+        outcome = await self._applier.carry_out(service, decision)
+        status = with_refusals(service, decision.status, outcome.errors)
+        wrote_status = await write_status(self._kube, self.cache, service, status)
+        self._gauges.show(key, status)
+        events = decision.events + refusal_events(service, outcome.errors)
+        await post_events(self._kube, service, events, self.settings.identity)
+        if outcome.wrote or wrote_status:
+            # What was written is in the cache now; the next look sees it, and ends when there is nothing left to write.
+            return ECHO_SECONDS
+        return min((seconds for seconds in (decision.wake_after, outcome.retry_after) if seconds is not None), default=None)
+
+    def _forget(self, key: Key) -> None:
+        self._reports.forget(key)
+        self._gauges.forget(key)
+        self._applier.forget(key)
+
+    async def _lead(self) -> None:
+        """Nothing is decided before everything has been seen and the Lease is ours."""
+        await self._audit.synced.wait()
+        await self._lease.acquire(self._kube)
+        self._leads = True
+        metrics.LEADER.set(1)
+        for key in self.cache.all_services():
+            self.reconciler.wake(key)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lease.keep(self._kube))
+            group.create_task(self.reconciler.run())
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """None of these tasks ends by itself: the process ends with it, and is started again by its Deployment."""
+        if not task.cancelled():
+            self.failure = task.exception() or RuntimeError(f"{task.get_name()} ended")
+            log.error("%s failed, the operator stops", task.get_name(), exc_info=self.failure)
+            self.stop.set()
+
+
+async def fitted(settings: OperatorSettings, kube: Kube) -> OperatorSettings:
+    """For this cluster: with the optional kinds that it has now. Raises ApiError where our own kind is missing."""
+    if not await kube.exists(INFERENCE_SERVICE):
+        raise ApiError(404, "NotFound", "no InferenceService in this cluster; install the CRDs: starling crds | kubectl apply -f -")
+    monitors, routes = await kube.exists(SERVICE_MONITOR), await kube.exists(HTTP_ROUTE)
+    return replace(settings, plan=replace(settings.plan, service_monitors=monitors, http_routes=routes))

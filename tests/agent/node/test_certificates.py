@@ -1,0 +1,43 @@
+"""A certificate that is renewed in its file is used for the next connection; one that cannot be used is not."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starling_agent.node.certificates import keep_renewed
+from starling_agent.server.http_server import HttpServer, bind
+from starling_agent.settings import Tls
+from starling_engine.errors import ConfigError
+
+from tests.agent.node.certificates import make_certificate
+
+
+async def test_renewal(tmp_path: Path):
+    certificate, key = make_certificate(tmp_path)
+    tls = Tls(str(certificate), str(key))
+    server, listener = HttpServer(Starlette(), tls), bind("127.0.0.1", 0)
+    tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(keep_renewed(server, tls, 0.05))]
+    listener.listen()
+    address = listener.getsockname()
+    try:
+        first = await asyncio.to_thread(ssl.get_server_certificate, address)
+        certificate.write_text("half written")
+        await asyncio.sleep(0.2)
+        assert await asyncio.to_thread(ssl.get_server_certificate, address) == first
+        make_certificate(tmp_path)
+        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(ssl.get_server_certificate, address) != first
+    finally:
+        server.should_exit = True
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (certificate, _), (_, key) = make_certificate(tmp_path / "a"), make_certificate(tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"tls_cert_file: .*cannot be used"):
+        HttpServer(Starlette(), Tls(str(certificate), str(key)))

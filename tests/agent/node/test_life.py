@@ -1,0 +1,154 @@
+"""A node's life: loading, a killed engine, a hung one, no restarts left, and the end."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from starling_agent.contract.report import Report
+
+from tests.agent.node.certificates import make_certificate
+from tests.agent.node.conftest import Agent, Reader, StartAgent, ask, free_port
+
+
+def phases(reports: Sequence[Report]) -> list[str]:
+    return list(dict.fromkeys(report.phase for report in reports))
+
+
+def test_a_killed_engine_is_started_again_in_place_until_no_restart_is_left(start_agent: StartAgent):
+    agent = start_agent(endpoint={"allowed_origins": ["https://app.example"]}, recovery={"engine_restarts": 1})
+    everybody_is_told_that_it_loads(agent)
+    before = agent.until("serving")[-1]
+    counted = agent.metric("vllm:generation_tokens_total")
+    stream = Reader(agent, 3900)
+    os.kill(agent.core_pid(), signal.SIGKILL)
+    down = agent.reports(lambda report: report.phase == "restarting")[-1]
+    assert "SIGKILL" in (down.last_error or "")
+    assert (down.ready, down.healthy, down.token_seen, down.fatal, down.topology) == (False, True, False, False, None)
+    assert [(rank.healthy, rank.error) for rank in down.ranks] == [(False, down.last_error)]
+    assert stream.last_event()["error"]["type"] == "server_error"
+    waiting = ask(agent)
+    assert waiting.status_code == 503 and "restarting" in waiting.text
+    up = agent.reports(lambda report: report.ready)
+    assert phases(up)[0] == "restarting" and phases(up)[-1] == "serving" and "loading" in phases(up)
+    assert up[-1].engine_restarts == 1 and up[-1].token_seen
+    assert up[-1].incarnation == before.incarnation and up[-1].topology == before.topology
+    assert [report.version for report in up] == sorted({report.version for report in up})
+    assert ask(agent).status_code == 200
+    assert agent.metric("vllm:generation_tokens_total") > counted, "counters go on"
+    assert agent.metric("starling:agent_engine_restarts_total") == 1
+    os.kill(agent.core_pid(), signal.SIGKILL)
+    it_fails_and_says_why_to_the_end(agent)
+
+
+def everybody_is_told_that_it_loads(agent: Agent) -> None:
+    loading = agent.until("loading")[-1]
+    assert not loading.ready and loading.healthy and not loading.token_seen
+    answer = agent.http.post("/v1/chat/completions", json={}, headers={"Origin": "https://app.example"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.json()["error"]["code"] == "engine_not_ready"
+    assert "loading" in answer.json()["error"]["message"]
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+    assert answer.headers["x-request-id"]
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert [agent.admin.get(path).status_code for path in ("/live", "/health", "/ready")] == [200, 200, 503]
+    assert agent.http.get("/ready").status_code == 503
+    assert agent.http.get("/version").status_code == 200
+    assert 'starling:agent_phase{phase="loading"} 1.0' in agent.http.get("/metrics").text
+
+
+def it_fails_and_says_why_to_the_end(agent: Agent) -> None:
+    failed = agent.until("failed")[-1]
+    assert (failed.healthy, failed.ready, failed.fatal) == (False, False, False)
+    assert "SIGKILL" in (failed.last_error or "")
+    assert agent.admin.get("/health").status_code == 503
+    assert agent.admin.get("/live").status_code == 200, "the kubelet must not hide the cause"
+    answer = ask(agent)
+    assert answer.status_code == 503 and "SIGKILL" in answer.json()["error"]["message"]
+    assert agent.end() == 1
+    assert agent.errors.splitlines()[-1] == failed.last_error
+
+
+def test_sigterm_while_it_loads_ends_it_at_once(start_agent: StartAgent):
+    agent = start_agent(drain={"accept_seconds": 30})
+    agent.until("loading")
+    began = time.monotonic()
+    assert agent.end() == 0, "nothing was promised to anybody"
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in agent.errors
+
+
+def test_a_hung_engine_is_started_again(start_agent: StartAgent):
+    """Its Service, meanwhile, never answers, and keeps nobody from being ready."""
+    agent = start_agent(endpoint={"service_url": f"http://127.0.0.1:{free_port()}"})
+    assert agent.reports(lambda report: report.service_token_seen is False)[-1].ready
+    core = agent.core_pid()
+    os.kill(core, signal.SIGSTOP)
+    assert "not answered" in (agent.until("restarting")[-1].last_error or "")
+    agent.reports(lambda report: report.ready)
+    assert agent.core_pid() != core
+    assert not Path(f"/proc/{core}").exists(), "the old one holds no memory"
+
+
+def test_sigterm_finishes_what_is_open(start_agent: StartAgent):
+    agent = start_agent()
+    serving = agent.until("serving")[-1]
+    stream = Reader(agent, 300)
+    agent.process.send_signal(signal.SIGTERM)
+    draining = agent.report(serving.version, wait=5.0)
+    assert (draining.phase, draining.ready, draining.healthy) == ("draining", False, True)
+    assert agent.admin.get("/ready").status_code == 503
+    assert agent.admin.get("/health").status_code == 200
+    assert stream.result().endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in stream.text
+    assert agent.process.wait(30) == 0
+
+
+def test_a_second_sigterm_ends_it_at_once(start_agent: StartAgent):
+    agent = start_agent()
+    agent.until("serving")
+    stream = Reader(agent, 3900)
+    agent.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    began = time.monotonic()
+    assert agent.end() == 1
+    assert time.monotonic() - began < 10
+    assert stream.last_event(5)["error"]["code"] == "shutting_down"
+    assert "open requests" in agent.errors.splitlines()[-1]
+
+
+def test_an_engine_that_dies_while_draining_is_not_started_again(start_agent: StartAgent):
+    agent = start_agent(drain={"accept_seconds": 30})
+    agent.until("serving")
+    stream = Reader(agent, 3900)
+    agent.process.send_signal(signal.SIGTERM)
+    agent.until("draining")
+    os.kill(agent.core_pid(), signal.SIGKILL)
+    assert "error" in stream.last_event(20)
+    assert agent.process.wait(20) == 1
+    assert "SIGKILL" in agent.errors.splitlines()[-1]
+
+
+def test_a_token_comes_through_the_service_with_a_key_and_tls(start_agent: StartAgent, tmp_path: Path):
+    """Its own endpoint stands in for the Service, under a name that the certificate does not hold."""
+    certificate, key = make_certificate(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("open-sesame\n")
+    port = free_port()
+    agent = start_agent(
+        endpoint={
+            "port": port,
+            "service_url": f"https://127.0.0.1:{port}",
+            "api_key_file": str(keys),
+            "tls_cert_file": str(certificate),
+            "tls_key_file": str(key),
+        }
+    )
+    agent.reports(lambda report: report.service_token_seen is True)
+    assert agent.report().ready
+    assert ask(agent).status_code == 401
+    agent.http.headers["Authorization"] = "Bearer open-sesame"
+    assert ask(agent).status_code == 200
+    assert agent.end() == 0

@@ -1,0 +1,166 @@
+"""The chart on a real API server: its objects are valid, the operator may what it must, Helm upgrades and leaves the CRD."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from tests.charts.helm import ROOT, Helm, Manifest, the
+from tests.charts.kubectl import Kubectl
+from tests.charts.test_rbac import USES
+from tests.charts.values import SETS
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+NAMESPACE, GROUP = "starling-system", "serving.starling.dev"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:starling-operator"
+
+
+@pytest.fixture(scope="module")
+def cluster(kubectl: Kubectl) -> Kubectl:
+    """With the namespaces that the sets of values name, held to restricted pods, and the Prometheus operator's kinds."""
+    for name in (NAMESPACE, "blue", "green"):
+        kubectl.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}])
+    kubectl("apply", "-f", str(ROOT / "tests/charts/prometheus_operator.yaml"))
+    kubectl(
+        "wait",
+        "--for=condition=Established",
+        "crd/servicemonitors.monitoring.coreos.com",
+        "crd/prometheusrules.monitoring.coreos.com",
+    )
+    return kubectl
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_server_takes_every_object_without_a_warning(cluster: Kubectl, helm: Helm, name: str) -> None:
+    done = cluster.dry_run(helm.objects(SETS[name]))
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operators_pod_is_let_in_where_pods_are_restricted(cluster: Kubectl, helm: Helm, name: str) -> None:
+    template = the(helm.objects(SETS[name]), "Deployment")["spec"]["template"]
+    # The only thing that is not in every cluster.
+    account = {"name": template["spec"]["serviceAccountName"], "namespace": NAMESPACE}
+    cluster.apply([{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}])
+    pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "operator", "namespace": NAMESPACE}}
+    done = cluster.dry_run([pod])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_plain_manifests_are_valid(cluster: Kubectl) -> None:
+    objects = [item for item in yaml.safe_load_all((ROOT / "deploy/starling.yaml").read_text()) if item]
+    done = cluster.dry_run(objects)
+    assert done.returncode == 0, done.stderr
+
+
+FORBIDDEN = [
+    ("", "pods", "create"),
+    ("", "pods", "patch"),
+    ("", "pods/exec", "create"),
+    ("", "pods/log", "get"),
+    ("", "secrets", "delete"),
+    ("", "secrets", "patch"),
+    ("", "serviceaccounts/token", "create"),
+    ("", "serviceaccounts", "impersonate"),
+    ("", "nodes", "get"),
+    ("", "namespaces", "list"),
+    ("", "persistentvolumeclaims", "get"),
+    ("apps", "deployments", "get"),
+    ("apps", "statefulsets", "deletecollection"),
+    ("rbac.authorization.k8s.io", "roles", "create"),
+    ("rbac.authorization.k8s.io", "clusterroles", "escalate"),
+    ("apiextensions.k8s.io", "customresourcedefinitions", "patch"),
+    ("serving.starling.dev", "inferenceservices", "delete"),
+    ("serving.starling.dev", "inferenceservices", "patch"),
+    ("serving.starling.dev", "inferenceservices", "update"),
+    ("coordination.k8s.io", "leases", "update"),
+]
+
+
+@pytest.fixture(scope="module")
+def everywhere(cluster: Kubectl, helm: Helm) -> Callable[[str, str, str, str], bool]:
+    """May the operator's account do this in a namespace? Asked of the server, with the roles of the default installation."""
+    cluster.apply([item for item in helm.objects({}) if item["apiVersion"].startswith("rbac.")])
+    return cluster.asker(ACCOUNT)
+
+
+@pytest.mark.parametrize("group, resource", USES)
+def test_the_server_grants_every_use(everywhere: Callable[[str, str, str, str], bool], group: str, resource: str) -> None:
+    denied = [verb for verb in USES[group, resource] if not everywhere("default", group, resource, verb)]
+    assert denied == []
+
+
+@pytest.mark.parametrize("group, resource, verb", FORBIDDEN)
+def test_the_server_grants_nothing_else(
+    everywhere: Callable[[str, str, str, str], bool], group: str, resource: str, verb: str
+) -> None:
+    assert not everywhere("default", group, resource, verb)
+
+
+def test_a_namespaced_operator_may_nothing_elsewhere(cluster: Kubectl, helm: Helm) -> None:
+    objects = helm.objects(SETS["two-namespaces"], release="few")
+    cluster.apply([item for item in objects if item["apiVersion"].startswith("rbac.") and item["kind"].startswith("Role")])
+    may = cluster.asker(f"system:serviceaccount:{NAMESPACE}:few-starling-operator")
+    assert may("blue", "apps", "statefulsets", "create")
+    assert may("green", "", "secrets", "list")
+    assert not may("default", "apps", "statefulsets", "create")
+    assert not may(NAMESPACE, "", "secrets", "list")
+    assert not may("", "", "secrets", "list")
+
+
+@pytest.mark.parametrize("role, creates, reads", [("admin", True, True), ("edit", True, True), ("view", False, True)])
+def test_the_clusters_own_roles_reach_services(cluster: Kubectl, helm: Helm, role: str, creates: bool, reads: bool) -> None:
+    cluster.apply([item for item in helm.objects({}) if item["kind"] == "ClusterRole"])
+    cluster.apply([_binding(role, "blue")])
+    may = cluster.asker(f"someone-with-{role}")
+    # The controller that aggregates roles takes a moment.
+    assert _becomes(lambda: may("blue", GROUP, "inferenceservices", "get"), reads)
+    assert _becomes(lambda: may("blue", GROUP, "inferenceservices", "create"), creates)
+    assert not may("green", GROUP, "inferenceservices", "get")
+
+
+def _binding(role: str, namespace: str) -> Manifest:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": role, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"someone-with-{role}"}],
+    }
+
+
+def _becomes(ask: Callable[[], bool], wanted: bool) -> bool:
+    deadline = time.monotonic() + 20
+    while ask() is not wanted and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return ask() is wanted
+
+
+def test_helm_upgrades_the_crd_and_leaves_it_with_its_services(cluster: Kubectl, helm: Helm) -> None:
+    crd = "inferenceservices.serving.starling.dev"
+    chart, where = ROOT / "charts/starling", ("--namespace", "life", "--kubeconfig", cluster.kubeconfig)
+    helm.must("install", "life", chart, *where, "--create-namespace")
+    cluster("wait", "--for=condition=Established", f"crd/{crd}")
+    cluster.apply([KEPT])
+
+    # As an older release would have left it.
+    cluster("patch", "crd", crd, "--type=json", "-p", '[{"op": "remove", "path": "/spec/names/shortNames"}]')
+    helm.must("upgrade", "life", chart, *where, "--reuse-values")
+    assert cluster.get("crd", crd)["spec"]["names"]["shortNames"] == ["infsvc"]
+
+    helm.must("uninstall", "life", *where)
+    assert cluster.get(crd, "kept")["spec"]["model"] == KEPT["spec"]["model"]
+    helm.must("install", "life", chart, *where)
+    assert cluster.get(crd, "kept")["spec"]["model"] == KEPT["spec"]["model"]
+
+
+KEPT: Manifest = {
+    "apiVersion": "serving.starling.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "kept", "namespace": "default"},
+    "spec": {"model": {"source": "file:///models/any"}},
+}

@@ -1,0 +1,115 @@
+"""What the operator may do: every verb that it uses, with its use, and no verb more."""
+
+from collections.abc import Iterator
+
+import pytest
+from starling_operator.kinds import CHILDREN, INFERENCE_SERVICE, OPTIONAL, POD
+
+from tests.charts.helm import Helm, Manifest, the
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+Right = tuple[str, str, str]
+"""API group, resource, verb."""
+
+WATCHED = "kept in memory, so that a quiet reconcile asks for nothing"
+TAKEN = "a name that is taken: whose is it?"
+APPLIED = "server-side apply"
+MADE = "made by create, or by the first server-side apply"
+
+USES: dict[tuple[str, str], dict[str, str]] = {
+    ("serving.starling.dev", "inferenceservices"): {"list": WATCHED, "watch": WATCHED},
+    ("serving.starling.dev", "inferenceservices/status"): {"patch": APPLIED},
+    ("", "pods"): {"list": WATCHED, "watch": WATCHED, "delete": "restart of a group; pods of a dead node"},
+    ("apps", "controllerrevisions"): {
+        "get": TAKEN,
+        "list": WATCHED,
+        "watch": WATCHED,
+        "create": MADE,
+        "delete": "all but the newest without groups",
+    },
+    ("", "configmaps"): {"get": TAKEN, "list": WATCHED, "watch": WATCHED, "create": MADE, "delete": "with its revision"},
+    ("", "secrets"): {"get": TAKEN, "list": WATCHED, "watch": WATCHED, "create": MADE},
+    ("apps", "statefulsets"): {
+        "get": TAKEN,
+        "list": WATCHED,
+        "watch": WATCHED,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "with its group",
+    },
+    ("", "services"): {
+        "get": TAKEN,
+        "list": WATCHED,
+        "watch": WATCHED,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "with its group",
+    },
+    ("events.k8s.io", "events"): {"create": "transitions, for kubectl describe"},
+} | {
+    key: {"get": TAKEN, "list": WATCHED, "watch": WATCHED, "create": MADE, "patch": APPLIED}
+    for key in [
+        ("", "serviceaccounts"),
+        ("policy", "poddisruptionbudgets"),
+        ("networking.k8s.io", "networkpolicies"),
+        ("monitoring.coreos.com", "servicemonitors"),
+        ("gateway.networking.k8s.io", "httproutes"),
+    ]
+}
+
+
+def _rights(role: Manifest) -> Iterator[Right]:
+    for rule in role["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                yield from ((group, resource, verb) for verb in rule["verbs"])
+
+
+@pytest.mark.parametrize("kind, values", [("ClusterRole", {}), ("Role", {"watchNamespaces": ["blue"]})])
+def test_every_verb_that_is_granted_has_a_use_and_the_reverse(helm: Helm, kind: str, values: Manifest) -> None:
+    granted = list(_rights(the(helm.objects(values), kind, "starling-operator")))
+    assert len(granted) == len(set(granted))
+    assert set(granted) == {(*key, verb) for key, verbs in USES.items() for verb in verbs}
+
+
+def test_every_kind_that_is_watched_may_be_watched() -> None:
+    for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL):
+        assert {"list", "watch"} <= USES[kind.group, kind.plural].keys(), kind
+
+
+def test_nothing_else_is_touched() -> None:
+    ours = {(kind.group, kind.plural) for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
+    assert USES.keys() - ours == {("serving.starling.dev", "inferenceservices/status"), ("events.k8s.io", "events")}
+
+
+def test_the_lease_and_no_other_may_be_renewed(helm: Helm) -> None:
+    role = the(helm.objects({}), "Role", "starling-operator-lease")
+    named = [rule for rule in role["rules"] if rule["verbs"] != ["create"]]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in named] == [(["starling-operator"], ["get", "update"])]
+    assert {right[:2] for right in _rights(role)} == {("coordination.k8s.io", "leases")}
+
+
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["blue", "green"]}])
+def test_every_binding_is_to_the_operators_account(helm: Helm, values: Manifest) -> None:
+    objects = helm.objects(values)
+    account = the(objects, "ServiceAccount")["metadata"]
+    for binding in [item for item in objects if item["kind"].endswith("Binding")]:
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}]
+        named = {(item["kind"], item["metadata"]["name"], item["metadata"].get("namespace")) for item in objects}
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"], binding["metadata"].get("namespace")) in named
+
+
+@pytest.mark.parametrize(
+    "role, changes, scales, corrects",
+    [("admin", True, True, True), ("editor", True, True, False), ("viewer", False, False, False)],
+)
+def test_what_people_may(helm: Helm, role: str, changes: bool, scales: bool, corrects: bool) -> None:
+    rights = set(_rights(the(helm.objects({}), "ClusterRole", f"starling-{role}")))
+    group = "serving.starling.dev"
+    assert {(group, "inferenceservices", verb) for verb in ("get", "list", "watch")} <= rights
+    assert ((group, "inferenceservices", "create") in rights) is changes
+    assert ((group, "inferenceservices", "deletecollection") in rights) is changes
+    assert ((group, "inferenceservices/scale", "patch") in rights) is scales
+    assert ((group, "inferenceservices/status", "patch") in rights) is corrects
+    assert {right[0] for right in rights} == {group}

@@ -1,0 +1,154 @@
+"""What the chart renders to, without a cluster."""
+
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from starling_operator.commands.operator import operator
+
+from tests.charts.helm import ROOT, Helm, Manifest, the
+from tests.charts.values import DIGEST, EVERYTHING, SETS
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+
+def _pod(objects: list[Manifest]) -> dict[str, Any]:
+    spec: dict[str, Any] = the(objects, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def _arguments(objects: list[Manifest]) -> list[str]:
+    arguments: list[str] = _pod(objects)["containers"][0]["args"]
+    return arguments
+
+
+def _kinds(objects: list[Manifest]) -> set[str]:
+    return {item["kind"] for item in objects}
+
+
+def test_the_default_makes_one_operator_for_all_namespaces(helm: Helm) -> None:
+    objects = helm.objects({})
+    assert the(objects, "Deployment")["spec"]["replicas"] == 1
+    assert _pod(objects)["containers"][0]["image"] == "starling-operator:0.1.0"
+    assert "--agent-image=starling-agent:0.1.0" in _arguments(objects)
+    assert not [item for item in _arguments(objects) if item.startswith("--namespace")]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operator_is_restricted(helm: Helm, name: str) -> None:
+    pod = _pod(helm.objects(SETS[name]))
+    container = pod["containers"][0]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 10_000
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {probe: container[probe]["httpGet"]["port"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")} == {
+        "startupProbe": "http",
+        "livenessProbe": "http",
+        "readinessProbe": "http",
+    }
+
+
+def test_what_needs_others_crds_is_off_by_default(helm: Helm) -> None:
+    assert not _kinds(helm.objects({})) & {"ServiceMonitor", "PrometheusRule"}
+    assert {"ServiceMonitor", "PrometheusRule", "ConfigMap"} <= _kinds(helm.objects(EVERYTHING))
+
+
+def test_images_may_come_from_another_registry_and_by_digest(helm: Helm) -> None:
+    objects = helm.objects(EVERYTHING)
+    assert _pod(objects)["containers"][0]["image"] == "registry.example/ai/starling-operator:1.2.3"
+    assert f"--agent-image=registry.example/ai/starling-agent@{DIGEST}" in _arguments(objects)
+
+
+def test_the_crd_is_the_generated_one_and_outlives_the_release(helm: Helm) -> None:
+    generated = {
+        item["metadata"]["name"]: item for item in (yaml.safe_load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml"))
+    }
+    rendered = {item["metadata"]["name"]: item for item in helm.objects({}) if item["kind"] == "CustomResourceDefinition"}
+    assert rendered.keys() == generated.keys() == {"inferenceservices.serving.starling.dev"}
+    for name, item in rendered.items():
+        assert item["spec"] == generated[name]["spec"]
+        assert item["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_the_crd_may_go_with_the_release_or_come_from_elsewhere(helm: Helm) -> None:
+    goes = the(helm.objects({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in goes["metadata"].get("annotations", {})
+    assert "CustomResourceDefinition" not in _kinds(helm.objects({"crds": {"install": False}}))
+
+
+def test_a_namespaced_install_needs_no_cluster_rights(helm: Helm) -> None:
+    objects = helm.objects(SETS["no-cluster-rights"])
+    assert not _kinds(objects) & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    assert the(objects, "Role", "starling-operator")["metadata"]["namespace"] == "blue"
+    assert "--namespace=blue" in _arguments(objects)
+
+
+def test_each_namespace_has_the_same_role(helm: Helm) -> None:
+    everywhere = the(helm.objects({}), "ClusterRole", "starling-operator")["rules"]
+    roles = [item for item in helm.objects(SETS["two-namespaces"]) if item["metadata"]["name"] == "starling-operator"]
+    assert {item["metadata"]["namespace"]: item["rules"] for item in roles if item["kind"] == "Role"} == {
+        "blue": everywhere,
+        "green": everywhere,
+    }
+
+
+def test_the_lease_role_stands_in_the_operators_namespace(helm: Helm) -> None:
+    role = the(helm.objects(SETS["two-namespaces"]), "Role", "starling-operator-lease")
+    assert role["metadata"]["namespace"] == "starling-system"
+
+
+def test_a_single_replica_blocks_no_drain_of_its_node(helm: Helm) -> None:
+    assert "PodDisruptionBudget" not in _kinds(helm.objects({}))
+    assert the(helm.objects({"replicas": 2}), "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+
+
+def test_names_follow_the_release(helm: Helm) -> None:
+    assert the(helm.objects({}, release="prod"), "Deployment")["metadata"]["name"] == "prod-starling-operator"
+    assert the(helm.objects({}, release="starling-2"), "Deployment")["metadata"]["name"] == "starling-2-operator"
+    assert the(helm.objects(SETS["renamed"]), "Deployment")["metadata"]["name"] == "birds"
+
+
+def test_pods_carry_the_labels_that_agents_let_in(helm: Helm) -> None:
+    from starling_operator.plan.observed import Settings
+
+    labels = the(helm.objects({}), "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert Settings(agent_image="any").operator_labels.items() <= labels.items()
+
+
+def test_network_policy_follows_its_values(helm: Helm) -> None:
+    policy = the(helm.objects(EVERYTHING), "NetworkPolicy")["spec"]
+    assert policy["ingress"][0]["from"] == EVERYTHING["networkPolicy"]["metricsFrom"]
+    assert [{"port": 16443, "protocol": "TCP"}] in [rule["ports"] for rule in policy["egress"]]
+    assert the(helm.objects(SETS["metrics-for-nobody"]), "NetworkPolicy")["spec"]["ingress"] == []
+    assert "NetworkPolicy" not in _kinds(helm.objects(SETS["no-network-policy"]))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operator_understands_its_arguments(helm: Helm, name: str) -> None:
+    """Parsed by the command itself, which is not run."""
+    app = typer.Typer()
+    app.command()(operator)
+    container = _pod(helm.objects(SETS[name]))["containers"][0]
+    assert container["command"] == ["starling", "operator"]
+    parsed = typer.main.get_command(app).make_context("operator", list(container["args"])).params
+    assert list(parsed["namespace"] or []) == SETS[name].get("watchNamespaces", [])
+    assert parsed["agent_image"].partition("@")[0].partition(":")[0].endswith("starling-agent")
+    assert parsed["http_address"].rpartition(":")[2] == str(container["ports"][0]["containerPort"])
+
+
+def test_people_get_rights_by_the_clusters_own_roles(helm: Helm) -> None:
+    objects = helm.objects({})
+    aggregated = {
+        item["metadata"]["name"]: key.rpartition("-")[2]
+        for item in objects
+        if item["kind"] == "ClusterRole"
+        for key in item["metadata"]["labels"]
+        if key.startswith("rbac.authorization.k8s.io/")
+    }
+    assert aggregated == {"starling-admin": "admin", "starling-editor": "edit", "starling-viewer": "view"}

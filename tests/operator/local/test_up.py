@@ -1,0 +1,111 @@
+"""`starling up` with real agents: edits, crashes, bad manifests, signals."""
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+import yaml
+
+from tests.operator.local.running import MODEL
+
+
+def write(file, **spec):
+    body = {
+        "apiVersion": "serving.starling.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "local"},
+        "spec": {
+            "model": {"source": f"file://{MODEL}"},
+            "engine": {"kvMemory": "64Mi", "maxSequences": 8, "extraArgs": {"num_threads": 1}},
+            "drain": {"acceptSeconds": 0, "seconds": 20},
+            **spec,
+        },
+    }
+    file.write_text(yaml.safe_dump(body))
+    return file
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return write(tmp_path / "service.yaml")
+
+
+def test_edits_are_picked_up_and_a_crash_heals(up, manifest):
+    running = up(manifest)
+    first = running.wait_until_ready()["rows"][0]["pod"]
+    assert running.ask()["model"] == "local"
+
+    write(manifest, replicas=2)
+    rows = running.wait_until_ready("2/2")["rows"]
+    assert [row["ready"] for row in rows] == [True, True]
+    assert first in [row["pod"] for row in rows], "a scale replaces nothing"
+
+    os.kill(running.agents()[first], signal.SIGKILL)
+    running.wait_for(lambda status: not status["ready"], seconds=10)
+    assert running.ask(), "the other group goes on"
+    rows = running.wait_until_ready("2/2")["rows"]
+    assert [row["restarts"] for row in rows if row["pod"] == first] == [1]
+
+    assert running.end() == 0
+    assert not running.leftovers()
+
+
+def test_a_changed_model_name_rolls_without_a_gap(up, manifest):
+    running = up(manifest)
+    before = running.wait_until_ready()["rows"][0]["pod"]
+
+    write(manifest, model={"source": f"file://{MODEL}", "servedNames": ["renamed"]})
+    running.wait_for(lambda status: len(status["rows"]) == 2)
+    while before in [row["pod"] for row in running.status["rows"]]:
+        assert running.ask()["model"] in ("local", "renamed")
+        time.sleep(0.1)
+    running.wait_until_ready()
+    assert running.ask()["model"] == "renamed"
+
+
+def test_a_file_that_cannot_be_used_stops_nothing(up, manifest):
+    running = up(manifest)
+    running.wait_until_ready()
+    for text, trouble in ((": : :", "is not YAML"), ("kind: ConfigMap", "no document of kind"), ("", "no document of kind")):
+        manifest.write_text(text)
+        running.wait_for(lambda status, trouble=trouble: trouble in status["trouble"], seconds=10)
+    write(manifest, replicas=-1)
+    running.wait_for(lambda status: "replicas" in status["trouble"], seconds=10)
+    write(manifest, model={"source": "pvc://weights/x"})
+    running.wait_for(lambda status: "--map pvc://weights=FOLDER" in status["trouble"], seconds=10)
+    assert running.ask()
+    write(manifest)
+    running.wait_until_ready()
+
+
+def test_a_second_signal_ends_at_once(up, manifest):
+    write(
+        manifest,
+        template={"spec": {"containers": [{"name": "agent", "command": ["/bin/sh", "-c", "trap '' TERM; sleep 60 & wait; wait"]}]}},
+    )
+    running = up(manifest)
+    running.wait_for(lambda status: status["rows"], seconds=20)
+    agent = next(iter(running.agents().values()))
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for(lambda status: status["stopping"], seconds=10)
+    began = time.monotonic()
+    assert running.end(signal.SIGINT) == 1
+    assert time.monotonic() - began < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(agent, 0)
+    assert not running.leftovers()
+
+
+def test_an_open_stream_is_finished_before_the_end(up, manifest):
+    running = up(manifest)
+    running.wait_until_ready()
+    body = {"prompt": "A list is", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{running.status['url']}/completions", json=body, timeout=60, trust_env=False) as response:
+        lines = response.iter_lines()
+        next(lines)
+        running.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert running.process.wait(40) == 0

@@ -1,0 +1,351 @@
+"""A tiny cluster that carries out decisions: no API server, no time but its own. Faults are single methods.
+
+It stands for what Kubernetes surely does (StatefulSets make missing pods, owners that go take their pods along, pods drain, a
+scheduler has so many places) and for agents that go through their phases, one a tick.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from starling_agent.contract.report import Phase, Topology
+from starling_crds.layout import group_layout
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_crds.v1alpha1.status import InferenceServiceStatus
+from starling_operator.plan import labels
+from starling_operator.plan.decision import Decision, Event
+from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.plan import plan
+
+from tests.operator.plan.building import NOW, SETTINGS, TOKEN, make_report, make_spec, merged
+
+PHASES: tuple[Phase, ...] = ("starting", "downloading", "loading", "warming", "serving")
+DRAIN_TICKS = 2
+LONG = 400.0
+"""Longer than any back-off: what is waited for is no step, such as the end of a window."""
+BAD = "hf://org/bad"
+
+
+@dataclass
+class Member:
+    """One pod. `stage` counts the phases it has gone through; `broken` is what its agent says when it gave up."""
+
+    name: str
+    uid: str
+    group: str
+    revision: str
+    number: int
+    owner: str
+    config: str
+    created_at: float
+    scheduled: bool = False
+    stage: int = -1
+    deleted_at: float | None = None
+    drain_left: int = 0
+    lost: bool = False
+    restarts: int = 0
+    broken: str = ""
+    silent_since: float | None = None
+    phase: str = "Pending"
+    peers: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass
+class World:
+    """places: pods that the cluster's nodes can hold. faults pass by the API as they do in a real cluster."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = SETTINGS
+    places: int = 1000
+    now: float = NOW
+    generation: int = 1
+    status: InferenceServiceStatus = field(default_factory=InferenceServiceStatus)
+    children: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    pods: list[Member] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    made: int = 0
+    blind: bool = False
+    """The operator has just started: no agent has answered it yet."""
+
+    @property
+    def spec(self) -> InferenceServiceSpec:
+        return make_spec(self.changes)
+
+    # the user
+
+    def edit(self, changes: dict[str, Any]) -> None:
+        after = merged(self.changes, changes)
+        if after != self.changes:
+            self.changes = after
+            self.generation += 1
+
+    # the operator
+
+    def observe(self) -> Observed:
+        service = Service(
+            name="chat",
+            namespace="prod",
+            uid="service-uid",
+            generation=self.generation,
+            resource_version=str(self.made),
+            spec=self.spec,
+            status=self.status,
+        )
+        return Observed(
+            service=service,
+            children=self.children,
+            pods=tuple(self._seen(member) for member in self.pods),
+            settings=self.settings,
+            now=self.now,
+            new_token=TOKEN,
+        )
+
+    def decide(self) -> Decision:
+        return plan(self.observe(), _everything_is_possible)
+
+    def reconcile(self, writes: int | None = None) -> Decision:
+        """Once; with `writes`, the operator is killed after so many."""
+        decision = self.decide()
+        for done, write in enumerate(self._writes(decision)):
+            if done == writes:
+                return decision
+            write()
+        self.events += decision.events
+        return decision
+
+    def _writes(self, decision: Decision) -> Iterator[Callable[[], None]]:
+        for manifest in (*decision.create, *decision.apply):
+            yield partial(self._store, manifest)
+        for deletion in decision.delete:
+            yield partial(self._delete, deletion.kind, deletion.name, deletion.uid, deletion.grace_seconds)
+        yield partial(setattr, self, "status", decision.status)
+
+    # the cluster
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """Every controller and agent does its next step."""
+        self.now += seconds
+        self._drain()
+        for live in self.sets():
+            self._make_pods(live)
+        self._schedule()
+        for member in self.pods:
+            if member.scheduled and not member.lost and member.silent_since is None and not member.broken:
+                self._advance(member)
+
+    def settle(self, ticks: int = 400) -> int:
+        """Until nothing is left to do; the number of ticks that it took. Where only time can help, it jumps there."""
+        for count in range(ticks):
+            before = self._picture()
+            decision = self.reconcile()
+            self.tick()
+            if self._picture() == before and not self._busy():
+                if decision.wake_after is None or decision.wake_after > LONG:
+                    return count
+                self.tick(decision.wake_after)
+        raise AssertionError(f"still not settled after {ticks} ticks: {self.status.conditions}")
+
+    def sets(self) -> list[Manifest]:
+        return [live for (kind, _), live in sorted(self.children.items()) if kind == "StatefulSet"]
+
+    def members(self, group: str) -> list[Member]:
+        return [member for member in self.pods if member.group == group and member.deleted_at is None]
+
+    def available(self) -> list[str]:
+        """Groups whose pods all serve, as a client would see it."""
+        return [
+            live["metadata"]["name"]
+            for live in self.sets()
+            if self._serving(live["metadata"]["name"], int(live["spec"]["replicas"]))
+        ]
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(condition for condition in self.status.conditions if condition.type == kind)
+        return found.status, found.reason
+
+    def message(self, kind: str = "Ready") -> str:
+        return next(condition.message for condition in self.status.conditions if condition.type == kind)
+
+    def told(self, *reasons: str) -> list[str]:
+        """Reasons of the events so far, or those among them."""
+        return [event.reason for event in self.events if not reasons or event.reason in reasons]
+
+    # faults
+
+    def crash_container(self, member: Member) -> None:
+        """The kubelet starts it again at once."""
+        member.restarts += 1
+        member.stage = 0
+        member.silent_since = None
+
+    def break_agent(self, member: Member, words: str = "rank 0 died: illegal instruction") -> None:
+        member.broken = words
+
+    def silence(self, member: Member) -> None:
+        member.silent_since = self.now
+
+    def lose_node(self, member: Member) -> None:
+        member.lost = True
+        member.deleted_at = member.deleted_at or self.now
+
+    def evict(self, member: Member) -> None:
+        member.deleted_at = member.deleted_at or self.now
+        member.drain_left = DRAIN_TICKS
+
+    def fail_pod(self, member: Member) -> None:
+        member.phase = "Failed"
+        member.stage = -1
+
+    # how it works
+
+    def _store(self, manifest: Manifest) -> None:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        if key not in self.children:
+            self.made += 1
+            uid = f"uid-{self.made}"
+            self.children[key] = json.loads(json.dumps(manifest))
+        else:
+            uid = self.children[key]["metadata"]["uid"]
+            self.children[key] = json.loads(json.dumps(manifest))
+        self.children[key]["metadata"]["uid"] = uid
+
+    def _delete(self, kind: str, name: str, uid: str, grace: int | None) -> None:
+        if kind != "Pod":
+            if self.children.get((kind, name), {}).get("metadata", {}).get("uid") == uid:
+                del self.children[kind, name]
+            return
+        for member in [found for found in self.pods if found.name == name and found.uid == uid]:
+            if grace == 0:
+                self.pods.remove(member)
+            else:
+                self.evict(member)
+
+    def _drain(self) -> None:
+        owners = {live["metadata"]["uid"] for live in self.sets()}
+        for member in list(self.pods):
+            if member.owner not in owners and member.deleted_at is None:
+                self.evict(member)
+            elif member.phase == "Failed" and not member.lost:
+                self.pods.remove(member)
+            elif member.deleted_at is not None and not member.lost:
+                member.drain_left -= 1
+                if member.drain_left <= 0:
+                    self.pods.remove(member)
+
+    def _make_pods(self, live: Manifest) -> None:
+        group, spec = live["metadata"]["name"], live["spec"]
+        taken = {member.name for member in self.pods}
+        config = live["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+        for number in range(spec["replicas"]):
+            name = f"{group}-{number}"
+            if name not in taken:
+                self.made += 1
+                revision = live["metadata"]["labels"][labels.REVISION]
+                member = Member(name, f"uid-{self.made}", group, revision, number, live["metadata"]["uid"], config, self.now)
+                self.pods.append(member)
+        for member in self.members(group):
+            if member.number >= spec["replicas"]:
+                self.evict(member)
+
+    def _schedule(self) -> None:
+        free = self.places - sum(member.scheduled for member in self.pods)
+        for member in [waiting for waiting in self.pods if not waiting.scheduled and waiting.deleted_at is None]:
+            if free > 0:
+                member.scheduled, member.phase = True, "Running"
+                free -= 1
+
+    def _advance(self, member: Member) -> None:
+        config = self.children.get(("ConfigMap", member.config))
+        bad = config is not None and json.loads(config["data"]["agent.json"])["model"]["source"] == BAD
+        if bad and member.stage >= 2:
+            member.broken = "bad: config.json names no architecture"
+        elif member.stage < 3:
+            member.stage += 1
+        elif member.stage == 3 and self._whole(member.group):
+            member.stage, member.peers = 4, self._lives(member.group)
+
+    def _whole(self, group: str) -> bool:
+        """A gang serves when all its nodes have come as far, and all of the same start."""
+        live = self.children.get(("StatefulSet", group))
+        members = self.members(group)
+        return live is not None and len(members) == live["spec"]["replicas"] and all(member.stage >= 3 for member in members)
+
+    def _lives(self, group: str) -> frozenset[tuple[str, int]]:
+        return frozenset((member.uid, member.restarts) for member in self.members(group))
+
+    def _serving(self, group: str, nodes: int) -> bool:
+        members = self.members(group)
+        return len(members) == nodes and all(self._ready(member) for member in members)
+
+    def _ready(self, member: Member) -> bool:
+        well = not member.broken and not member.lost and member.silent_since is None
+        going = member.deleted_at is not None or member.phase != "Running"
+        # A gang that lost a member hangs until all of it is made anew.
+        return well and member.stage == 4 and not going and member.peers == self._lives(member.group)
+
+    def _seen(self, member: Member) -> Pod:
+        answered = member.stage >= 0 and member.phase == "Running"
+        pod = Pod(
+            name=member.name,
+            uid=member.uid,
+            group=member.group,
+            revision=member.revision,
+            number=member.number,
+            host=f"node-of-{member.name}" if member.scheduled else "",
+            address="10.0.0.1" if member.scheduled else "",
+            phase=member.phase,
+            scheduled=member.scheduled,
+            ready=self._ready(member),
+            created_at=member.created_at,
+            deleted_at=member.deleted_at,
+            lost=member.lost,
+            restarts=member.restarts,
+            waiting="" if member.scheduled else "Unschedulable: 0/2 nodes are available",
+        )
+        if not answered or self.blind:
+            return pod
+        age = 1.0 if member.silent_since is None else self.now - member.silent_since
+        return replace(pod, report=self._report(member), report_age=age)
+
+    def _report(self, member: Member) -> Any:
+        config = self.children.get(("ConfigMap", member.config))
+        text = config["data"]["agent.json"] if config else ""
+        layout = group_layout(self.spec.parallelism, self.spec.accelerators.per_node)
+        serving = member.stage == 4
+        return make_report(
+            config_hash=_hash(text),
+            revision=member.revision,
+            group=member.group,
+            node=member.number,
+            pod=member.name,
+            phase="failed" if member.broken else PHASES[member.stage],
+            ready=self._ready(member),
+            healthy=not member.broken,
+            fatal=bool(member.broken),
+            last_error=member.broken or None,
+            token_seen=serving,
+            topology=Topology(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, expert=1, ranks=layout.ranks)
+            if serving
+            else None,
+        )
+
+    def _busy(self) -> bool:
+        """Something still moves by itself: a pod drains or starts, or a restart waits for its time."""
+        return any(
+            member.deleted_at is not None or (member.scheduled and member.stage < 4 and not member.broken) for member in self.pods
+        )
+
+    def _picture(self) -> Any:
+        pods = [(member.uid, member.stage, member.broken, member.deleted_at) for member in self.pods]
+        return pods, sorted(self.children), self.status.model_dump()
+
+
+def _everything_is_possible(spec: InferenceServiceSpec) -> Iterator[str]:  # noqa: ARG001 - it looks at nothing
+    return iter(())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
