@@ -48,10 +48,13 @@ def _sync(wanted: dict[Path, str | None], check: bool) -> list[Path]:
 
 
 def _crd_copies() -> dict[Path, str | None]:
+    generated = sorted((ROOT / "crds").glob("*.yaml"))
+    if not generated:
+        sys.exit("crds/ holds no *.yaml; write them first: python -m starling_crds")
     folder = CHART / "files/crds"
     folder.mkdir(parents=True, exist_ok=True)
     no_longer: dict[Path, str | None] = dict.fromkeys(folder.glob("*.yaml"))
-    return no_longer | {folder / path.name: path.read_text() for path in sorted((ROOT / "crds").glob("*.yaml"))}
+    return no_longer | {folder / path.name: path.read_text() for path in generated}
 
 
 def _plain_manifests() -> str:

@@ -45,7 +45,7 @@ class Rule:
     field: str = ""
 
     def explain(self, value: Any) -> str:
-        return _PLACEHOLDER.sub(lambda match: str(_look_up(value, match[1])), self.message)
+        return _PLACEHOLDER.sub(lambda match: str(look_up(value, match[1])), self.message)
 
     def validation(self) -> dict[str, str]:
         """The rule as an entry of `x-kubernetes-validations`."""
@@ -92,18 +92,18 @@ def never(message: str) -> Rule:
     return Rule(cel="false", holds=lambda _: False, message=message)
 
 
-def _look_up(value: Any, path: str) -> Any:
+def look_up(value: Any, path: str) -> Any:
     for name in () if path == "self" else path.split("."):
         value = getattr(value, to_snake(name))
     return value
 
 
 def _message_expression(message: str) -> str:
+    """By `format`: the API server cannot bound what string(int) costs, and so refuses sums of it."""
     parts = _PLACEHOLDER.split(message)
-    texts = [_cel_string(text) for text in parts[::2]]
-    values = [f"string({path if path == 'self' else f'self.{path}'})" for path in parts[1::2]]
-    joined = [texts[0], *(piece for pair in zip(values, texts[1:], strict=True) for piece in pair)]
-    return " + ".join(piece for piece in joined if piece != "''")
+    text = "%s".join(part.replace("%", "%%") for part in parts[::2])
+    values = (path if path == "self" else f"self.{path}" for path in parts[1::2])
+    return f"{_cel_string(text)}.format([{', '.join(values)}])"
 
 
 def _cel_string(text: str) -> str:

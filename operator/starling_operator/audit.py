@@ -82,4 +82,4 @@ class Audit:
         """resourceVersions by UID, and the version of the list as a whole."""
         query = {"labelSelector": kind.selector} if kind.selector else {}
         answer = await kube.get(kind.path(scope), query, accept=METADATA_LIST)
-        return {item["metadata"]["uid"]: version_of(item) for item in answer["items"]}, version_of(answer)
+        return {item["metadata"]["uid"]: version_of(item) for item in answer["items"] or ()}, version_of(answer)

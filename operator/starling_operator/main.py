@@ -59,6 +59,7 @@ async def run(settings: OperatorSettings) -> None:
     for kind in shell.optional_kinds:
         kopf.on.event(kind.group, kind.version, kind.plural, labels=OURS)(seen)
     scope: dict[str, Any] = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
-    await kopf.operator(memo=shell, stop_flag=shell.stop, standalone=True, **scope)
+    # Without an identity kopf makes one of the user's name, and in a container the user need not have one.
+    await kopf.operator(memo=shell, stop_flag=shell.stop, standalone=True, identity=settings.identity, **scope)
     if shell.failure is not None:
         raise shell.failure

@@ -42,7 +42,7 @@ def test_version():
     assert re.fullmatch(r"starling \d+\.\d+\S*\n", starling("--version").stdout)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["chat"], ["bench"], ["bench", "serve"], ["bench", "latency"]])
+@pytest.mark.parametrize("command", [["serve"], ["agent"], ["chat"], ["bench"], ["bench", "serve"], ["bench", "latency"]])
 def test_each_command_has_help(command):
     answer = starling(*command, "--help")
     assert answer.returncode == 0

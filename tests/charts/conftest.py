@@ -1,4 +1,4 @@
-"""Helm and an API server. Both are built once and kept outside the checkout; where they are missing the first test waits for them."""
+"""Helm and an API server. Both are built once and kept outside the checkout; where one is missing the first test waits for it."""
 
 import subprocess
 from collections.abc import Iterator

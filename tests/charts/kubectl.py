@@ -53,6 +53,16 @@ class Kubectl:
 
         return may
 
+    def as_account(self, namespace: str, name: str, folder: Path) -> Path:
+        """A kubeconfig of a ServiceAccount, written into `folder`."""
+        path = folder / "kubeconfig"
+        path.write_text(self("config", "view", "--raw", "--minify", "--flatten"))
+        token = self("-n", namespace, "create", "token", name).strip()
+        command = [self.command[0], f"--kubeconfig={path}", "config"]
+        subprocess.run([*command, "set-credentials", "account", f"--token={token}"], check=True, capture_output=True)
+        subprocess.run([*command, "set-context", "--current", "--user=account"], check=True, capture_output=True)
+        return path
+
     def _run(self, arguments: tuple[str, ...], objects: list[Manifest] | None) -> "subprocess.CompletedProcess[str]":
         text = None if objects is None else "".join(f"---\n{json.dumps(item)}\n" for item in objects)
         command = [*self.command, *arguments]

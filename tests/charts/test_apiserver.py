@@ -149,18 +149,19 @@ def test_helm_upgrades_the_crd_and_leaves_it_with_its_services(cluster: Kubectl,
 
     # As an older release would have left it.
     cluster("patch", "crd", crd, "--type=json", "-p", '[{"op": "remove", "path": "/spec/names/shortNames"}]')
-    helm.must("upgrade", "life", chart, *where, "--reuse-values")
+    helm.must("upgrade", "life", chart, *where, "--reset-then-reuse-values")
     assert cluster.get("crd", crd)["spec"]["names"]["shortNames"] == ["infsvc"]
 
     helm.must("uninstall", "life", *where)
-    assert cluster.get(crd, "kept")["spec"]["model"] == KEPT["spec"]["model"]
+    assert cluster.get(crd, "kept")["spec"]["model"]["source"] == SOURCE
     helm.must("install", "life", chart, *where)
-    assert cluster.get(crd, "kept")["spec"]["model"] == KEPT["spec"]["model"]
+    assert cluster.get(crd, "kept")["spec"]["model"]["source"] == SOURCE
 
 
+SOURCE = "file:///models/any"
 KEPT: Manifest = {
     "apiVersion": "serving.starling.dev/v1alpha1",
     "kind": "InferenceService",
     "metadata": {"name": "kept", "namespace": "default"},
-    "spec": {"model": {"source": "file:///models/any"}},
+    "spec": {"model": {"source": SOURCE}},
 }

@@ -7,7 +7,7 @@ import typer
 import yaml
 from starling_operator.commands.operator import operator
 
-from tests.charts.helm import ROOT, Helm, Manifest, the
+from tests.charts.helm import CHART, ROOT, Helm, Manifest, the
 from tests.charts.values import DIGEST, EVERYTHING, SETS
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
@@ -152,3 +152,18 @@ def test_people_get_rights_by_the_clusters_own_roles(helm: Helm) -> None:
         if key.startswith("rbac.authorization.k8s.io/")
     }
     assert aggregated == {"starling-admin": "admin", "starling-editor": "edit", "starling-viewer": "view"}
+
+
+def test_the_notes_say_how_to_see_the_quickstart(helm: Helm) -> None:
+    where = ("--namespace", "starling-system", "--dry-run=client")
+    done = helm.run("install", "starling", CHART, *where, "--set", "watchNamespaces={blue}")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    quickstart = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())["metadata"]["name"]
+    for command in (
+        "kubectl -n starling-system rollout status deployment/starling-operator",
+        "kubectl -n blue apply -f examples/quickstart.yaml",
+        f"kubectl -n blue wait --for=condition=Ready infsvc/{quickstart}",
+        f"kubectl -n blue port-forward service/{quickstart} 8000:80",
+    ):
+        assert command in notes

@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 from starling_engine.errors import ModelError
 from starling_engine.weights.hub import resolve_model, split_name
 
-from starling_agent.node.failures import NodeFailure, fatal
+from starling_agent.node.failures import NodeFailure, fatal, passing
 from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
-from starling_agent.node.snapshot import RemoteFile, bytes_here, list_files, verify
+from starling_agent.node.snapshot import RemoteFile, bytes_here, fingerprint, list_files, verify
 
 LOOK_SECONDS = 0.5
 LOCK_SECONDS = 0.2
@@ -30,10 +31,15 @@ def fetch(name: str, cache: Path) -> Path:
     home = cache / "hub" / f"models--{repo.replace('/', '--')}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / ".starling.lock"):
-            return _download(name, repo, revision, home)
+        lock = (home / ".starling.lock").open("a")
     except OSError as error:
         raise fatal(f"model.cache_dir: {cache} cannot be written: {error}") from error
+    with lock:
+        _take(lock)
+        try:
+            return _download(name, repo, revision, home)
+        except OSError as error:
+            raise passing(f"{name}: {error}") from error
 
 
 def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
@@ -41,12 +47,13 @@ def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
         folder = resolve_model(name)
     verified = home / ".starling-verified"
     marker = verified / folder.name
+    if marker.exists() and marker.read_text() == fingerprint(folder):
+        return folder
     # By commit, and asked for anew: the branch may have moved since it was listed.
-    if not marker.exists() and (files := _listing(repo, folder.name)):
-        total = sum(file.size for file in files)
-        verify(folder, files, _verify_steps(total))
+    if files := _listing(repo, folder.name):
+        verify(folder, files, _verify_steps(sum(file.size for file in files)))
         verified.mkdir(exist_ok=True)
-        marker.touch()
+        marker.write_text(fingerprint(folder))
     return folder
 
 
@@ -59,17 +66,16 @@ def _listing(repo: str, revision: str | None) -> list[RemoteFile]:
         return []
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                say(Step(waiting=True))
-                time.sleep(LOCK_SECONDS)
-        yield
+def _take(lock: TextIO) -> None:
+    """Waits for it, and says so meanwhile. It is free again when the file is closed, or its holder dead."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(Step(waiting=True))
+            time.sleep(LOCK_SECONDS)
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -2,10 +2,15 @@
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, JsonValue
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 from starling_crds.rules import VALIDATIONS, Rule
+
+
+def map_by(key: str) -> dict[str, JsonValue]:
+    """Of a list's field: server-side apply merges its elements by this key, and refuses two with the same."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 class ApiModel(BaseModel):

@@ -3,6 +3,7 @@
 from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
+from starling_crds.v1alpha1.strings import ObjectName, Origin
 
 
 class EndpointSpec(ApiModel):
@@ -12,7 +13,12 @@ class EndpointSpec(ApiModel):
     api_key_secret: SecretKey | None = Field(
         default=None, description="Secret key with the API keys, one a line, of which a request must bring one. Default: open."
     )
-    allowed_origins: list[str] = Field(default_factory=list, max_length=64, description="Origins for CORS, or *.")
-    tls_secret: str | None = Field(
-        default=None, max_length=253, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."
+    allowed_origins: list[Origin] = Field(
+        default_factory=list,
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+        description="Origins of pages whose scripts may call the endpoint (CORS), or *.",
+    )
+    tls_secret: ObjectName | None = Field(
+        default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."
     )

@@ -1,15 +1,27 @@
 """`spec.engine` and `spec.kvCache`: the engine's memory and scheduling."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.overlay import ExtraArgs, ShapedBy
+from starling_crds.v1alpha1.strings import AbsolutePath, ObjectName, Size
 
 
 class EngineSpec(ApiModel):
     """Settings of the engine; each has the engine's default when it is left out."""
 
-    kv_memory: str | None = Field(
+    RULES = (
+        Rule(
+            field="maxBatchedTokens",
+            cel="self.maxBatchedTokens >= self.maxSequences",
+            holds=lambda engine: engine.max_batched_tokens >= engine.max_sequences,
+            message="must be at least maxSequences ({maxSequences}), so that every running request can decode, got {maxBatchedTokens}",
+        ),
+    )
+
+    kv_memory: Size | None = Field(
         default=None, description="Size of the KV cache on the device, such as 4Gi; wins over memoryFraction."
     )
     memory_fraction: float | None = Field(
@@ -24,24 +36,49 @@ class EngineSpec(ApiModel):
     max_waiting: int = Field(default=1024, ge=1, le=1_048_576, description="Requests that may queue; further ones get 429.")
     prefix_caching: bool = Field(default=True, description="Whether prompts' KV is kept for later requests.")
     scheduling_policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="Order in which waiting requests start.")
-    extra_args: dict[str, Any] = Field(
+    extra_args: Annotated[dict[str, Any], ShapedBy(ExtraArgs)] = Field(
         default_factory=dict,
-        description="Further engine arguments by name (as `starling serve --help` lists them, in snake_case); unknown ones are refused.",
+        description=(
+            "Further engine arguments by name (as `starling serve --help` lists them, in snake_case); unknown ones are refused."
+        ),
     )
 
 
 class CpuTier(ApiModel):
     """KV blocks in the pod's memory."""
 
-    bytes: str = Field(description="Size, such as 16Gi.")
+    bytes: Size = Field(description="Size, such as 16Gi.")
+
+
+def _stays(field: str) -> Rule:
+    """The one thing that never changes: files in the old place would stay behind on every node, and nobody would own them."""
+    return Rule(
+        field=field,
+        cel=f"has(oldSelf.{field}) == has(self.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        holds=lambda _: True,  # only the API server knows what was there before
+        message=(
+            "cannot change, because blocks in the old place would stay behind; remove the filesystem tier, delete its files,"
+            " then add it with the new place"
+        ),
+    )
 
 
 class FilesystemTier(ApiModel):
     """KV blocks in files."""
 
-    bytes: str = Field(description="Size, such as 200Gi.")
-    path: str | None = Field(default=None, pattern=r"^/.+", max_length=1024, description="Absolute folder on each node.")
-    claim: str | None = Field(default=None, max_length=253, description="Name of a PersistentVolumeClaim in this namespace.")
+    RULES = (
+        Rule(
+            cel="has(self.path) != has(self.claim)",
+            holds=lambda tier: (tier.path is None) != (tier.claim is None),
+            message="needs exactly one of path (a folder on each node) and claim (a PersistentVolumeClaim)",
+        ),
+        _stays("path"),
+        _stays("claim"),
+    )
+
+    bytes: Size = Field(description="Size, such as 200Gi.")
+    path: AbsolutePath | None = Field(default=None, description="Absolute folder on each node.")
+    claim: ObjectName | None = Field(default=None, description="Name of a PersistentVolumeClaim in this namespace.")
 
 
 class Tiers(ApiModel):

@@ -1,11 +1,21 @@
 """`spec.rollout`, `spec.drain`, `spec.recovery`: how the service changes, ends and heals."""
 
 from pydantic import Field
+from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
 
 
 class RolloutSpec(ApiModel):
     """A new revision replaces whole groups."""
+
+    RULES = (
+        Rule(
+            field="maxSurge",
+            cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+            holds=lambda rollout: rollout.max_surge > 0 or rollout.max_unavailable > 0,
+            message="maxSurge and maxUnavailable must not both be 0, or no group could ever be replaced",
+        ),
+    )
 
     max_unavailable: int = Field(default=0, ge=0, le=1024, description="Groups that may be missing during a rollout.")
     max_surge: int = Field(default=1, ge=0, le=1024, description="Groups above spec.replicas during a rollout.")

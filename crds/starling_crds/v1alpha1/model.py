@@ -1,46 +1,81 @@
 """`spec.model`: which weights, where they come from and where they are kept."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
+from starling_crds.rules import Rule, look_up
 from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.strings import AbsolutePath, DataKey, ModelName, ModelSource, ObjectName, Size
 
 
 class SecretKey(ApiModel):
     """One key of a Secret in the service's namespace."""
 
-    name: str = Field(min_length=1, max_length=253, description="Name of the Secret.")
-    key: str = Field(min_length=1, max_length=253, description="Key in the Secret's data.")
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: DataKey = Field(description="Key in the Secret's data.")
 
 
 class WeightsCache(ApiModel):
     """Where downloaded weights are kept. Without it: an emptyDir, which a new pod fills again."""
 
-    claim: str | None = Field(default=None, max_length=253, description="Name of a PersistentVolumeClaim in this namespace.")
-    host_path: str | None = Field(
+    RULES = (
+        Rule(
+            field="hostPath",
+            cel="!(has(self.claim) && has(self.hostPath))",
+            holds=lambda cache: cache.claim is None or cache.host_path is None,
+            message="at most one of claim and hostPath is possible; remove claim ({claim}) or hostPath ({hostPath})",
+        ),
+        Rule(
+            field="sizeLimit",
+            cel="!has(self.sizeLimit) || !(has(self.claim) || has(self.hostPath))",
+            holds=lambda cache: cache.size_limit is None or (cache.claim is None and cache.host_path is None),
+            message="limits the emptyDir, so it is only possible without claim and hostPath; remove sizeLimit ({sizeLimit}) or those",
+        ),
+    )
+
+    claim: ObjectName | None = Field(default=None, description="Name of a PersistentVolumeClaim in this namespace.")
+    host_path: AbsolutePath | None = Field(
         default=None,
-        pattern=r"^/.+",
-        max_length=1024,
         description="Absolute folder on each node, shared by its pods; needs a namespace that allows hostPath volumes.",
     )
-    size_limit: str | None = Field(
+    size_limit: Size | None = Field(
         default=None, description="Limit of the emptyDir, such as 50Gi; only without claim and hostPath."
+    )
+
+
+DISTINCT = Rule(
+    cel="self.all(name, self.exists_one(other, other == name))",
+    holds=lambda names: len(set(names)) == len(names),
+    message="must name each model once; remove what is there twice",
+)
+
+
+def _of_hub(field: str) -> Rule:
+    """Weights that are not downloaded need no place to be kept: better refused than ignored."""
+    outer = "" if "." not in field else f"has(self.{field.partition('.')[0]}) && "
+    return Rule(
+        field=field,
+        cel=f"self.source.startsWith('hf://') || !({outer}has(self.{field}))",
+        holds=lambda model: model.source.startswith("hf://") or look_up(model, field) is None,
+        message="is only for models that are downloaded (hf://org/name); remove it, or change source ({source})",
     )
 
 
 class ModelSpec(ApiModel):
     """The model to serve."""
 
-    source: str = Field(
-        max_length=1024,
+    RULES = tuple(_of_hub(field) for field in ("tokenSecret", "cache.claim", "cache.hostPath", "cache.sizeLimit"))
+
+    source: ModelSource = Field(
         description=(
             "hf://org/name[@revision] is downloaded from the Hugging Face hub, pvc://claim/path is read from a"
             " PersistentVolumeClaim of this namespace, file:///path from the agent's own file system."
         ),
     )
-    served_names: list[str] = Field(
+    served_names: Annotated[list[ModelName], DISTINCT] = Field(
         default_factory=list,
         max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
         description="Names that requests may give as `model`; the first is the one in answers. Default: the service's name.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -53,7 +88,10 @@ class ModelSpec(ApiModel):
         default=False, description="Whether code in the model's repository may run. This release runs none; true is refused."
     )
     token_secret: SecretKey | None = Field(default=None, description="Secret key with the hub's access token.")
-    pull_secrets: list[str] = Field(
-        default_factory=list, max_length=8, description="Names of image pull Secrets in this namespace."
+    pull_secrets: list[ObjectName] = Field(
+        default_factory=list,
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+        description="Names of image pull Secrets in this namespace.",
     )
     cache: WeightsCache = Field(default_factory=WeightsCache, description="Where downloaded weights are kept on each node.")

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from pydantic import Field
-from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.base import ApiModel, map_by
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -44,7 +44,7 @@ class GroupStatus(ApiModel):
     epoch: int = Field(default=0, description="Membership number.")
     restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
     restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
-    nodes: list[GroupNode] = Field(default_factory=list, description="Its pods.")
+    nodes: list[GroupNode] = Field(default_factory=list, json_schema_extra=map_by("pod"), description="Its pods.")
     message: str = Field(default="", description="What it waits for, or its last error.")
 
 
@@ -60,7 +60,9 @@ class InferenceServiceStatus(ApiModel):
 
     observed_generation: int = Field(default=0, description="Generation that the operator acted on.")
     conditions: list[Condition] = Field(
-        default_factory=list, description="Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded."
+        default_factory=list,
+        json_schema_extra=map_by("type"),
+        description="Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded.",
     )
     replicas: int = Field(default=0, description="Groups that exist.")
     ready_replicas: int = Field(default=0, description="Groups that serve.")
@@ -70,4 +72,4 @@ class InferenceServiceStatus(ApiModel):
     url: str = Field(default="", description="Base URL of the OpenAI API inside the cluster.")
     endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods.")
     revision: RevisionStatus = Field(default_factory=RevisionStatus, description="Where a rollout stands.")
-    groups: list[GroupStatus] = Field(default_factory=list, description="Each group.")
+    groups: list[GroupStatus] = Field(default_factory=list, json_schema_extra=map_by("name"), description="Each group.")

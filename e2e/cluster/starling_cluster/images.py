@@ -70,7 +70,8 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
 
 
 def _environment() -> list[str]:
-    return [f"PATH={Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin", f"HOME={HOME}", "PYTHONUNBUFFERED=1"]
+    path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    return [f"PATH={path}", f"HOME={HOME}", f"STARLING_KERNELS={mounts.KERNELS}", "PYTHONUNBUFFERED=1"]
 
 
 def _pause() -> bytes:

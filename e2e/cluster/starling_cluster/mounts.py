@@ -8,15 +8,18 @@ thin image lead to.
 import sys
 from pathlib import Path
 
-from starling_cluster import cache
+from starling_cluster import cache, kernels
 
 MACHINE = Path("/.machine")
+KERNELS = MACHINE / "kernels"
 SYSTEM = (Path("/usr"), Path("/etc/alternatives"), Path("/etc/ld.so.cache"), Path("/etc/ssl"))
 
 
 def all_of_them() -> list[dict[str, object]]:
     """As an OCI specification names them."""
-    places = {path: MACHINE / path.relative_to("/") for path in SYSTEM} | {path: path for path in project()}
+    places = {path: MACHINE / path.relative_to("/") for path in SYSTEM}
+    places |= {path: path for path in project()}
+    places[kernels.folder()] = KERNELS
     return [
         {"destination": str(inside), "type": "bind", "source": str(outside), "options": ["rbind", "ro"]}
         for outside, inside in places.items()

@@ -1,5 +1,7 @@
 """Compiles the kernels into the cache folder, once per source, compiler and CPU, and loads them.
 
+An image brings them built ahead, in the folder that STARLING_KERNELS names: it has no compiler, and no folder to write to.
+
 The library has a plain C interface and no torch headers, so a build takes seconds. It shares torch's OpenMP
 thread pool: torch has loaded its libgomp by then, and the dynamic linker resolves ours to the same one.
 """
@@ -23,7 +25,6 @@ logger = logging.getLogger("starling.native")
 KERNELS = Path(__file__).parent / "kernels"
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fopenmp",
     "-shared",
@@ -32,6 +33,9 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+NATIVE = ("-march=native",)
+# The oldest CPU that REQUIRED_CPU_FLAGS admits.
+PORTABLE = ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512")
 REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
 BUILD_SECONDS = 300
 CPU_INFO = Path("/proc/cpuinfo")
@@ -58,13 +62,34 @@ def _library() -> Path:
     cpu = _cpu_flags()
     if missing := REQUIRED_CPU_FLAGS - cpu:
         raise Unavailable(f"the CPU lacks {', '.join(sorted(missing))}")
+    ahead = env.kernels_dir()
+    if ahead is not None and (built := _ahead(ahead)).exists():
+        return built
+    compiler = _compiler()
+    target = env.cache_dir() / "native" / f"{_fingerprint(compiler, cpu)}.so"
+    if not target.exists():
+        _compile(compiler, NATIVE, target)
+    return target
+
+
+def build_ahead(folder: Path) -> Path:
+    """Builds for any CPU that can run the kernels, under a name that `STARLING_KERNELS` finds. Raises `Unavailable`."""
+    target = _ahead(folder)
+    if not target.exists():
+        _compile(_compiler(), PORTABLE, target)
+    return target
+
+
+def _ahead(folder: Path) -> Path:
+    """Named by the sources, so that a library of other sources is never taken for this one."""
+    return folder / f"{_digest_sources(hashlib.sha256()).hexdigest()[:20]}.so"
+
+
+def _compiler() -> str:
     compiler = shutil.which("g++")
     if compiler is None:
         raise Unavailable("no g++ on the PATH")
-    target = env.cache_dir() / "native" / f"{_fingerprint(compiler, cpu)}.so"
-    if not target.exists():
-        _compile(compiler, target)
-    return target
+    return compiler
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -79,19 +104,24 @@ def _cpu_flags() -> frozenset[str]:
 def _fingerprint(compiler: str, cpu: frozenset[str]) -> str:
     """Hash of everything that the built library depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\n".join((version, *FLAGS, *sorted(cpu))).encode())
+    digest = hashlib.sha256("\n".join((version, *FLAGS, *NATIVE, *sorted(cpu))).encode())
+    return _digest_sources(digest).hexdigest()[:20]
+
+
+def _digest_sources(digest: "hashlib._Hash") -> "hashlib._Hash":
+    """Adds every kernel's name and content."""
     for source in sorted(KERNELS.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:20]
+    return digest
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, machine: tuple[str, ...], target: Path) -> None:
     """Builds under a temporary name and renames, so that processes which start together do not see halves."""
     target.parent.mkdir(parents=True, exist_ok=True)
     sources = sorted(str(path) for path in KERNELS.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
-        command = [compiler, *FLAGS, *sources, "-o", str(built)]
+        command = [compiler, *FLAGS, *machine, *sources, "-o", str(built)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:

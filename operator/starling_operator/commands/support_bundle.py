@@ -55,12 +55,13 @@ _CARE = "No Secret's data is in it; look through the logs before you pass it on.
 def _write(target: Path, bundle: "Bundle") -> None:
     import io
     import tarfile
+    import time
 
     folder = target.name.removesuffix(".tar.gz")
     with tarfile.open(target, "x:gz") as archive:
         for path, text in sorted(bundle.files.items()):
             entry = tarfile.TarInfo(f"{folder}/{path}")
             entry.size = len(data := text.encode())
-            entry.mode = 0o600
+            entry.mode, entry.mtime = 0o600, int(time.time())
             archive.addfile(entry, io.BytesIO(data))
     target.chmod(0o600)

@@ -29,7 +29,15 @@ class Document:
 
     @property
     def name(self) -> str:
-        return str((self.body.get("metadata") or {}).get("name") or "")
+        return self._metadata("name")
+
+    @property
+    def namespace(self) -> str:
+        return self._metadata("namespace")
+
+    def _metadata(self, field: str) -> str:
+        metadata = self.body.get("metadata")
+        return str(metadata.get(field) or "") if isinstance(metadata, dict) else ""
 
     @property
     def is_service(self) -> bool:

@@ -35,16 +35,15 @@ def service_of(document: Document) -> Service:
     """As the operator would see it right after `kubectl apply`."""
     from starling_crds.parse import parse
 
-    metadata = document.body.get("metadata") or {}
     parsed = parse(document.body)
     return Service(
         name=document.name,
-        namespace=metadata.get("namespace") or DEFAULT_NAMESPACE,
+        namespace=document.namespace or DEFAULT_NAMESPACE,
         uid=f"local-{document.name}",
         generation=1,
         resource_version="1",
         spec=parsed.spec,
-        spec_error=None if parsed.spec is not None else "; ".join(map(str, parsed.problems)),
+        spec_error=parsed.error,
     )
 
 

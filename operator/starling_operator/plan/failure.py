@@ -17,6 +17,8 @@ _HOPELESS = (
     "CreateContainerError",
     "RunContainerError",
 )
+_VAIN_RESTARTS = 2
+"""A group that was restarted so often and never served counts as broken also while it starts: it would seem to come and go."""
 _CRASHES = 3
 """A container that was restarted so often and is not ready is in a crash loop, also while it runs for a moment."""
 
@@ -36,8 +38,16 @@ def find_failure(group: Group, silent_after: float) -> Failure | None:
 
 
 def broken(group: Group) -> str:
-    """Why the group cannot come up by itself; "" if it can, as far as one sees."""
-    return next((pod_message(pod) for pod in group.live if _hopeless(pod)), "")
+    """Why the group does not come up by itself; "" if it may, as far as one sees."""
+    cause = next((pod_message(pod) for pod in group.live if _hopeless(pod)), "")
+    if cause or group.available or has_served(group) or restarts(group) < _VAIN_RESTARTS:
+        return cause
+    return f"{group.name}: was restarted {restarts(group)} times and never served"
+
+
+def restarts(group: Group) -> int:
+    """Within the window, as the last status counted them."""
+    return group.previous.restarts if group.previous is not None else 0
 
 
 def has_served(group: Group) -> bool:
@@ -52,11 +62,12 @@ def silence_limit(progress_timeout: float) -> float:
 
 
 def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
+    """Those that need no life before: of a pod, or of an agent that could not go on but might another time."""
     for pod in _members(group):
         # A group of one needs no more than that its lost pod is let go.
         if pod.lost and group.nodes > 1:
             yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
-        elif pod.deleted_at is None and pod.phase in ("Failed", "Succeeded"):
+        elif pod.deleted_at is None and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
             yield Failure(pod_message(pod), group.live)
     if has_served(group):
         yield from _failures_in_service(group, silent_after)
@@ -100,10 +111,15 @@ def _members(group: Group) -> tuple[Pod, ...]:
     return tuple(pod for pod in group.pods if pod.number < group.nodes)
 
 
+def _may_try_again(pod: Pod) -> bool:
+    """Its agent waits in its last phase, where its words can be read, for somebody to make its pod anew."""
+    return pod.report is not None and pod.report.phase == "failed" and not pod.report.fatal
+
+
 def _gave_up(pod: Pod) -> bool:
     """Its agent says so. While it restarts its engine in place, it has not."""
     report = pod.report
-    return report is not None and (report.fatal or report.phase == "failed" or (report.phase == "serving" and not report.healthy))
+    return report is not None and (report.fatal or (report.phase == "serving" and not report.healthy))
 
 
 def _silent(pod: Pod, after: float) -> bool:

@@ -3,21 +3,33 @@
 from dataclasses import dataclass
 
 from starling_agent.contract.report import Progress, Report
-from starling_crds.layout import GroupLayout
+from starling_crds.layout import GroupLayout, group_layout
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
+from starling_operator.plan.revision import Revision
 
 LOADED = frozenset({"warming", "serving", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the agents of the target revision have to report. expert is None where the spec leaves it to the model."""
+    """What the agents of the target revision have to report.
+
+    expert            None where the spec leaves it to the model
+    through_service   a token has to have come through the Service, not only through each pod's own endpoint
+    """
 
     config_hash: str
     layout: GroupLayout
     expert: int | None = None
+    through_service: bool = False
+
+
+def asked_of(spec: InferenceServiceSpec, target: Revision) -> Asked:
+    layout = group_layout(spec.parallelism, spec.accelerators.per_node)
+    return Asked(target.config_hash, layout, spec.parallelism.expert, through_service=target.has_service)
 
 
 def unproven(group: Group, asked: Asked) -> str:
@@ -82,8 +94,8 @@ def _pod_unproven(pod: Pod, asked: Asked, *, believed: bool) -> str:
         return f"{pod.name}: its agent runs another configuration than the revision's ({report.config_hash[:12]})"
     if not report.token_seen:
         return f"{pod.name}: no token came through its endpoint yet"
-    if report.service_token_seen is False:
-        return f"{pod.name}: no token comes through the Service" + (f": {report.last_error}" if report.last_error else "")
+    if report.service_token_seen is False or (asked.through_service and not report.service_token_seen):
+        return f"{pod.name}: no token came through the Service yet" + (f": {report.last_error}" if report.last_error else "")
     return _topology_differs(pod, report, asked)
 
 

@@ -33,6 +33,12 @@ class Healing:
     exhausted: bool = False
 
 
+def heal_groups(groups: Iterable[Group], recovery: RecoverySpec, now: float) -> dict[str, Healing]:
+    """By name, those of the groups that failed."""
+    found = {group.name: heal(group, recovery, now) for group in groups}
+    return {name: healing for name, healing in found.items() if healing is not None}
+
+
 def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
     """None: nothing failed that a restart could heal."""
     times = restart_times(group, recovery, now)

@@ -18,16 +18,16 @@ def group_deletions(observed: Observed, removed: tuple[Group, ...], groups: Grou
     return (*gone, *(_deletion(service, "its group is gone") for service in groups.orphans))
 
 
-def revision_deletions(observed: Observed, outdated: tuple[Revision, ...]) -> tuple[Delete, ...]:
+def revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[Delete, ...]:
     """The ControllerRevision last: as long as it is there, its ConfigMap is found through it."""
-    gone: list[Delete] = []
-    for revision in outdated:
+    found: list[Delete] = []
+    for revision in gone:
         name = names.revision_object(observed.service.name, revision.id)
         config = observed.children.get(("ConfigMap", name))
         if config is not None:
-            gone.append(_deletion(config, "its revision is old and unused"))
-        gone.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
-    return tuple(gone)
+            found.append(_deletion(config, "its revision is old and unused"))
+        found.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
+    return tuple(found)
 
 
 def _deletion(live: Manifest, why: str) -> Delete:

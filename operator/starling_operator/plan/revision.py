@@ -14,9 +14,7 @@ from starling_crds.layout import group_layout
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan import names
 from starling_operator.plan.config import agent_config
-from starling_operator.plan.manifest import child
 from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 from starling_operator.plan.podtemplate import agent_image, pod_template
 
@@ -51,12 +49,30 @@ class Revision:
         return hashlib.sha256(self.config.encode()).hexdigest()
 
     @property
-    def nodes(self) -> int:
-        return int(self.data["nodes"])
+    def has_service(self) -> bool:
+        """Its agents are told to prove the Service."""
+        return json.loads(self.config)["endpoint"]["service_url"] is not None
 
     @property
     def template(self) -> Manifest:
         return dict(self.data["template"])
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions:
+    """All that are stored, oldest first, and the one that is wanted, which may be new."""
+
+    stored: tuple[Revision, ...]
+    target: Revision
+
+    def find(self, identifier: str) -> Revision | None:
+        """None for one that this release cannot read."""
+        return next((known for known in (self.target, *self.stored) if known.id == identifier), None)
+
+
+def read_revisions(observed: Observed, spec: InferenceServiceSpec) -> Revisions:
+    stored = stored_revisions(observed)
+    return Revisions(stored, target_revision(observed.service, spec, observed.settings, stored))
 
 
 def stored_revisions(observed: Observed) -> tuple[Revision, ...]:
@@ -104,27 +120,10 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
     return _digest(fixed.model_dump(mode="json", by_alias=True, exclude_defaults=True))[:16]
 
 
-def revision_manifest(service: Service, revision: Revision) -> Manifest:
-    """The ControllerRevision, which the API server lets nobody change."""
-    name = names.revision_object(service.name, revision.id)
-    return child(service, "apps/v1", "ControllerRevision", name, revision=revision.id) | {
-        "revision": revision.number,
-        "data": revision.data,
-    }
-
-
-def config_manifest(service: Service, revision: Revision) -> Manifest:
-    """The ConfigMap with agent.json."""
-    name = names.revision_object(service.name, revision.id)
-    return child(service, "v1", "ConfigMap", name, revision=revision.id) | {
-        "immutable": True,
-        "data": {"agent.json": revision.config},
-    }
-
-
-def outdated(stored: Sequence[Revision], target: Revision, in_use: frozenset[str]) -> tuple[Revision, ...]:
+def outdated(revisions: Revisions, in_use: frozenset[str]) -> tuple[Revision, ...]:
     """What may go: neither wanted nor in use, nor among the last few of the others."""
-    idle = [revision for revision in stored if revision.id != target.id and revision.id not in in_use]
+    kept = in_use | {revisions.target.id}
+    idle = [revision for revision in revisions.stored if revision.id not in kept]
     return tuple(idle[: max(0, len(idle) - KEPT)])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
 from starling_operator.plan.group import Group, Groups
@@ -17,6 +18,11 @@ class Wanted:
     nodes: int
     rollout: RolloutSpec
     broken: bool = False
+
+    @classmethod
+    def of(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool) -> "Wanted":
+        """A suspended service wants none."""
+        return cls(replicas=0 if spec.suspend else spec.replicas, nodes=nodes, rollout=spec.rollout, broken=broken)
 
     @property
     def floor(self) -> int:

@@ -39,6 +39,12 @@ class Situation:
         return 0 if self.spec is None or self.spec.suspend else self.spec.replicas
 
     @property
+    def nodes(self) -> int:
+        """Pods of one group of the target revision."""
+        assert self.asked is not None
+        return self.asked.layout.nodes
+
+    @property
     def kept(self) -> tuple[Group, ...]:
         """The groups that exist and stay."""
         return tuple(group for group in self.groups.all if group not in self.change.remove)

@@ -56,9 +56,10 @@ def _target(situation: Situation) -> str:
 
 
 def _serving_revision(situation: Situation) -> str:
-    """It moves to the target when that serves alone."""
-    whole = situation.current and not situation.groups.old and all(situation.is_ready(group) for group in situation.current)
-    return situation.target if whole and situation.target else situation.service.status.revision.current
+    """It moves to the target when that serves alone, and in full."""
+    ready = [group for group in situation.current if situation.is_ready(group)]
+    whole = ready and len(ready) == len(situation.current) >= situation.replicas and not situation.groups.old
+    return situation.target if whole else situation.service.status.revision.current
 
 
 def _group(situation: Situation, group: Group) -> GroupStatus:

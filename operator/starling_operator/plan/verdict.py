@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.failure import has_served
+from starling_operator.plan.failure import has_served, restarts
+from starling_operator.plan.group import Group
 from starling_operator.plan.situation import Situation
 
 
@@ -21,8 +22,8 @@ def verdict(situation: Situation) -> Verdict:
     """The first rule that has something to say."""
     rules: tuple[Callable[[Situation], Verdict | None], ...] = (
         _refused,
-        _exhausted,
         _broken,
+        _exhausted,
         _off,
         _recovering,
         _rolling,
@@ -49,14 +50,19 @@ def _exhausted(situation: Situation) -> Verdict | None:
 
 
 def _broken(situation: Situation) -> Verdict | None:
-    """A group that once served is restarted and is no reason to give up; one that never did is."""
+    """A group that once served is restarted and is no reason to give up; one that never did is, after a first restart."""
     for group in situation.current:
         cause = situation.failures.get(group.name)
-        if cause and not has_served(group):
+        if cause and not has_served(group) and not _first_restart(situation, group):
             if situation.old:
                 return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
             return Verdict("stalled", "GroupFailed", cause)
     return None
+
+
+def _first_restart(situation: Situation, group: Group) -> bool:
+    healing = situation.healing.get(group.name)
+    return healing is not None and bool(healing.delete) and restarts(group) == 0
 
 
 def _off(situation: Situation) -> Verdict | None:
@@ -106,7 +112,7 @@ def _coming_up(situation: Situation) -> Verdict | None:
     if any(pod.waiting.startswith("Unschedulable") for group in waiting for pod in group.live):
         reason = "Unschedulable"
     else:
-        reason = "Recovering" if has_served(first) else "Progressing"
+        reason = "Recovering" if has_served(first) and not first.available else "Progressing"
     return Verdict("moving", reason, f"{_count(situation)} serve; {cause}")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from starling_operator.plan.failure import silence_limit
+from starling_operator.plan.failure import has_served, silence_limit
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.situation import Situation
 
@@ -28,6 +28,8 @@ def _moments(situation: Situation) -> Iterator[float]:
         if times:
             # One restart fewer counts then: the status says so, and a group that was given up may be restarted.
             yield times[0] + spec.recovery.window_seconds - situation.now
-        for pod in group.live:
+        # A group that never served, or whose failure is known, is not asked whether it is silent.
+        watched = group.live if healing is None and has_served(group) else ()
+        for pod in watched:
             if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
                 yield limit - pod.report_age

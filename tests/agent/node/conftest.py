@@ -50,10 +50,10 @@ def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
 class Agent:
     """A running `starling agent`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, config: dict[str, Any]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path, config: dict[str, Any]) -> None:
         self.process = process
         self.config = config
-        self._log = log
+        self.folder = folder
         scheme = "https" if "tls_cert_file" in config["endpoint"] else "http"
         self.url = f"{scheme}://127.0.0.1:{config['endpoint']['port']}"
         self.http = httpx.Client(base_url=self.url, timeout=60.0, verify=False, trust_env=False)
@@ -66,7 +66,7 @@ class Agent:
 
     @property
     def errors(self) -> str:
-        return self._log.read_text(errors="replace")
+        return (self.folder / "log").read_text(errors="replace")
 
     def report(self, after: int = -1, wait: float = 0.0) -> Report:
         answer = self.admin.get("/admin/report", params={"after": after, "wait": wait})
@@ -140,7 +140,7 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
                     stderr=errors,
                     env={**os.environ, "STARLING_POD_NAME": pod, **(environment or {})},
                 )
-            agent = Agent(process, own / "log", config)
+            agent = Agent(process, own, config)
             stack.callback(agent.close)
             return agent
 

@@ -74,6 +74,15 @@ async def test_what_is_there_is_neither_fetched_nor_read_again(hub: Hub, tmp_pat
     assert "verifying" not in {step[0] for step in told.steps}
 
 
+async def test_a_file_that_changed_since_is_noticed(hub: Hub, tmp_path: Path):
+    folder = await download(tmp_path / "cache", Told())
+    (folder / "model.safetensors").write_bytes(b"half")
+    told = Told()
+    folder = await download(tmp_path / "cache", told)
+    assert (folder / "model.safetensors").read_bytes() == SMALL["model.safetensors"]
+    assert len(told.retries) == 1 and hub.downloads.count("model.safetensors") == 2
+
+
 async def test_two_at_once_download_once(hub: Hub, tmp_path: Path):
     hub.delay = 0.05
     folders = await asyncio.gather(*(download(tmp_path / "cache", Told()) for _ in range(2)))

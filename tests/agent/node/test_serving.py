@@ -25,7 +25,7 @@ def test_the_report_says_what_serves(agent: Agent):
 
 
 def test_the_report_names_the_configuration(agent: Agent):
-    content = (Path(agent._log).parent / "agent.json").read_bytes()
+    content = (agent.folder / "agent.json").read_bytes()
     assert agent.report().config_hash == hashlib.sha256(content).hexdigest()
 
 

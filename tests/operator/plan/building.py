@@ -62,6 +62,7 @@ def make_report(**fields: Any) -> Report:
         "phase": "serving",
         "ready": True,
         "token_seen": True,
+        "service_token_seen": None,
         "topology": Topology(tensor=1, pipeline=1, data=1, ranks=1),
     }
     return Report(**(given | fields))

@@ -59,7 +59,6 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"engine": {"maxWaiting": 3}}, "max_num_waiting", 3),
         ({"engine": {"prefixCaching": False}}, "enable_prefix_caching", False),
         ({"engine": {"schedulingPolicy": "priority"}}, "scheduling_policy", "priority"),
-        ({"recovery": {"progressTimeoutSeconds": 90}}, "progress_timeout", 90.0),
         ({"engine": {"extraArgs": {"num_threads": 3}}}, "num_threads", 3),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "device", "auto"),
     ],

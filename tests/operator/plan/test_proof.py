@@ -37,8 +37,8 @@ def test_a_group_whose_agent_reports_all_that_was_asked_is_ready() -> None:
         ({"phase": "failed"}, "its agent gives no cause"),
         ({"config_hash": "other"}, "another configuration"),
         ({"token_seen": False}, "no token came through its endpoint"),
-        ({"service_token_seen": False}, "no token comes through the Service"),
-        ({"service_token_seen": False, "last_error": "refused"}, "through the Service: refused"),
+        ({"service_token_seen": False}, "no token came through the Service yet"),
+        ({"service_token_seen": False, "last_error": "refused"}, "through the Service yet: refused"),
         ({"topology": None}, "reports no topology"),
         (
             {"topology": Topology(tensor=2, pipeline=1, data=1, ranks=2)},
@@ -55,9 +55,13 @@ def test_what_an_agent_reports_instead_is_told(fields: dict[str, Any], why: str)
     assert why in told
 
 
-@pytest.mark.parametrize("seen", [None, True])
-def test_a_token_through_the_service_is_asked_for_where_it_was_tried(seen: bool | None) -> None:
-    assert unproven(of(report=make_report(service_token_seen=seen)), ASKED) == ""
+@pytest.mark.parametrize(
+    ("seen", "through_service", "ready"),
+    [(None, False, True), (True, False, True), (False, False, False), (None, True, False), (True, True, True)],
+)
+def test_a_token_has_to_come_through_the_service_where_there_is_one(seen: bool | None, through_service: bool, ready: bool) -> None:
+    told = unproven(of(report=make_report(service_token_seen=seen)), replace(ASKED, through_service=through_service))
+    assert (told == "") == ready
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_a_token_through_the_service_is_asked_for_where_it_was_tried(seen: bool 
         ),
         (
             {"ready": False, "waiting": "CrashLoopBackOff: x", "report": make_report(last_error="rank 0 died")},
-            "its last words: rank 0 died",
+            "container agent: CrashLoopBackOff: x; its last words: rank 0 died",
         ),
         ({"ready": False, "phase": "Failed", "report": None, "last_log": "killed"}, "ended as Failed: killed"),
         ({"lost": True, "host": "node-7"}, "its node node-7 is gone"),

@@ -93,12 +93,32 @@ def test_what_is_no_failure_that_a_restart_heals(fields: dict[str, Any]) -> None
     assert healed(one(**fields)) is None
 
 
-@pytest.mark.parametrize("fields", [FATAL, HUNG, GAVE_UP, SILENT, {"restarts": 2, "ready": False}])
+@pytest.mark.parametrize("fields", [FATAL, HUNG, SILENT, {"restarts": 2, "ready": False}])
 def test_a_group_that_never_served_is_not_restarted(fields: dict[str, Any]) -> None:
     """Its revision is bad, or its agents still find each other."""
     report = fields.get("report", make_report()).model_copy(update={"token_seen": False})
     group = make_group(pods=[make_pod(**(fields | {"report": report}))])
     assert healed(known(group, served=False)) is None
+
+
+def test_an_agent_that_may_succeed_another_time_gets_it_though_it_never_served() -> None:
+    """It waits in its last phase, so that its words can be read, and would wait for ever."""
+    report = GAVE_UP["report"].model_copy(update={"token_seen": False})
+    group = known(make_group(pods=[make_pod(ready=False, report=report)]), served=False)
+    healing = healed(group)
+    assert healing is not None
+    assert (len(healing.delete), healing.counted) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "served", "ready", "is_broken"),
+    [(0, False, False, False), (1, False, False, False), (2, False, False, True), (2, True, False, False), (5, False, True, False)],
+)
+def test_a_group_that_never_served_stays_broken_while_it_tries_again(
+    restarts: int, served: bool, ready: bool, is_broken: bool
+) -> None:
+    group = make_group(pods=[make_pod(ready=ready, report=make_report(**LOADING))])
+    assert bool(broken(known(group, served=served, restarts=restarts))) == is_broken
 
 
 def test_a_token_that_was_seen_counts_as_having_served() -> None:

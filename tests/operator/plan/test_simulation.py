@@ -14,6 +14,7 @@ MODELS = ("hf://org/a", "hf://org/b", "hf://org/c", BAD)
 FAULTS: dict[str, Callable[[World, Member], None]] = {
     "crash": World.crash_container,
     "break": World.break_agent,
+    "stumble": World.stumble,
     "silence": World.silence,
     "lose": World.lose_node,
     "evict": World.evict,

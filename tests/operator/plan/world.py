@@ -31,7 +31,11 @@ BAD = "hf://org/bad"
 
 @dataclass
 class Member:
-    """One pod. `stage` counts the phases it has gone through; `broken` is what its agent says when it gave up."""
+    """One pod. `stage` counts the phases it has gone through.
+
+    broken    what its agent says when it gave up; `passing`: not for good
+    peers     those that it serves with
+    """
 
     name: str
     uid: str
@@ -48,6 +52,7 @@ class Member:
     lost: bool = False
     restarts: int = 0
     broken: str = ""
+    passing: bool = False
     silent_since: float | None = None
     phase: str = "Pending"
     peers: frozenset[tuple[str, int]] = frozenset()
@@ -183,6 +188,10 @@ class World:
 
     def break_agent(self, member: Member, words: str = "rank 0 died: illegal instruction") -> None:
         member.broken = words
+
+    def stumble(self, member: Member, words: str = "the download stalled: no byte for 60 s") -> None:
+        """Another try may succeed, but not of this process."""
+        member.broken, member.passing = words, True
 
     def silence(self, member: Member) -> None:
         member.silent_since = self.now
@@ -324,9 +333,10 @@ class World:
             phase="failed" if member.broken else PHASES[member.stage],
             ready=self._ready(member),
             healthy=not member.broken,
-            fatal=bool(member.broken),
+            fatal=bool(member.broken) and not member.passing,
             last_error=member.broken or None,
             token_seen=serving,
+            service_token_seen=serving or None,
             topology=Topology(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, expert=1, ranks=layout.ranks)
             if serving
             else None,

@@ -14,6 +14,7 @@ GROUP, VERSION, PLURAL = "serving.starling.dev", "v1alpha1", "inferenceservices"
 CRD_NAME = f"{PLURAL}.{GROUP}"
 SERVICE_LABEL, GROUP_LABEL, NODE_LABEL, ROLE_LABEL = (f"{GROUP}/{name}" for name in ("service", "group", "node", "role"))
 OPERATOR_SELECTOR = "app.kubernetes.io/name=starling-operator"
+INSTALL_CRD = "install it: `starling crds | kubectl apply --server-side -f -`"
 TIMEOUT_SECONDS = 20.0
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -66,7 +67,12 @@ class Cluster:
             return dict(self.plain(client.VersionApi(self.api).get_code(_request_timeout=TIMEOUT_SECONDS)))
 
     def services(self) -> list[Object]:
-        return self.list_of(GROUP, VERSION, PLURAL)
+        try:
+            return self.list_of(GROUP, VERSION, PLURAL)
+        except ClusterError as error:
+            if error.status == 404:
+                raise ClusterError("the cluster knows no InferenceServices: the CRD is not installed", INSTALL_CRD, 404) from None
+            raise
 
     def service(self, name: str) -> Object:
         try:
@@ -84,8 +90,8 @@ class Cluster:
     def _no_service(self, name: str, error: ClusterError) -> ClusterError:
         try:
             others = ", ".join(found["metadata"]["name"] for found in self.services()) or "none"
-        except ClusterError:
-            return ClusterError(str(error), "install the CRDs: `starling crds | kubectl apply --server-side -f -`", 404)
+        except ClusterError as why:
+            return why if why.status == 404 else error
         return ClusterError(f"namespace {self.namespace!r} has no InferenceService {name!r}; it has: {others}", "see -n", 404)
 
     def scale(self, name: str, replicas: int) -> None:

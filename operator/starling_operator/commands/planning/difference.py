@@ -40,7 +40,7 @@ def difference(before: Service | None, after: Service | None) -> Difference:
         return Difference(before.name, (), ("not in the new file: `kubectl apply` leaves it as it is; `kubectl delete` ends it",))
     assert after.spec is not None
     if before is None:
-        return Difference(after.name, (), (f"new: {_groups(after.spec)} groups are made",))
+        return Difference(after.name, (), (f"new: {_count(_groups(after.spec))}",))
     assert before.spec is not None
     changes = tuple(_changes("spec", _dumped(before.spec), _dumped(after.spec)))
     return Difference(after.name, changes, tuple(_effects(before.spec, after.spec)) if changes else ())
@@ -54,15 +54,19 @@ def _effects(before: InferenceServiceSpec, after: InferenceServiceSpec) -> Itera
             # Both at zero would never move; the rollout then takes one group away.
             missing = rollout.max_unavailable or (0 if rollout.max_surge else 1)
             yield (
-                f"rolling update: all {old} groups are replaced by groups of a new revision,"
+                f"rolling update: {_count(old)} of a new revision, one after the other, in place of those that serve,"
                 f" with at most {rollout.max_surge} more and {missing} fewer than {new} at any time"
             )
         else:
             yield "a new revision, without groups to replace"
     if old != new:
-        yield f"scale: from {old} to {new} groups"
+        yield f"scale: from {old} to {_count(new)}"
     if spec_hash(before) == spec_hash(after) and old == new:
         yield "in place: no pod restarts"
+
+
+def _count(groups: int) -> str:
+    return "1 group" if groups == 1 else f"{groups} groups"
 
 
 def _groups(spec: InferenceServiceSpec) -> int:

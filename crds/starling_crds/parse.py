@@ -1,0 +1,81 @@
+"""An InferenceService's manifest, parsed as the API server would: all its problems, each with the path of its field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from starling_crds.errors import model_in, problems_of
+from starling_crds.manifest import GROUP, KIND, VERSION
+from starling_crds.problems import problems
+from starling_crds.rules import Problem
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_crds.v1alpha1.strings import SERVICE_NAME
+
+_API_VERSION = f"{GROUP}/{VERSION}"
+_TOP = ("apiVersion", "kind", "metadata", "spec", "status")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """`spec` is None if and only if there are problems."""
+
+    spec: InferenceServiceSpec | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        return "; ".join(map(str, self.problems)) or None
+
+
+def parse(body: Mapping[str, Any]) -> Parsed:
+    """Never raises: what is wrong is in `problems`."""
+    found = [*_envelope_problems(body), *_name_problems(body)]
+    spec = body.get("spec")
+    if not isinstance(spec, Mapping):
+        return Parsed(None, (*found, Problem("spec", "is required, and must be a map")))
+    parsed = parse_spec(spec)
+    found += parsed.problems
+    return Parsed(None, tuple(found)) if found else parsed
+
+
+def parse_spec(spec: Mapping[str, Any]) -> Parsed:
+    """Of `spec` alone, as an API server has it in store."""
+    try:
+        made = InferenceServiceSpec.model_validate(
+            _without_nulls(dict(spec), InferenceServiceSpec), strict=True, by_alias=True, by_name=False
+        )
+    except ValidationError as error:
+        return Parsed(None, tuple(problems_of(error, InferenceServiceSpec, "spec")))
+    found = problems(made)
+    return Parsed(None, tuple(found)) if found else Parsed(made)
+
+
+def _envelope_problems(body: Mapping[str, Any]) -> list[Problem]:
+    wanted = {"apiVersion": _API_VERSION, "kind": KIND}
+    found = [Problem(name, f"must be {value}, got {body.get(name)}") for name, value in wanted.items() if body.get(name) != value]
+    unknown = [name for name in body if name not in _TOP]
+    return found + [Problem(str(name), f"unknown field; possible are {', '.join(_TOP)}") for name in unknown]
+
+
+def _name_problems(body: Mapping[str, Any]) -> list[Problem]:
+    metadata = body.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str):
+        return [Problem("metadata.name", "is required")]
+    return [] if SERVICE_NAME.holds(name) else [Problem("metadata.name", SERVICE_NAME.explain(name))]
+
+
+def _without_nulls(value: Any, model: type[BaseModel]) -> Any:
+    """A null is a field that is not there, to the API server too. In free-form maps nulls mean something, and stay."""
+    if not isinstance(value, dict):
+        return value
+    fields = {info.alias: info for info in model.model_fields.values()}
+    return {name: _inner(entry, fields.get(name)) for name, entry in value.items() if entry is not None or name not in fields}
+
+
+def _inner(value: Any, field: FieldInfo | None) -> Any:
+    inner = model_in(field.annotation) if field is not None else None
+    return value if inner is None else _without_nulls(value, inner)

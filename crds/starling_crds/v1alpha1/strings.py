@@ -1,0 +1,76 @@
+"""Strings of the API that have a form. Each says in its message what is possible, with an example."""
+
+from typing import Annotated
+
+from pydantic import Field
+from starling_crds.quantity import PATTERN as SIZE
+from starling_crds.rules import form, without
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_HUB_NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_STEPS_UP = without(r"(^|/)\.\.(/|$)", "must not climb by ..")
+
+SERVICE_NAME = form(
+    "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
+    "must be at most 40 lowercase letters, digits and '-', begin with a letter and end with a letter or digit",
+)
+"""DNS-1035, and short enough that the names of pods and labels made from it fit into 63 characters."""
+
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    form(f"^{_SUBDOMAIN}$", "must be the name of an object: lowercase letters, digits, '-' and '.', such as my-secret"),
+]
+DataKey = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    form("^[-._a-zA-Z0-9]+$", "must be a key of a Secret: letters, digits, '-', '_' and '.', such as api-keys"),
+]
+Size = Annotated[
+    str,
+    Field(max_length=32),
+    form(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
+    form("^.*[1-9].*$", "must be above 0"),
+]
+AbsolutePath = Annotated[
+    str, Field(max_length=1024), form("^/[^/].*$", "must be an absolute folder below /, such as /var/lib/starling"), _STEPS_UP
+]
+ModelSource = Annotated[
+    str,
+    Field(max_length=1024),
+    form(
+        f"^(hf://{_HUB_NAME}/{_HUB_NAME}(@[A-Za-z0-9_./-]+)?|pvc://{_SUBDOMAIN}/[^/].*|file:///[^/].*)$",
+        "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path",
+    ),
+    _STEPS_UP,
+]
+ModelName = Annotated[
+    str, Field(min_length=1, max_length=256), form(r"^[^\s]+$", "must be a name without white space, such as chat or org/chat")
+]
+Image = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    form(r"^[^\s]+$", "must be an image without white space, such as ghcr.io/org/starling-agent:0.2.0"),
+]
+Origin = Annotated[
+    str,
+    Field(max_length=512),
+    form(r"^(\*|https?://[^/\s]+)$", "must be * or an origin without a path, such as https://chat.example.org"),
+]
+DeviceResource = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    form(
+        f"^(cpu|{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$",
+        "must be cpu or an extended resource with its domain, such as nvidia.com/gpu",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    form(
+        "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
+        "must be a label's value: letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    ),
+]

@@ -1,0 +1,51 @@
+"""The three parts of a decision that change the cluster: what is made once, what is applied, what goes."""
+
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan.children import admin_secret, service_children
+from starling_operator.plan.decision import Delete
+from starling_operator.plan.group_children import group_children
+from starling_operator.plan.observed import Manifest, Observed
+from starling_operator.plan.recovery import deletions, released
+from starling_operator.plan.removal import group_deletions, revision_deletions
+from starling_operator.plan.revision import Revisions, outdated
+from starling_operator.plan.revision_children import revision_children
+from starling_operator.plan.situation import Situation
+
+
+def made_once(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Manifest, ...]:
+    """The token, and the revisions that are wanted or in use, as far as they are not there yet."""
+    wanted = [admin_secret(observed.service, observed.new_token)]
+    for identifier in sorted({situation.target} | {group.revision for group in situation.kept}):
+        revision = revisions.find(identifier)
+        if revision is not None:
+            wanted += revision_children(observed.service, revision)
+    return tuple(made for made in wanted if (made["kind"], made["metadata"]["name"]) not in observed.children)
+
+
+def applied(
+    observed: Observed, spec: InferenceServiceSpec, situation: Situation, revisions: Revisions, created: tuple[str, ...]
+) -> tuple[Manifest, ...]:
+    """The service's own children, then each group's. A group whose revision cannot be read is left as it is."""
+    service, nodes = observed.service, situation.nodes
+    manifests = list(service_children(service, spec, observed.settings, nodes))
+    for group in situation.kept:
+        revision = revisions.find(group.revision)
+        if revision is not None:
+            # An old group keeps its size: the layout that the spec asks for is the new one's.
+            manifests += group_children(service, revision, group.name, nodes if group.target else group.nodes)
+    for name in created:
+        manifests += group_children(service, revisions.target, name, nodes)
+    return tuple(manifests)
+
+
+def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Delete, ...]:
+    """Groups, pods that are made anew or let go, revisions that nothing is made of any more."""
+    groups = situation.groups
+    in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})
+    return (
+        *group_deletions(observed, situation.change.remove, groups),
+        *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
+        *released(observed.pods),
+        *revision_deletions(observed, outdated(revisions, in_use)),
+    )

@@ -1,0 +1,131 @@
+"""The operator at work with no more than the chart's rights: whatever it is refused would stand in its log."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.charts.helm import Helm, Manifest
+from tests.charts.kubectl import Kubectl
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+WAIT_SECONDS = 30
+SERVICE: Manifest = {
+    "apiVersion": "serving.starling.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "rights"},
+    "spec": {"model": {"source": "file:///models/any"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A `starling operator` process for one namespace."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    kubectl: Kubectl
+    namespace: str
+
+    def eventually(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not holds():
+            assert self.process.poll() is None, f"the operator ended:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"{what} did not come; the operator said:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def names(self, kind: str) -> set[str]:
+        listed = self.get(kind, "-l", "serving.starling.dev/service=rights")
+        return {item["metadata"]["name"] for item in listed["items"]}
+
+    def get(self, *what: str) -> Manifest:
+        found: Manifest = json.loads(self.kubectl("-n", self.namespace, "get", *what, "-o", "json"))
+        return found
+
+    def edit(self, spec: Manifest) -> None:
+        self.kubectl("-n", self.namespace, "patch", "infsvc", "rights", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def refusals(self) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if "forbidden" in line.lower() or "cannot be listed" in line]
+
+
+@pytest.fixture(params=["all namespaces", "its own"])
+def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_path: Path) -> Iterator[Running]:
+    """Installed by the chart, but run here: this API server has no nodes."""
+    one = request.param == "its own"
+    namespace = "rights-one" if one else "rights-all"
+    values: Manifest = {"watchNamespaces": [namespace]} if one else {}
+    for name in {"starling-system", namespace}:
+        kubectl.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}])
+    objects = [item for item in helm.objects(values, release=namespace) if item["kind"] != "Deployment"]
+    kubectl.apply(objects)
+    kubectl("wait", "--for=condition=Established", "crd/inferenceservices.serving.starling.dev")
+    log = tmp_path / "operator.log"
+    process = _start(kubectl.as_account("starling-system", f"{namespace}-starling-operator", tmp_path), log, one, namespace)
+    try:
+        yield Running(process, log, kubectl, namespace)
+    finally:
+        process.terminate()
+        process.wait(20)
+        kubectl("delete", "clusterrolebinding", "-l", f"app.kubernetes.io/instance={namespace}")
+        kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "starling_operator.cli", "operator", "--agent-image=starling-agent:test"]
+    command += ["--http-address=127.0.0.1:0"]
+    command += [f"--namespace={namespace}"] if one else []
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": "starling-system"}
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+
+
+def test_a_service_lives_and_changes_with_the_charts_rights(operator: Running) -> None:
+    operator.kubectl.apply([SERVICE | {"metadata": {"name": "rights", "namespace": operator.namespace}}])
+    operator.eventually("the first group", lambda: len(operator.names("statefulsets")) == 1)
+    assert operator.names("secrets") == {"rights-admin"}
+    assert {len(operator.names(kind)) for kind in ("serviceaccounts", "pdb", "networkpolicies", "configmaps")} == {1}
+
+    # More revisions than are kept: the oldest goes, with its ConfigMap.
+    first = operator.names("configmaps")
+    for number in range(5):
+        before = operator.names("controllerrevisions")
+        operator.edit({"model": {"maxLength": 1000 + number}})
+        operator.eventually("a new revision", lambda before=before: bool(operator.names("controllerrevisions") - before))
+    operator.eventually("the end of the first revision", lambda: not first & operator.names("configmaps"))
+
+    operator.edit({"replicas": 2})
+    operator.eventually("a second group", lambda: len(operator.names("statefulsets")) == 2)
+    operator.edit({"replicas": 1})
+    operator.eventually("its end", lambda: len(operator.names("statefulsets")) == 1)
+
+    # What drifts is put back, and what was removed is made again.
+    operator.kubectl("-n", operator.namespace, "delete", "secret", "rights-admin")
+    operator.kubectl("-n", operator.namespace, "label", "pdb", "rights", "app.kubernetes.io/part-of=elsewhere", "--overwrite")
+    operator.eventually("the Secret", lambda: bool(operator.names("secrets")))
+    operator.eventually("the label", lambda: _part_of(operator) == "starling")
+    operator.eventually("the status", lambda: _status(operator).get("observedGeneration") == 8)
+    assert _events(operator)
+    assert operator.refusals() == []
+
+
+def _part_of(operator: Running) -> str:
+    label: str = operator.get("pdb", "rights")["metadata"]["labels"]["app.kubernetes.io/part-of"]
+    return label
+
+
+def _status(operator: Running) -> Manifest:
+    status: Manifest = operator.get("infsvc", "rights").get("status", {})
+    return status
+
+
+def _events(operator: Running) -> list[Manifest]:
+    events: list[Manifest] = operator.get("events", "--field-selector=involvedObject.kind=InferenceService")["items"]
+    return events

@@ -1,0 +1,62 @@
+"""A real API server with the CRD of this release, and a namespace for each test."""
+
+import json
+import subprocess
+import uuid
+
+import pytest
+
+from tests.kube.apiserver import apiserver, kubectl
+from tests.operator.commands.running import starling
+
+__all__ = ["apiserver", "cluster"]
+
+
+class OneNamespace:
+    """kubectl and starling against one namespace."""
+
+    def __init__(self, kubeconfig, name):
+        self.kubeconfig, self.name = kubeconfig, name
+
+    def kubectl(self, *arguments, input=None):
+        command = [*kubectl(self.kubeconfig), "-n", self.name, *arguments]
+        done = subprocess.run(command, input=input, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def apply(self, *objects):
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.kubectl("apply", "-f", "-", input=text)
+
+    def get(self, kind, name):
+        return json.loads(self.kubectl("get", kind, name, "-o", "json"))
+
+    def set_status(self, kind, name, status):
+        self.kubectl("patch", kind, name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def starling(self, *arguments, **more):
+        return starling(*arguments, "-n", self.name, "--kubeconfig", self.kubeconfig, **more)
+
+
+def install_crd(kubeconfig):
+    crd = starling("crds").stdout
+    command = kubectl(kubeconfig)
+    subprocess.run(
+        [*command, "apply", "--server-side", "-f", "-"], input=crd, text=True, check=True, capture_output=True, timeout=60
+    )
+    waited = [*command, "wait", "--for=condition=Established", "crd/inferenceservices.serving.starling.dev", "--timeout=30s"]
+    subprocess.run(waited, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def crd(apiserver):
+    install_crd(apiserver)
+    return apiserver
+
+
+@pytest.fixture
+def cluster(crd):
+    made = OneNamespace(crd, f"commands-{uuid.uuid4().hex[:8]}")
+    made.kubectl("create", "namespace", made.name)
+    yield made
+    made.kubectl("delete", "namespace", made.name, "--wait=false")

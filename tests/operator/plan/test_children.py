@@ -1,0 +1,185 @@
+"""The children: what each holds, and what all have in common."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starling_operator.plan.decision import Decision
+from starling_operator.plan.observed import Manifest, Settings
+from starling_operator.plan.plan import plan
+
+from tests.operator.plan.building import SETTINGS, TOKEN, decoded, make_observed, make_spec
+from tests.operator.plan.world import World
+
+ALL = replace(SETTINGS, service_monitors=True, http_routes=True, operator_namespace="ops", operator_labels={"app": "op"})
+
+
+def decided(changes: dict[str, Any] | None = None, settings: Settings = SETTINGS) -> Decision:
+    return plan(make_observed(make_spec(changes), settings=settings))
+
+
+def child(kind: str, changes: dict[str, Any] | None = None, settings: Settings = SETTINGS, name: str | None = None) -> Manifest:
+    decision = decided(changes, settings)
+    found = [made for made in (*decision.create, *decision.apply) if made["kind"] == kind]
+    return next(made for made in found if name is None or made["metadata"]["name"] == name)
+
+
+def test_a_new_service_gets_all_its_children_at_once() -> None:
+    decision = decided()
+    revision = decision.status.revision.target
+    assert [(made["kind"], made["metadata"]["name"]) for made in decision.create] == [
+        ("Secret", "chat-admin"),
+        ("ControllerRevision", f"chat-{revision}"),
+        ("ConfigMap", f"chat-{revision}"),
+    ]
+    assert [(made["kind"], made["metadata"]["name"]) for made in decision.apply] == [
+        ("ServiceAccount", "chat-agent"),
+        ("Service", "chat"),
+        ("PodDisruptionBudget", "chat"),
+        ("NetworkPolicy", "chat"),
+        ("Service", f"chat-{revision}-0"),
+        ("StatefulSet", f"chat-{revision}-0"),
+    ]
+
+
+def test_optional_kinds_only_where_the_cluster_has_them() -> None:
+    kinds = {made["kind"] for made in decided(settings=ALL).apply} - {made["kind"] for made in decided().apply}
+    assert kinds == {"ServiceMonitor", "HTTPRoute"}
+
+
+def test_every_child_is_owned_labelled_and_in_the_service_s_namespace() -> None:
+    decision = decided(settings=ALL)
+    for made in (*decision.create, *decision.apply):
+        metadata = made["metadata"]
+        assert metadata["namespace"] == "prod"
+        (owner,) = metadata["ownerReferences"]
+        assert owner == {
+            "apiVersion": "serving.starling.dev/v1alpha1",
+            "kind": "InferenceService",
+            "name": "chat",
+            "uid": "service-uid",
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+        assert (
+            metadata["labels"].items()
+            >= {
+                "app.kubernetes.io/name": "starling",
+                "app.kubernetes.io/instance": "chat",
+                "app.kubernetes.io/component": "agent",
+                "app.kubernetes.io/part-of": "starling",
+                "app.kubernetes.io/managed-by": "starling-operator",
+                "serving.starling.dev/service": "chat",
+            }.items()
+        )
+        assert "finalizers" not in metadata
+
+
+def test_the_token_is_made_once() -> None:
+    secret = child("Secret")
+    assert decoded(secret["data"]["token"]) == TOKEN
+    world = World()
+    world.settle()
+    assert plan(world.observe()).create == ()
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [
+        (80, [("http", 80, 8000), ("pods", 8000, 8000)]),
+        (8080, [("http", 8080, 8000), ("pods", 8000, 8000)]),
+        (8000, [("http", 8000, 8000)]),
+    ],
+)
+def test_the_service(port: int, ports: list[tuple[str, int, int]]) -> None:
+    spec = child("Service", {"endpoint": {"port": port}}, name="chat")["spec"]
+    assert [(entry["name"], entry["port"], entry["targetPort"]) for entry in spec["ports"]] == ports
+    assert spec["selector"] == {"serving.starling.dev/service": "chat", "serving.starling.dev/role": "serving"}
+    assert "publishNotReadyAddresses" not in spec
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "parallel", "pods"),
+    [(0, {}, 1), (1, {}, 1), (3, {}, 3), (0, {"tensor": 4}, 4), (2, {"tensor": 4}, 8), (2, {"tensor": 2, "data": 2}, 8)],
+)
+def test_the_disruption_budget_counts_groups_in_pods(unavailable: int, parallel: dict[str, int], pods: int) -> None:
+    world = World({"rollout": {"maxUnavailable": unavailable}, "parallelism": parallel})
+    budget = next(made for made in world.decide().apply if made["kind"] == "PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == pods
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_the_network_policy_opens_the_endpoint_to_all_and_the_rest_to_few() -> None:
+    spec = child("NetworkPolicy", settings=ALL)["spec"]
+    own = {"podSelector": {"matchLabels": {"serving.starling.dev/service": "chat"}}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},
+        "podSelector": {"matchLabels": {"app": "op"}},
+    }
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["podSelector"] == own["podSelector"]
+    assert spec["ingress"] == [
+        {"ports": [{"port": 8000, "protocol": "TCP"}]},
+        {"from": [own]},
+        {"from": [operator], "ports": [{"port": 8001, "protocol": "TCP"}]},
+    ]
+
+
+def test_the_service_account_has_no_token() -> None:
+    assert child("ServiceAccount")["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(("tls", "scheme"), [(None, None), ("t", "https")])
+def test_the_service_monitor(tls: str | None, scheme: str | None) -> None:
+    monitor = child("ServiceMonitor", {"endpoint": {"tlsSecret": tls}}, ALL)["spec"]
+    (endpoint,) = monitor["endpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint.get("scheme")) == ("http", "/metrics", scheme)
+    wanted = monitor["selector"]["matchLabels"].items()
+    services = [made for made in decided().apply if made["kind"] == "Service"]
+    matching = [made["metadata"]["name"] for made in services if made["metadata"]["labels"].items() >= wanted]
+    assert matching == ["chat"], "not the groups' headless ones"
+
+
+def test_the_route_leaves_its_gateway_to_others() -> None:
+    spec = child("HTTPRoute", {"endpoint": {"port": 8080}}, ALL)["spec"]
+    assert "parentRefs" not in spec
+    assert spec["rules"][0]["backendRefs"] == [{"kind": "Service", "name": "chat", "port": 8080}]
+
+
+def test_a_group() -> None:
+    world = World({"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}})
+    decision = world.decide()
+    headless, live = decision.apply[-2:]
+    name = live["metadata"]["name"]
+    assert headless["metadata"]["name"] == live["spec"]["serviceName"] == name
+    assert live["spec"]["replicas"] == 2
+    assert live["spec"]["podManagementPolicy"] == "Parallel"
+    assert live["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["publishNotReadyAddresses"] is True
+    labels = live["spec"]["template"]["metadata"]["labels"]
+    selector = live["spec"]["selector"]["matchLabels"]
+    assert headless["spec"]["selector"] == selector
+    assert labels.items() >= selector.items()
+    assert labels["serving.starling.dev/group"] == name
+    assert labels["serving.starling.dev/revision"] == decision.status.revision.target
+    assert labels["serving.starling.dev/role"] == "serving"
+
+
+def test_drift_is_undone_by_what_is_applied() -> None:
+    world = World()
+    world.settle()
+    before = world.decide().apply
+    world.children["Service", "chat"]["spec"]["selector"] = {}
+    world.sets()[0]["spec"]["replicas"] = 3
+    assert world.decide().apply == before
+
+
+def test_another_size_of_a_live_group_is_applied_to_its_statefulset() -> None:
+    """No new revision: the same groups get more pods."""
+    world = World({"parallelism": {"data": 2}})
+    world.settle()
+    (name,) = (live["metadata"]["name"] for live in world.sets())
+    world.edit({"parallelism": {"data": 3}})
+    (live,) = (made for made in world.decide().apply if made["kind"] == "StatefulSet")
+    assert (live["metadata"]["name"], live["spec"]["replicas"]) == (name, 3)

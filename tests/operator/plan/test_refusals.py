@@ -1,0 +1,213 @@
+"""Specs that nothing is done about, and the words that say why."""
+
+from typing import Any
+
+import pytest
+from starling_crds.v1alpha1.engine import KVCacheSpec
+from starling_crds.v1alpha1.model import ModelSpec
+from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_operator.plan.plan import plan
+from starling_operator.plan.refusals import check_spec, not_in_this_release
+
+from tests.operator.plan.building import conditions_of, make_observed, make_service, make_spec, message_of
+from tests.operator.plan.world import World
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"parallelism": {"tensor": 2}},
+            "spec.parallelism.tensor: this release runs one rank in a group, so only 1",
+        ),
+        ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline: "),
+        ({"parallelism": {"data": 2}}, "spec.parallelism.data: "),
+        ({"parallelism": {"expert": 2}}, "spec.parallelism.expert: "),
+        ({"parallelism": {"tensor": 2, "pipeline": 2}}, "spec.parallelism.tensor: "),
+        ({"parallelism": {"data": 1, "elastic": {"min": 1, "max": 2}}}, "spec.parallelism.elastic: "),
+        ({"parallelism": {"tensor": 2}, "accelerators": {"perNode": 2}}, "spec.parallelism.tensor: "),
+        ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type: this release runs on cpu only, got nvidia.com/gpu"),
+        ({"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}}, "spec.kvCache.tiers.cpu: "),
+        ({"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/kv"}}}}, "spec.kvCache.tiers.filesystem: "),
+        ({"model": {"trustRemoteCode": True}}, "spec.model.trustRemoteCode: "),
+    ],
+)
+def test_what_the_engine_cannot_do_yet(changes: dict[str, Any], message: str) -> None:
+    decision = plan(make_observed(make_spec(changes)))
+    assert conditions_of(decision.status)["Stalled"] == ("True", "Unsupported")
+    assert conditions_of(decision.status)["Ready"] == ("False", "Unsupported")
+    assert message_of(decision.status, "Ready").startswith(message)
+    assert decision.create == decision.apply == decision.delete == ()
+    assert [event.reason for event in decision.events] == ["Refused"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parallelism": {"tensor": 1, "pipeline": 1, "data": 1}},
+        {"parallelism": {"expert": 1}},
+        {"accelerators": {"type": "cpu", "perNode": 1}},
+        {"kvCache": {"tiers": {}}},
+        {"model": {"trustRemoteCode": False}},
+    ],
+)
+def test_what_the_engine_can_do(changes: dict[str, Any]) -> None:
+    assert list(not_in_this_release(make_spec(changes))) == []
+
+
+def test_per_node_is_refused_by_itself() -> None:
+    """The schema ties it to tensor; an object stored before may have it alone."""
+    spec = make_spec().model_copy(update={"accelerators": Accelerators.model_construct(type="cpu", per_node=2)})
+    assert next(not_in_this_release(spec)).startswith("accelerators.perNode: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"blok_size": 1},
+            "engine.extraArgs.blok_size: the engine has no such argument; possible are async_scheduling, ",
+        ),
+        ({"--seed": 1}, "engine.extraArgs.--seed: the engine has no such argument"),
+        ({"max-num-seqs": 1}, "engine.extraArgs.max-num-seqs: the engine has no such argument"),
+        ({"show_progress": True}, "engine.extraArgs.show_progress: the engine has no such argument"),
+        ({"model": "x"}, "engine.extraArgs.model: is set by spec.model.source; use that"),
+        ({"revision": "x"}, "engine.extraArgs.revision: is set by spec.model.source"),
+        ({"dtype": "float32"}, "engine.extraArgs.dtype: is set by spec.model.dtype"),
+        ({"device": "cpu"}, "engine.extraArgs.device: is set by spec.accelerators.type"),
+        ({"max_model_len": 1}, "engine.extraArgs.max_model_len: is set by spec.model.maxLength"),
+        ({"max_num_seqs": 1}, "engine.extraArgs.max_num_seqs: is set by spec.engine.maxSequences"),
+        ({"block_size": 16}, "engine.extraArgs.block_size: is set by spec.engine.blockSize"),
+        ({"kv_cache_memory_bytes": 1}, "engine.extraArgs.kv_cache_memory_bytes: is set by spec.engine.kvMemory"),
+        ({"gpu_memory_utilization": 0.5}, "engine.extraArgs.gpu_memory_utilization: is set by spec.engine.memoryFraction"),
+        ({"enable_prefix_caching": True}, "engine.extraArgs.enable_prefix_caching: is set by spec.engine.prefixCaching"),
+        ({"scheduling_policy": "fcfs"}, "engine.extraArgs.scheduling_policy: is set by spec.engine.schedulingPolicy"),
+        ({"progress_timeout": 3.0}, "engine.extraArgs.progress_timeout: is set by spec.recovery.progressTimeoutSeconds"),
+        ({"tensor_parallel_size": 1}, "engine.extraArgs.tensor_parallel_size: is set by spec.parallelism.tensor"),
+        ({"data_parallel_size": 1}, "engine.extraArgs.data_parallel_size: is set by spec.parallelism.data"),
+        ({"num_threads": 0}, "engine.extraArgs.num_threads: must be at least 1, got 0"),
+        ({"num_threads": "four"}, "engine.extraArgs.num_threads: "),
+        ({"num_threads": 1.5}, "engine.extraArgs.num_threads: "),
+        ({"num_threads": True}, "engine.extraArgs.num_threads: "),
+        ({"seed": "x"}, "engine.extraArgs.seed: "),
+        ({"seed": [1]}, "engine.extraArgs.seed: "),
+        ({"load_format": "pickle"}, "engine.extraArgs.load_format: "),
+        ({"async_scheduling": "yes"}, "engine.extraArgs.async_scheduling: "),
+        ({"tokenizer": 7}, "engine.extraArgs.tokenizer: "),
+        ({"attention_backend": None}, "engine.extraArgs.attention_backend: "),
+    ],
+)
+def test_engine_arguments_that_are_unknown_set_twice_or_wrong(arguments: dict[str, Any], message: str) -> None:
+    engine = make_spec().engine.model_copy(update={"extra_args": arguments})
+    spec = make_spec().model_copy(update={"engine": engine})
+    decision = plan(make_observed(spec))
+    assert conditions_of(decision.status)["Stalled"] == ("True", "InvalidSpec")
+    assert message_of(decision.status, "Stalled").startswith(f"spec.{message}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_threads": 2},
+        {"num_threads": None},
+        {"seed": 7},
+        {"load_format": "dummy"},
+        {"async_scheduling": True},
+        {"tokenizer": "org/other"},
+        {"attention_backend": "torch_paged"},
+    ],
+)
+def test_engine_arguments_that_no_field_sets(arguments: dict[str, Any]) -> None:
+    check_spec(make_spec({"engine": {"extraArgs": arguments}}))
+
+
+def stored(**fields: Any) -> InferenceServiceSpec:
+    """As an older API server may have let it through."""
+    return make_spec().model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            stored(model=ModelSpec.model_construct(**dict(make_spec().model) | {"source": "s3://x"})),
+            "spec.model.source: must be hf://",
+        ),
+        (
+            stored(engine=make_spec().engine.model_copy(update={"kv_memory": "lots"})),
+            "spec.engine.kvMemory: 'lots' is not a size",
+        ),
+        (
+            stored(engine=make_spec().engine.model_copy(update={"max_batched_tokens": 8, "max_sequences": 16})),
+            "spec.engine.maxBatchedTokens: must be at least max_num_seqs",
+        ),
+        (stored(engine=make_spec().engine.model_copy(update={"block_size": 7})), "spec.engine.blockSize: must be one of 8, 16, 32"),
+        (stored(model=make_spec().model.model_copy(update={"dtype": "int4"})), "spec.model.dtype: must be one of"),
+        (
+            stored(parallelism=Parallelism.model_construct(tensor=1, pipeline=1, data=2, expert=2, elastic=None)),
+            "spec.parallelism: ",
+        ),
+        (stored(accelerators=Accelerators.model_construct(type="cpu", per_node=2)), "spec.accelerators.perNode: "),
+        (stored(template={"spec": {"containers": {}}}), "spec.template.spec.containers: must be a list"),
+        (stored(template={"spec": {"containers": None}}), "spec.template.spec.containers: the container named agent"),
+        (stored(template={"spek": {}}), "spec.template.spek: "),
+        (
+            stored(template={"spec": {"containers": [{"name": "agent", "resources": {"limits": {"memory": "much"}}}]}}),
+            "spec.template.spec.containers[agent].resources.limits.memory: 'much' is not a size",
+        ),
+        (
+            stored(template={"spec": {"containers": [{"name": "agent", "resources": {"limits": ["x"]}}]}}),
+            "spec.template.spec.containers[agent].resources.limits: must be a map",
+        ),
+    ],
+)
+def test_a_spec_that_contradicts_itself(spec: InferenceServiceSpec, message: str) -> None:
+    decision = plan(make_observed(spec))
+    assert conditions_of(decision.status)["Stalled"] == ("True", "InvalidSpec")
+    assert message_of(decision.status, "Ready").startswith(message)
+    assert decision.create == decision.apply == decision.delete == ()
+
+
+def test_a_spec_that_cannot_be_read() -> None:
+    service = make_service(None, spec_error="spec.replicas: must be a number, got 'x'", generation=4)
+    decision = plan(make_observed(service=service))
+    assert message_of(decision.status, "Ready") == "spec.replicas: must be a number, got 'x'"
+    assert conditions_of(decision.status)["Stalled"] == ("True", "InvalidSpec")
+    assert decision.status.observed_generation == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}}, {"engine": {"extraArgs": {"nonsense": 1}}}],
+)
+def test_what_runs_stays_as_it_is(changes: dict[str, Any]) -> None:
+    world = World({"replicas": 2})
+    world.settle()
+    before, url = dict(world.children), world.status.url
+    world.edit(changes)
+    observed = world.observe()
+    decision = plan(observed)
+    assert decision.create == decision.apply == decision.delete == ()
+    assert conditions_of(decision.status)["Available"] == ("True", "GroupsServe")
+    assert conditions_of(decision.status)["Ready"][0] == "False"
+    assert decision.status.ready_replicas == decision.status.replicas == 2
+    assert (decision.status.url, decision.status.revision) == (url, world.status.revision)
+    assert [group.ready for group in decision.status.groups] == [True, True]
+    assert decision.wake_after is None
+    assert world.children == before
+
+
+def test_a_refusal_is_told_once_and_another_one_again() -> None:
+    world = World({"model": {"trustRemoteCode": True}})
+    first = plan(world.observe())
+    world.status = first.status
+    assert [event.reason for event in first.events] == ["Refused"]
+    assert plan(world.observe()).events == ()
+    world.edit({"model": {"trustRemoteCode": False}, "accelerators": {"type": "nvidia.com/gpu"}})
+    assert [event.reason for event in plan(world.observe()).events] == ["Refused"]
+
+
+def test_offload_tiers_are_optional() -> None:
+    assert KVCacheSpec().tiers.cpu is None

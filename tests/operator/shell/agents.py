@@ -1,0 +1,108 @@
+"""Agents that answer /admin/report as real ones do, without an engine: a test says what they report."""
+
+import asyncio
+import itertools
+import secrets
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from starling_agent.contract.config import ADMIN_PORT
+from starling_agent.contract.report import Report, Topology
+
+
+@dataclass
+class Agent:
+    """One agent. `say` changes its report; who waits for a change hears it at once. While `deaf` it answers nobody."""
+
+    report: Report
+    token: str
+    deaf: bool = False
+    asked: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, **news: object) -> None:
+        self.report = self.report.model_copy(update={**news, "version": self.report.version + 1})
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.Response(status=401)
+        if self.deaf:
+            await asyncio.sleep(3600)
+        known = request.query.get("incarnation") == self.report.incarnation
+        if known and int(request.query.get("after", "0")) >= self.report.version:
+            await self._wait(float(request.query.get("wait", "0")))
+        return web.Response(text=self.report.model_dump_json(), content_type="application/json")
+
+    async def _wait(self, seconds: float) -> None:
+        changed = self._changed
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+
+def serving(pod: str, group: str, revision: str, service: str, config_hash: str) -> Report:
+    """What a healthy agent of one rank says."""
+    return Report(
+        version=1,
+        incarnation=secrets.token_hex(4),
+        agent="0.1.0",
+        config_hash=config_hash,
+        service=service,
+        revision=revision,
+        group=group,
+        node=int(pod.rpartition("-")[2]),
+        pod=pod,
+        phase="serving",
+        ready=True,
+        token_seen=True,
+        service_token_seen=True,
+        topology=Topology(tensor=1, pipeline=1, data=1, ranks=1),
+        epoch=1,
+    )
+
+
+class AgentServer:
+    """One process for all agents, each at an address of its own in 127.0.0.0/8; `block` keeps tests apart that run at once."""
+
+    def __init__(self, block: int, everywhere: bool = False) -> None:
+        self._addresses = (f"127.{block}.{high}.{low}" for high, low in itertools.product(range(256), range(1, 255)))
+        self._everywhere = everywhere
+        self._agents: dict[str, Agent] = {}
+        self._sites: dict[str, web.TCPSite] = {}
+        app = web.Application()
+        app.router.add_get("/admin/report", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        if self._everywhere:
+            await web.TCPSite(self._runner, "0.0.0.0", ADMIN_PORT, backlog=4096).start()
+
+    async def add(self, agent: Agent) -> str:
+        """Its address."""
+        address = next(self._addresses)
+        self._agents[address] = agent
+        if not self._everywhere:
+            self._sites[address] = web.TCPSite(self._runner, address, ADMIN_PORT)
+            await self._sites[address].start()
+        return address
+
+    async def remove(self, address: str) -> None:
+        self._agents.pop(address, None)
+        site = self._sites.pop(address, None)
+        if site is not None:
+            await site.stop()
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        transport = request.transport
+        assert transport is not None
+        agent = self._agents.get(transport.get_extra_info("sockname")[0])
+        return web.Response(status=503) if agent is None else await agent.answer(request)

@@ -1,0 +1,88 @@
+"""A namespace on the real API server, a node of paper, and the operator as a process."""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.kube.apiserver import apiserver as apiserver
+from tests.operator.shell.agents import Agent, AgentServer
+from tests.operator.shell.cluster import Access, Cluster, Manifest, until
+from tests.operator.shell.crd import install_crd
+from tests.operator.shell.kubelet import NODE, Kubelet
+from tests.operator.shell.process import OperatorProcess
+from tests.operator.shell.proxy import Proxy
+
+StartOperator = Callable[..., Awaitable[OperatorProcess]]
+
+
+@pytest.fixture
+async def cluster(apiserver: Path) -> AsyncIterator[Cluster]:
+    async with aiohttp.ClientSession() as session:
+        made = Cluster(Access.of(apiserver), session, f"test-{secrets.token_hex(4)}")
+        await install_crd(made)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}}
+        await made.apply(node, "/api/v1/nodes")
+        await made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace}}, "/api/v1/namespaces")
+        # Pods are refused until the controllers have made it.
+        account = f"/api/v1/namespaces/{made.namespace}/serviceaccounts"
+
+        async def has_account() -> bool:
+            return bool((await made.call("GET", account))["items"])
+
+        await until(has_account, "the service account `default`")
+        yield made
+        await made.delete(f"/api/v1/namespaces/{made.namespace}")
+
+
+@pytest.fixture
+async def proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
+    made = Proxy(cluster.access)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def admit() -> Callable[[Manifest, Agent], Agent | None]:
+    """Agents of the test's pods serve at once; a test that wants others has a fixture of this name."""
+    return lambda _, agent: agent
+
+
+@pytest.fixture
+async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | None]) -> AsyncIterator[Kubelet]:
+    server = AgentServer(64 + os.getpid() % 128)
+    await server.start()
+    made = Kubelet(cluster, server, admit)
+    task = asyncio.create_task(made.run())
+    yield made
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await server.close()
+
+
+@pytest.fixture
+async def start_operator(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> AsyncIterator[StartOperator]:
+    """Starts one more operator process; all end with the test."""
+    running: list[OperatorProcess] = []
+
+    async def start(*more: str) -> OperatorProcess:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        process = OperatorProcess(proxy.kubeconfig(tmp_path), cluster.namespace, tmp_path, port, *more)
+        running.append(process)
+        return await process.started()
+
+    yield start
+    for process in running:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.ended()

@@ -1,0 +1,91 @@
+"""A node that runs no containers: it binds pods, gives them addresses with agents behind, and lets them go when they are deleted."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.operator.shell.agents import Agent, AgentServer, serving
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused
+
+NODE = "paper"
+
+
+class Kubelet:
+    """`admit` decides what the agent of a new pod reports; None: the pod starts no agent. `pods` tells who runs where."""
+
+    def __init__(self, cluster: Cluster, server: AgentServer, admit: Callable[[Manifest, Agent], Agent | None]) -> None:
+        self._cluster, self._server, self._admit = cluster, server, admit
+        self.agents: dict[str, Agent] = {}
+        self._addresses: dict[str, str] = {}
+        self.holding = False
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            for pod in await self._cluster.pods():
+                try:
+                    await self._look(pod)
+                except Refused as refused:
+                    if refused.status not in (404, 409):
+                        raise
+            await asyncio.sleep(0.1)
+
+    def agent(self, pod: str) -> Agent:
+        return self.agents[pod]
+
+    async def _look(self, pod: Manifest) -> None:
+        uid = pod["metadata"]["uid"]
+        if "deletionTimestamp" in pod["metadata"]:
+            await self._end(pod)
+        elif uid not in self._addresses and not self.holding:
+            await self._start(pod)
+
+    async def _start(self, pod: Manifest) -> None:
+        metadata = pod["metadata"]
+        path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}"
+        if not pod["spec"].get("nodeName"):
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}, "target": {"kind": "Node", "name": NODE}}
+            await self._cluster.call("POST", f"{path}/binding", binding)
+        agent = self._admit(pod, Agent(await self._report(pod), await self._token(pod)))
+        self._addresses[metadata["uid"]] = ""
+        if agent is not None:
+            self.agents[metadata["name"]] = agent
+            self._addresses[metadata["uid"]] = await self._server.add(agent)
+            await self.set_status(pod, ready=agent.report.ready)
+
+    async def set_status(self, pod: Manifest, ready: bool = True, **more: Any) -> None:
+        """Running, as a kubelet would say it; `more` goes over it."""
+        metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        state = {"name": "agent", "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "state": {"running": {"startedAt": now}}}
+        status = {
+            "phase": "Running",
+            "podIP": self._addresses[metadata["uid"]],
+            "podIPs": [{"ip": self._addresses[metadata["uid"]]}],
+            "conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": now}],
+            "containerStatuses": [state],
+        }
+        await self._cluster.merge(f"{PODS.format(metadata['namespace'])}/{metadata['name']}/status", {"status": {**status, **more}})
+
+    async def _end(self, pod: Manifest) -> None:
+        """As after a drain of no time."""
+        metadata = pod["metadata"]
+        await self._server.remove(self._addresses.pop(metadata["uid"], ""))
+        path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}"
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+        await self._cluster.call("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
+
+    async def _report(self, pod: Manifest) -> Any:
+        metadata, labels = pod["metadata"], pod["metadata"]["labels"]
+        service, revision = labels["serving.starling.dev/service"], labels["serving.starling.dev/revision"]
+        config = await self._cluster.call("GET", f"/api/v1/namespaces/{metadata['namespace']}/configmaps/{service}-{revision}")
+        digest = hashlib.sha256(config["data"]["agent.json"].encode()).hexdigest()
+        return serving(metadata["name"], labels["serving.starling.dev/group"], revision, service, digest)
+
+    async def _token(self, pod: Manifest) -> str:
+        metadata = pod["metadata"]
+        name = f"{metadata['labels']['serving.starling.dev/service']}-admin"
+        secret = await self._cluster.call("GET", f"/api/v1/namespaces/{metadata['namespace']}/secrets/{name}")
+        return base64.b64decode(secret["data"]["token"]).decode()

@@ -1,0 +1,59 @@
+"""The operator as its own process, as in a pod."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from tests.operator.shell.cluster import until
+
+
+class OperatorProcess:
+    """`starling operator` of one namespace. Its log lies in the folder, for who reads a failure."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, port: int, *more: str) -> None:
+        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        self.port, self.log = port, folder / f"operator-{port}.log"
+        self._arguments = [
+            *(sys.executable, "-m", "starling_operator.cli", "operator", "--agent-image=example.com/agent:1"),
+            *(f"--namespace={namespace}", f"--own-namespace={namespace}", f"--http-address=127.0.0.1:{port}", *more),
+        ]
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(*self._arguments, env=self._environment, stderr=log)
+
+    async def started(self) -> "OperatorProcess":
+        await self.start()
+        await until(self.is_ready, f"the operator to be ready; see {self.log}", 30)
+        return self
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def ended(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> int:
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        return await self._process.wait()
+
+    async def is_ready(self) -> bool:
+        return (await self.ask("/readyz"))[0] == 200
+
+    async def ask(self, path: str) -> tuple[int, str]:
+        """Status and text; 0 while nobody listens."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as response:
+                return response.status, await response.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def metric(self, name: str) -> float:
+        """The sum over its labels; 0 where there is none."""
+        lines = (await self.ask("/metrics"))[1].splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
