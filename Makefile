@@ -4,9 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-MODEL ?= models/starling-pydoc
 
-.PHONY: help setup demo test lint format bench e2e constraints clean
+.PHONY: help setup kube manifests demo demo-cluster test lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -25,10 +24,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m starling_engine.native
 	@touch $@
 
-demo: setup ## serve the repository's model on this machine and chat with it
-	@$(BIN)/python examples/demo.py $(MODEL)
+kube: setup ## build the Kubernetes that tests run on, into the cache (Go; 8 minutes the first time)
+	@$(BIN)/python e2e/cluster build
+	@$(BIN)/python e2e/cluster helm
 
-test: setup ## run the tests
+demo: setup ## `starling up -f examples/quickstart.yaml` on this machine: a chat, the status table, the metrics
+	@$(BIN)/python examples/demo.py
+
+demo-cluster: setup ## the same by `kubectl apply`, on a two-node Kubernetes made on this machine (root; Debian or Ubuntu)
+	@$(BIN)/python e2e/cluster setup
+	@$(BIN)/python examples/demo_cluster.py
+
+test: setup kube ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup ## style, types, import rules
@@ -44,8 +51,13 @@ format: setup ## rewrite the sources in the project's style
 bench: setup ## compare with the peer and write bench/results (see bench/README.md)
 	$(BIN)/python bench/run.py $(ARGS)
 
-e2e: setup ## build the distribution, install it elsewhere, and use it as a user would
-	$(BIN)/python -m pytest e2e $(ARGS)
+e2e: setup ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
+	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
+	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG)) $(ARGS)
+
+manifests: setup ## write what is generated: the CRD, the chart's copy of it, deploy/
+	@$(BIN)/python -m starling_crds
+	@$(BIN)/python charts/tools/generate.py
 
 constraints: ## renew constraints.txt
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \

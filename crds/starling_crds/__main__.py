@@ -1,4 +1,4 @@
-"""`python -m starling_crds`: writes the CustomResourceDefinition beside this package; `--check` only tells whether it is current."""
+"""`python -m starling_crds`: writes the CustomResourceDefinition into crds/; `--check` only tells whether it is current."""
 
 import argparse
 import sys

@@ -33,16 +33,20 @@ _LENGTHS = {
 
 def problems_of(error: ValidationError, model: type[BaseModel], path: str) -> list[Problem]:
     """`model` is what was parsed, and tells which fields there are; `path` is where it stands."""
-    return [Problem(joined(path, *detail["loc"]), _message(detail, model)) for detail in error.errors(include_url=False)]
+    return [Problem(_place(path, model, detail["loc"]), _message(detail, model)) for detail in error.errors(include_url=False)]
 
 
-def joined(path: str, *steps: str | int) -> str:
-    """spec, engine, 0 -> spec.engine[0]; a key with dots or slashes goes into brackets too."""
+def joined(path: str, field: str) -> str:
+    return f"{path}.{field}" if field else path
+
+
+def _place(path: str, model: type[BaseModel] | None, steps: tuple[str | int, ...]) -> str:
+    """Fields behind dots; positions, and keys of maps, which may hold dots themselves, in brackets."""
     for step in steps:
-        if isinstance(step, int) or "/" in step:
+        if isinstance(step, int) or model is None:
             path += f"[{step}]"
-        elif step:
-            path += f".{step}" if path else step
+        else:
+            path, model = joined(path, step), _model_at(model, step)
     return path
 
 
@@ -58,7 +62,7 @@ def _message(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"must be {_KINDS[kind]}, got {_shown(given)}"
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return f"must be {words} {context[bound]}, got {_shown(given)}"
+        return f"must be {words} {_shown(context[bound])}, got {_shown(given)}"
     if kind in _LENGTHS:
         bound, words, unit = _LENGTHS[kind]
         return f"must have {words} {context[bound]} {unit}, got {len(given)}"
@@ -69,14 +73,15 @@ def _message(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _known_fields(model: type[BaseModel], steps: tuple[str | int, ...]) -> list[str]:
     for step in steps:
-        model = _model_at(model, step)
+        inner = None if isinstance(step, int) else _model_at(model, step)
+        model = inner or model
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
-def _model_at(model: type[BaseModel], step: str | int) -> type[BaseModel]:
-    """A position in a list is a step that stays at the list's element."""
-    field = next((info for name, info in model.model_fields.items() if step in (name, info.alias)), None)
-    return model if field is None else model_in(field.annotation) or model
+def _model_at(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """What the field holds, or each element of its list; None for plain values and maps."""
+    field = next((info for known, info in model.model_fields.items() if name in (known, info.alias)), None)
+    return None if field is None else model_in(field.annotation)
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
@@ -90,7 +95,11 @@ def _shown(value: Any) -> str:
     """As YAML has it, cut where it is long."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict | list) or value is None:
-        return {dict: "a map", list: "a list"}.get(type(value), "null")
+    if value is None:
+        return "null"
+    if isinstance(value, dict | list):
+        return "a map" if isinstance(value, dict) else "a list"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

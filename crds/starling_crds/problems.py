@@ -1,4 +1,4 @@
-"""What the API server would say about a spec, without an API server: `starling plan` and `starling up` refuse the same manifests."""
+"""What an API server would say about a spec, without one: `starling plan` and `starling up` refuse the same manifests."""
 
 from collections.abc import Iterator
 from typing import Any

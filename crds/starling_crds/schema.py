@@ -46,6 +46,7 @@ class _Conversion:
         node = self._flat(node)
         made: Schema = {"description": node["description"]} if "description" in node else {}
         made |= {"type": node["type"]} if "type" in node else {}
+        made |= {"enum": [node["const"]]} if "const" in node else {}
         made |= _format(node) | {key: node[key] for key in _KEPT if key in node} | _exclusive(node)
         if self._defaults and node.get("default") is not None:
             made["default"] = node["default"]

@@ -58,8 +58,8 @@ async def run(settings: OperatorSettings) -> None:
     shell = Shell(await fitted(settings, kube), kube, lease)
     for kind in shell.optional_kinds:
         kopf.on.event(kind.group, kind.version, kind.plural, labels=OURS)(seen)
-    scope: dict[str, Any] = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
     # Without an identity kopf makes one of the user's name, and in a container the user need not have one.
-    await kopf.operator(memo=shell, stop_flag=shell.stop, standalone=True, identity=settings.identity, **scope)
+    scope: dict[str, Any] = {"identity": settings.identity, "standalone": True, "namespaces": settings.namespaces}
+    await kopf.operator(memo=shell, stop_flag=shell.stop, clusterwide=not settings.namespaces, **scope)
     if shell.failure is not None:
         raise shell.failure

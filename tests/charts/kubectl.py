@@ -2,11 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.charts.helm import Manifest
+
+Question = tuple[str, str, str, str]
+"""Namespace, API group, resource, verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +37,16 @@ class Kubectl:
         found: Manifest = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
-    def asker(self, user: str) -> Callable[[str, str, str, str], bool]:
-        """A function (namespace, API group, resource, verb) that asks the server whether `user` may."""
+    def allowed(self, user: str, questions: list[Question]) -> list[bool]:
+        """Whether `user` may do each of these, as the server itself judges."""
+        columns = ("-o", 'jsonpath={.status.allowed}{"\\n"}')
+        done = self._run(("create", *columns, "-f", "-"), [_review(user, question) for question in questions])
+        assert done.returncode == 0, done.stderr
+        return [line == "true" for line in done.stdout.split()]
 
-        def may(namespace: str, group: str, resource: str, verb: str) -> bool:
-            plain, _, subresource = resource.partition("/")
-            asked = {"namespace": namespace, "group": group, "resource": plain, "subresource": subresource, "verb": verb}
-            review = {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SubjectAccessReview",
-                "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": asked},
-            }
-            done = self._run(("create", "-o", "json", "-f", "-"), [review])
-            assert done.returncode == 0, done.stderr
-            answer: Manifest = json.loads(done.stdout)
-            return bool(answer["status"]["allowed"])
-
-        return may
+    def may(self, user: str, *question: str) -> bool:
+        namespace, group, resource, verb = question
+        return self.allowed(user, [(namespace, group, resource, verb)])[0]
 
     def as_account(self, namespace: str, name: str, folder: Path) -> Path:
         """A kubeconfig of a ServiceAccount, written into `folder`."""
@@ -67,3 +62,14 @@ class Kubectl:
         text = None if objects is None else "".join(f"---\n{json.dumps(item)}\n" for item in objects)
         command = [*self.command, *arguments]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+def _review(user: str, question: Question) -> Manifest:
+    namespace, group, resource, verb = question
+    plain, _, subresource = resource.partition("/")
+    asked = {"namespace": namespace, "group": group, "resource": plain, "subresource": subresource, "verb": verb}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": asked},
+    }

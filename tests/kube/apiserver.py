@@ -3,12 +3,14 @@
 With STARLING_TEST_KUBECONFIG set, the tests run on that cluster and nothing is started.
 """
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,15 +20,20 @@ GIVEN = "STARLING_TEST_KUBECONFIG"
 
 
 @pytest.fixture(scope="session")
-def apiserver() -> Iterator[Path]:
+def apiserver() -> Path:
     """The administrator's kubeconfig of an API server with the controller manager (StatefulSets, garbage collection, service
-    accounts), but no nodes: pods stay Pending. One for the whole session, so a test makes a namespace of its own.
+    accounts), but no nodes: pods stay Pending. One for the whole run, so a test makes a namespace of its own.
     """
-    if given := os.environ.get(GIVEN):
-        yield Path(given)
-        return
-    with started("--controllers") as kubeconfig:
-        yield kubeconfig
+    given = os.environ.get(GIVEN)
+    return Path(given) if given else _shared()
+
+
+@functools.cache
+def _shared() -> Path:
+    """One for all folders whose conftest.py imports the fixture: to pytest those are as many fixtures."""
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    return until_the_end.enter_context(started("--controllers"))
 
 
 @contextmanager

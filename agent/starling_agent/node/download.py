@@ -17,6 +17,9 @@ from starling_agent.node.failures import NodeFailure, passing
 from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
 from starling_agent.node.progress import Tell
 
+START_SECONDS = 60.0
+"""Until the process says its first word; it has a library to load and the hub to ask for a list."""
+
 log = structlog.get_logger("starling.download")
 
 
@@ -44,7 +47,7 @@ class Download:
         stall = self._model.download_stall_seconds
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(stall) as limit:
+            async with asyncio.timeout(max(stall, START_SECONDS)) as limit:
                 moved = partial(_postpone, limit, loop, stall)
                 await asyncio.gather(self._read_messages(process, moved), self._read_log(process))
         except TimeoutError:

@@ -17,7 +17,7 @@ class EngineSpec(ApiModel):
             field="maxBatchedTokens",
             cel="self.maxBatchedTokens >= self.maxSequences",
             holds=lambda engine: engine.max_batched_tokens >= engine.max_sequences,
-            message="must be at least maxSequences ({maxSequences}), so that every running request can decode, got {maxBatchedTokens}",
+            message="must be at least maxSequences ({maxSequences}), so that each can decode in a step, got {maxBatchedTokens}",
         ),
     )
 

@@ -29,7 +29,7 @@ class WeightsCache(ApiModel):
             field="sizeLimit",
             cel="!has(self.sizeLimit) || !(has(self.claim) || has(self.hostPath))",
             holds=lambda cache: cache.size_limit is None or (cache.claim is None and cache.host_path is None),
-            message="limits the emptyDir, so it is only possible without claim and hostPath; remove sizeLimit ({sizeLimit}) or those",
+            message="limits the emptyDir and is only possible without claim and hostPath; remove sizeLimit ({sizeLimit}) or those",
         ),
     )
 

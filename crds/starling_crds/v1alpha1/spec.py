@@ -13,6 +13,7 @@ from starling_crds.v1alpha1.overlay import PodOverlay, ShapedBy
 from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
 from starling_crds.v1alpha1.strings import Image
 
+_TENSOR, _PER_NODE = "self.parallelism.tensor", "self.accelerators.perNode"
 _DATA = (
     "(has(self.parallelism.data) ? self.parallelism.data"
     " : has(self.parallelism.expert) ? self.parallelism.expert / self.parallelism.tensor : 1)"
@@ -20,7 +21,7 @@ _DATA = (
 
 
 def _whole_nodes(data: str) -> str:
-    return f"{data} * self.parallelism.pipeline * self.parallelism.tensor % self.accelerators.perNode == 0"
+    return f"{data} * self.parallelism.pipeline * {_TENSOR} % {_PER_NODE} == 0"
 
 
 def _one_divides_the_other(one: int, other: int) -> bool:
@@ -63,7 +64,7 @@ class InferenceServiceSpec(ApiModel):
     RULES = (
         Rule(
             field="accelerators.perNode",
-            cel="self.parallelism.tensor % self.accelerators.perNode == 0 || self.accelerators.perNode % self.parallelism.tensor == 0",
+            cel=f"{_TENSOR} % {_PER_NODE} == 0 || {_PER_NODE} % {_TENSOR} == 0",
             holds=lambda spec: _one_divides_the_other(spec.parallelism.tensor, spec.accelerators.per_node),
             message="must divide parallelism.tensor ({parallelism.tensor}) or be a multiple of it, got {accelerators.perNode}",
         ),

@@ -1,8 +1,10 @@
 """Takes a cluster down, whoever made it and wherever that run died. Everything is found by name or mark, nothing by memory."""
 
 import functools
+import os
 import shutil
 import subprocess
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from starling_cluster import cache, cgroups, network, place, processes
@@ -17,27 +19,31 @@ SOCKETS = (Path("/run/containerd/s"), Path("/var/lib/kubelet/device-plugins"))
 
 def take_down(target: Place) -> None:
     """Ends all processes, unmounts, removes the network and the folder. Twice does no harm."""
-    owned = [Network(index) for index, folder in _bridges().items() if folder == target.directory]
-    _take_down(target, owned)
-
-
-def dead() -> list[Place]:
-    """Clusters of this machine that nobody can want any more, but those in whose start a run is now."""
-    folders = {process.cluster for process in processes.running()} | {folder for folder in _bridges().values() if folder}
-    return [Place(folder) for folder in sorted(folders) if place.is_dead(Place(folder))]
+    with _alone():
+        _take_down(target)
 
 
 def take_down_dead() -> None:
-    for target in dead():
-        take_down(target)
+    """Takes down the clusters of this machine that nobody can want any more."""
+    with _alone():
+        folders = {process.cluster for process in processes.running()} | {folder for folder in _bridges().values() if folder}
+        for folder in sorted(folders):
+            if place.is_dead(Place(folder)):
+                _take_down(Place(folder))
     # Under the lock of those who make bridges, so that one without a name is not merely one that is being made.
     with cache.lock(network.LOCK):
-        for index, folder in _bridges().items():
-            if folder is None:
+        for index, owner in _bridges().items():
+            if owner is None:
                 network.remove(Network(index))
 
 
-def _take_down(target: Place, networks: list[Network]) -> None:
+def _alone() -> AbstractContextManager[None]:
+    """One at a time: the watcher of a dead run, and the run after it, both find the same things to remove."""
+    return cache.lock(cache.folder() / "sweep.lock")
+
+
+def _take_down(target: Place) -> None:
+    networks = [Network(index) for index, folder in _bridges().items() if folder == target.directory]
     # Kubelets and containerd go with the marked ones, so that nothing starts a container again.
     processes.kill_all(lambda: processes.of_cluster(target))
     for owned in networks:
@@ -52,7 +58,8 @@ def _take_down(target: Place, networks: list[Network]) -> None:
 
 
 def _bridges() -> dict[int, Path | None]:
-    return network.bridges() if shutil.which("ip") else {}
+    """None for an ordinary user, who has none and can remove none."""
+    return network.bridges() if os.geteuid() == 0 and shutil.which("ip") else {}
 
 
 def _unmount(folder: Path) -> None:

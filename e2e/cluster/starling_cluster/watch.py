@@ -28,4 +28,4 @@ def wait_and_take_down(target: Place) -> None:
         descriptor = None
     if descriptor is not None and state.owner.lives:
         select.select([descriptor], [], [])
-    sweep.take_down(target)
+    sweep.take_down_dead()

@@ -93,9 +93,9 @@ async def test_two_at_once_download_once(hub: Hub, tmp_path: Path):
 async def test_a_download_that_stalls_is_begun_again(hub: Hub, tmp_path: Path):
     hub.silences = 1
     told = Told()
-    folder = await download(tmp_path / "cache", told, stall=2.0)
+    folder = await download(tmp_path / "cache", told, stall=3.0)
     assert (folder / "model.safetensors").read_bytes() == SMALL["model.safetensors"]
-    assert len(told.retries) == 1 and "no byte for 2 s" in told.retries[0]
+    assert len(told.retries) == 1 and "no byte for 3 s" in told.retries[0]
 
 
 async def test_wrong_bytes_are_noticed_and_fetched_again(hub: Hub, tmp_path: Path):

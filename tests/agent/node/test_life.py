@@ -76,7 +76,7 @@ def test_sigterm_while_it_loads_ends_it_at_once(start_agent: StartAgent):
     agent.until("loading")
     began = time.monotonic()
     assert agent.end() == 0, "nothing was promised to anybody"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert "Traceback" not in agent.errors
 
 
@@ -114,7 +114,7 @@ def test_a_second_sigterm_ends_it_at_once(start_agent: StartAgent):
     time.sleep(0.2)
     began = time.monotonic()
     assert agent.end() == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert stream.last_event(5)["error"]["code"] == "shutting_down"
     assert "open requests" in agent.errors.splitlines()[-1]
 

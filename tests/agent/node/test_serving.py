@@ -62,14 +62,14 @@ def test_a_long_poll_waits_and_then_answers_unchanged(agent: Agent):
     version = agent.report().version
     began = time.monotonic()
     assert agent.report(after=version, wait=0.6).version == version
-    assert 0.5 < time.monotonic() - began < 5
+    assert 0.5 < time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("query", ["", "after=-1&wait=30", "after=99999&incarnation=other&wait=30", "after=99999&wait=0"])
 def test_what_is_not_to_wait_does_not(agent: Agent, query: str):
     began = time.monotonic()
     assert agent.admin.get(f"/admin/report?{query}").status_code == 200
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("query", ["after=x", "wait=soon", "after=1.5", "wait=nan", "wait=inf"])
@@ -120,7 +120,7 @@ def test_many_polls_wait_at_once(agent: Agent):
     assert ask(agent).status_code == 200
     for thread in threads:
         thread.join(10)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 14
 
 
 def test_the_agents_process_holds_no_torch(agent: Agent):

@@ -6,7 +6,7 @@ import resource
 import pytest
 import yaml
 
-from tests.operator.commands.running import starling
+from tests.operator.commands.running import starling, starling_process
 
 
 def body(name="chat", **spec):
@@ -138,13 +138,13 @@ def test_it_is_quick(file, tmp_path):
     """In processor time, which does not depend on what else this machine does, and with compiled modules, as installed."""
     path = file(body(replicas=2))
     compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
-    starling("plan", "-f", path, **compiled)
+    starling_process("plan", "-f", path, **compiled)
     assert min(_seconds("plan", "-f", path, **compiled) for _ in range(4)) < 0.5
 
 
 def _seconds(*arguments, **environment):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert starling(*arguments, **environment).returncode == 0
+    assert starling_process(*arguments, **environment).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

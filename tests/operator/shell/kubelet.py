@@ -1,4 +1,4 @@
-"""A node that runs no containers: it binds pods, gives them addresses with agents behind, and lets them go when they are deleted."""
+"""A node that runs no containers: it binds pods, gives them addresses with agents behind, and lets them go when deleted."""
 
 import asyncio
 import base64
@@ -47,7 +47,12 @@ class Kubelet:
         metadata = pod["metadata"]
         path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}"
         if not pod["spec"].get("nodeName"):
-            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}, "target": {"kind": "Node", "name": NODE}}
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": metadata["name"]},
+                "target": {"kind": "Node", "name": NODE},
+            }
             await self._cluster.call("POST", f"{path}/binding", binding)
         agent = self._admit(pod, Agent(await self._report(pod), await self._token(pod)))
         self._addresses[metadata["uid"]] = ""
@@ -59,7 +64,14 @@ class Kubelet:
     async def set_status(self, pod: Manifest, ready: bool = True, **more: Any) -> None:
         """Running, as a kubelet would say it; `more` goes over it."""
         metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        state = {"name": "agent", "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "state": {"running": {"startedAt": now}}}
+        state = {
+            "name": "agent",
+            "image": "x",
+            "imageID": "x",
+            "ready": ready,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": now}},
+        }
         status = {
             "phase": "Running",
             "podIP": self._addresses[metadata["uid"]],

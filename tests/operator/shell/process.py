@@ -57,3 +57,19 @@ class OperatorProcess:
         """The sum over its labels; 0 where there is none."""
         lines = (await self.ask("/metrics"))[1].splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    async def settled(self) -> None:
+        """Waits until it has nothing to do."""
+
+        async def is_settled() -> bool:
+            before = await self.metric("starling_operator_reconcile_total")
+            await asyncio.sleep(0.5)
+            return before == await self.metric("starling_operator_reconcile_total")
+
+        await until(is_settled, "the operator to be quiet")
+
+    async def more_runs(self, than: float) -> None:
+        async def has_run() -> bool:
+            return await self.metric("starling_operator_reconcile_total") > than
+
+        await until(has_run, "another reconcile")

@@ -45,7 +45,9 @@ class Proxy:
     async def start(self) -> None:
         # A watch is open for long; every one needs a connection.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl), timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
         )
         app = web.Application(client_max_size=16 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._pass)
@@ -69,7 +71,13 @@ class Proxy:
         user, cluster = {"token": "of the proxy"}, {"server": self.url}
         context = {"cluster": "c", "user": "u"}
         named = {"clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}]}
-        config = {"apiVersion": "v1", "kind": "Config", **named, "contexts": [{"name": "x", "context": context}], "current-context": "x"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            **named,
+            "contexts": [{"name": "x", "context": context}],
+            "current-context": "x",
+        }
         path.write_text(json.dumps(config))
         return path
 

@@ -1,14 +1,16 @@
 """From apply to Ready to nothing left, on a real API server."""
 
+import pytest
+
 from tests.operator.shell.cluster import SERVICES, Cluster, manifest, until
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
 
+pytestmark = pytest.mark.usefixtures("kubelet")
 
-async def test_a_service_becomes_ready_when_its_agents_serve(
-    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
-) -> None:
+
+async def test_a_service_becomes_ready_when_its_agents_serve(cluster: Cluster, start_operator: StartOperator) -> None:
     await start_operator()
     await cluster.apply(manifest(replicas=2))
     await cluster.ready("chat")
@@ -25,9 +27,7 @@ async def test_a_service_becomes_ready_when_its_agents_serve(
         assert {field["manager"] for field in child["metadata"]["managedFields"]} >= {"starling-operator"}
 
 
-async def test_nothing_of_the_operator_is_put_on_the_users_object(
-    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
-) -> None:
+async def test_nothing_of_the_operator_is_put_on_the_users_object(cluster: Cluster, start_operator: StartOperator) -> None:
     await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
@@ -43,21 +43,21 @@ async def test_a_quiet_service_costs_no_request(
     operator = await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
-    await _settled(operator)
+    await operator.settled()
     before, versions = len(proxy.requests), await _versions(cluster)
     runs = await operator.metric("starling_operator_reconcile_total")
     agent = kubelet.agent(f"{(await cluster.service('chat'))['status']['groups'][0]['name']}-0")
     for _ in range(3):
         # News that change nothing: the service is looked at, and found as it should be.
         agent.say(open_streams=agent.report.open_streams + 1)
-        await _more_runs(operator, runs)
+        await operator.more_runs(runs)
         runs = await operator.metric("starling_operator_reconcile_total")
     asked = [request for request in proxy.requests[before:] if "/leases/" not in request.path]
     assert asked == []
     assert await _versions(cluster) == versions
 
 
-async def test_deleting_a_service_leaves_nothing(cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator) -> None:
+async def test_deleting_a_service_leaves_nothing(cluster: Cluster, start_operator: StartOperator) -> None:
     operator = await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
@@ -69,24 +69,6 @@ async def test_deleting_a_service_leaves_nothing(cluster: Cluster, kubelet: Kube
         return not await cluster.children() and not await cluster.pods()
 
     await until(is_empty, "nothing to be left", 30, cluster.children)
-
-
-async def _settled(operator) -> None:  # type: ignore[no-untyped-def]
-    async def is_settled() -> bool:
-        import asyncio
-
-        before = await operator.metric("starling_operator_reconcile_total")
-        await asyncio.sleep(0.5)
-        return before == await operator.metric("starling_operator_reconcile_total")
-
-    await until(is_settled, "the operator to be quiet")
-
-
-async def _more_runs(operator, than: float) -> None:  # type: ignore[no-untyped-def]
-    async def has_run() -> bool:
-        return await operator.metric("starling_operator_reconcile_total") > than
-
-    await until(has_run, "another reconcile")
 
 
 async def _versions(cluster: Cluster) -> dict[tuple[str, str], str]:

@@ -1,0 +1,251 @@
+"""Manifests that are refused, with the field that is to blame and words of what is possible there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.crds.manifests import service
+
+
+@dataclass(frozen=True)
+class Bad:
+    """`says` is in the API server's message, `locally` in that of `starling plan`; rules are said once, so both are the same."""
+
+    body: dict[str, Any]
+    field: str
+    says: str
+    locally: str
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.field}-{self.says}"[:70]
+
+
+def bad(field: str, value: Any, says: str, locally: str | None = None, *, at: str = "", **others: Any) -> Bad:
+    """`spec.<field>: value`; `at` is the field to blame where that is another one; others write a__b for a.b."""
+    changes = {name.replace("__", "."): other for name, other in others.items()} | {field: value}
+    return Bad(service(changes), f"spec.{at or field}", says, locally or says)
+
+
+def typed(field: str, value: Any, kind: str, locally: str) -> Bad:
+    return bad(field, value, f"must be of type {kind}", f"must be {locally}")
+
+
+def one_of(field: str, value: Any, *words: str) -> Bad:
+    """The API server quotes what it supports, which a person reads as the same."""
+    return bad(field, value, ", ".join(f'"{word}"' for word in words), f"{', '.join(words[:-1])} or {words[-1]}")
+
+
+def unknown(field: str, value: Any, locally: str) -> Bad:
+    return Bad(service({field: value}), f"spec.{field}", f'unknown field "spec.{field}"', f"possible are {locally}", unknown=True)
+
+
+def named(name: str) -> Bad:
+    return Bad(service(name=name), "metadata.name", "at most 40 lowercase letters", "at most 40 lowercase letters")
+
+
+SOURCE = "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path"
+SIZE = "must be bytes or a quantity such as 4Gi or 500M"
+NAME = "must be the name of an object"
+FOLDER = "must be an absolute folder below /"
+ONLY_HUB = "is only for models that are downloaded (hf://org/name)"
+SECRET = {"name": "s", "key": "k"}
+TIER = "kvCache.tiers.filesystem"
+AGENT = "cannot be set for the container agent"
+
+
+def agent(**fields: Any) -> list[dict[str, Any]]:
+    return [{"name": "agent", **fields}]
+
+
+NAMES = [
+    named("a" * 41),
+    named("1chat"),
+    named("my.chat"),
+]
+MODEL = [
+    Bad(service({"model": {}}), "spec.model.source", "Required value", "is required"),
+    Bad({**service(), "spec": {}}, "spec.model", "Required value", "is required"),
+    typed("model", "hf://org/name", "object", "a map"),
+    typed("model.source", 5, "string", "a string"),
+    *(
+        bad("model.source", source, SOURCE)
+        for source in (
+            "",
+            "org/name",
+            "hf://name",
+            "hf://org/name/more",
+            "hf://org/name@",
+            "hf://org/",
+            "HF://org/name",
+            "https://huggingface.co/org/name",
+            "s3://bucket/key",
+            "pvc://claim",
+            "pvc://claim/",
+            "pvc://Claim/path",
+            "pvc:///path",
+            "file://relative",
+            "file:/path",
+            "/opt/model",
+        )
+    ),
+    bad("model.source", "pvc://claim/../other", "must not climb by .."),
+    bad("model.source", "file:///opt/..", "must not climb by .."),
+    bad("model.source", "hf://org/" + "n" * 1024, "1024"),
+    bad("model.servedNames", ["a", "b", "a"], "name each model once"),
+    bad("model.servedNames", [f"n{i}" for i in range(17)], "at most 16", "at most 16"),
+    bad("model.servedNames", [""], "at least 1 char", "at least 1 char", at="model.servedNames[0]"),
+    bad("model.servedNames", ["a", "b c"], "a name without white space", at="model.servedNames[1]"),
+    typed("model.servedNames", "chat", "array", "a list"),
+    one_of("model.dtype", "int8", "auto", "float32", "bfloat16", "float16"),
+    bad("model.maxLength", 0, "greater than or equal to 1", "at least 1"),
+    bad("model.maxLength", 2**24 + 1, "less than or equal to 16777216", "at most 16777216"),
+    typed("model.maxLength", "4k", "integer", "a whole number"),
+    typed("model.trustRemoteCode", "no", "boolean", "true or false"),
+    bad("model.tokenSecret", {"name": "s"}, "Required value", "is required", at="model.tokenSecret.key"),
+    bad("model.tokenSecret", {"name": "S", "key": "k"}, NAME, at="model.tokenSecret.name"),
+    bad("model.tokenSecret", {"name": "s", "key": "a/b"}, "must be a key of a Secret", at="model.tokenSecret.key"),
+    bad("model.tokenSecret", SECRET, ONLY_HUB, model__source="file:///opt/model"),
+    bad("model.pullSecrets", ["a_b"], NAME, at="model.pullSecrets[0]"),
+    bad("model.pullSecrets", [f"n{i}" for i in range(9)], "at most 8"),
+]
+CACHE = [
+    bad("model.cache.hostPath", "/cache", "at most one of claim and hostPath", model__cache__claim="c"),
+    bad("model.cache.sizeLimit", "5Gi", "only possible without claim and hostPath", model__cache__claim="c"),
+    bad("model.cache.sizeLimit", "5Gi", "only possible without claim and hostPath", model__cache__hostPath="/c"),
+    bad("model.cache.sizeLimit", "5GB", SIZE),
+    bad("model.cache.hostPath", "cache", FOLDER),
+    bad("model.cache.hostPath", "/", FOLDER),
+    bad("model.cache.hostPath", "/var/../etc", "must not climb by .."),
+    bad("model.cache.claim", "My_Claim", NAME),
+    bad("model.cache.claim", "", "at least 1 char"),
+    bad("model.cache.claim", "c", ONLY_HUB, model__source="pvc://claim/path"),
+    bad("model.cache.hostPath", "/c", ONLY_HUB, model__source="file:///opt/model"),
+    bad("model.cache.sizeLimit", "5Gi", ONLY_HUB, model__source="file:///opt/model"),
+]
+LAYOUT = [
+    bad("replicas", -1, "greater than or equal to 0", "at least 0"),
+    bad("replicas", 1001, "less than or equal to 1000", "at most 1000"),
+    typed("replicas", "two", "integer", "a whole number"),
+    typed("replicas", 1.5, "integer", "a whole number"),
+    bad("parallelism.tensor", 0, "greater than or equal to 1", "at least 1"),
+    bad("parallelism.pipeline", 1025, "less than or equal to 1024", "at most 1024"),
+    bad("parallelism.data", 0, "greater than or equal to 1", "at least 1"),
+    bad("parallelism.expert", 4097, "less than or equal to 4096", "at most 4096"),
+    bad("parallelism.data", 2, "at most one of data and expert", parallelism__expert=2),
+    bad("parallelism.expert", 3, "must be a multiple of tensor (2), got 3", parallelism__tensor=2),
+    bad("parallelism.elastic", {"min": 1, "max": 4}, "give one of them too"),
+    bad("parallelism.elastic", {"min": 4, "max": 1}, "must be at most max (1)", at="parallelism.elastic.min", parallelism__data=2),
+    bad("parallelism.elastic", {"min": 1}, "Required value", "is required", at="parallelism.elastic.max", parallelism__data=1),
+    bad("parallelism.data", 5, "must be within elastic.min (1) and elastic.max (4)", parallelism__elastic={"min": 1, "max": 4}),
+    bad("parallelism.expert", 2, "must be within elastic.min (4) and elastic.max (8)", parallelism__elastic={"min": 4, "max": 8}),
+    bad(
+        "parallelism.elastic",
+        {"min": 1, "max": 4},
+        "must be a multiple of tensor (2)",
+        at="parallelism.elastic.min",
+        parallelism__tensor=2,
+        parallelism__expert=2,
+    ),
+    bad(
+        "parallelism.elastic",
+        {"min": 4, "max": 6},
+        "fill whole nodes of accelerators.perNode (4), got 6",
+        at="parallelism.elastic.max",
+        parallelism__expert=4,
+        accelerators__perNode=4,
+    ),
+    bad("accelerators.perNode", 0, "greater than or equal to 1", "at least 1"),
+    bad("accelerators.perNode", 65, "less than or equal to 64", "at most 64"),
+    bad("accelerators.perNode", 3, "must divide parallelism.tensor (2) or be a multiple of it, got 3", parallelism__tensor=2),
+    bad("accelerators.perNode", 8, "must divide the ranks of a group", parallelism__tensor=2, parallelism__data=3),
+    bad("accelerators.perNode", 4, "must divide the ranks of a group", parallelism__expert=6),
+    bad("accelerators.type", "gpu", "must be cpu or an extended resource"),
+    bad("accelerators.type", "", "at least 1 char"),
+]
+ENGINE = [
+    *(bad("engine.kvMemory", size, SIZE) for size in ("4GB", "4 Gi", "-4Gi", "lots", "1e9")),
+    bad("engine.kvMemory", "0", "must be above 0"),
+    typed("engine.kvMemory", 4, "string", "a string"),
+    bad("engine.memoryFraction", 0, "greater than 0", "above 0"),
+    bad("engine.memoryFraction", 1.1, "less than or equal to 1", "at most 1"),
+    one_of("engine.blockSize", 12, "8", "16", "32"),
+    bad("engine.maxBatchedTokens", 128, "must be at least maxSequences (256)"),
+    bad("engine.maxBatchedTokens", 2048, "must be at least maxSequences (4096)", engine__maxSequences=4096),
+    bad("engine.maxSequences", 0, "greater than or equal to 1", "at least 1"),
+    bad("engine.maxWaiting", 0, "greater than or equal to 1", "at least 1"),
+    typed("engine.prefixCaching", "yes", "boolean", "true or false"),
+    bad("engine.schedulingPolicy", "lifo", '"fcfs", "priority"', "fcfs or priority"),
+    bad("engine.extraArgs", {"model": "x"}, "is set by spec.model.source", at="engine.extraArgs.model"),
+    bad("engine.extraArgs", {"max_num_seqs": 8}, "is set by spec.engine.maxSequences", at="engine.extraArgs.max_num_seqs"),
+    bad(
+        "engine.extraArgs",
+        {"enable_prefix_caching": False},
+        "is set by spec.engine.prefixCaching",
+        at="engine.extraArgs.enable_prefix_caching",
+    ),
+    bad(
+        "engine.extraArgs",
+        {"gpu_memory_utilization": 0.5},
+        "is set by spec.engine.memoryFraction",
+        at="engine.extraArgs.gpu_memory_utilization",
+    ),
+    bad("engine.extraArgs", {"data_parallel_size": 2}, "spec.parallelism.data", at="engine.extraArgs.data_parallel_size"),
+    bad("kvCache.tiers.cpu", {}, "Required value", "is required", at="kvCache.tiers.cpu.bytes"),
+    bad("kvCache.tiers.cpu.bytes", "16GiB", SIZE),
+    bad(TIER, {"bytes": "1Gi"}, "needs exactly one of path"),
+    bad(TIER, {"bytes": "1Gi", "path": "/kv", "claim": "kv"}, "needs exactly one of path"),
+    bad(TIER, {"bytes": "1Gi", "path": "kv"}, FOLDER, at=f"{TIER}.path"),
+    bad(TIER, {"path": "/kv"}, "Required value", "is required", at=f"{TIER}.bytes"),
+]
+ENDPOINT = [
+    bad("endpoint.port", 0, "greater than or equal to 1", "at least 1"),
+    bad("endpoint.port", 65536, "less than or equal to 65535", "at most 65535"),
+    bad("endpoint.apiKeySecret", {"key": "k"}, "Required value", "is required", at="endpoint.apiKeySecret.name"),
+    bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
+    bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
+    bad("endpoint.tlsSecret", "tls_secret", NAME),
+    bad("image", "", "at least 1 char"),
+    bad("image", "my image", "must be an image without white space"),
+]
+LIFECYCLE = [
+    bad("rollout", {"maxSurge": 0}, "must not both be 0", at="rollout.maxSurge"),
+    bad("rollout.maxUnavailable", -1, "greater than or equal to 0", "at least 0"),
+    typed("rollout.maxSurge", "25%", "integer", "a whole number"),
+    bad("drain.seconds", 86401, "less than or equal to 86400", "at most 86400"),
+    bad("drain.acceptSeconds", -1, "greater than or equal to 0", "at least 0"),
+    typed("drain.seconds", "2m", "integer", "a whole number"),
+    bad("recovery.restartBudget", 1001, "less than or equal to 1000", "at most 1000"),
+    bad("recovery.windowSeconds", 59, "greater than or equal to 60", "at least 60"),
+    bad("recovery.progressTimeoutSeconds", 0, "greater than or equal to 1", "at least 1"),
+    typed("suspend", "true", "boolean", "true or false"),
+]
+TEMPLATE = [
+    typed("template", "x", "object", "a map"),
+    typed("template.spec", [], "object", "a map"),
+    bad("template.metadata.labels", {"a": "-"}, "must be a label's value", at="template.metadata.labels[a]"),
+    bad("template.metadata.labels", {"serving.starling.dev/role": "x"}, "are the operator's; use another prefix"),
+    bad("template.metadata.annotations", {"serving.starling.dev/x": "x"}, "are the operator's; use another prefix"),
+    bad("template.spec.containers", [{"image": "x"}], "Required value", "is required", at="template.spec.containers[0].name"),
+    bad("template.spec.containers", agent(command=["sh"]), AGENT, at="template.spec.containers[0].command"),
+    bad("template.spec.containers", agent(args=["--help"]), AGENT, at="template.spec.containers[0].args"),
+    bad("template.spec.containers", agent(image="x"), "use spec.image", at="template.spec.containers[0].image"),
+    bad("template.spec.hostNetwork", True, "must be false: pods of one node"),
+    bad("template.spec.restartPolicy", "Never", '"Always"', "must be Always"),
+    bad("template.spec.hostname", "x", "is set by the StatefulSet"),
+    bad("template.spec.subdomain", "x", "is set by the StatefulSet"),
+    bad("template.spec.terminationGracePeriodSeconds", 5, "follows from spec.drain"),
+]
+UNKNOWN = [
+    unknown("modle", {}, "model, replicas"),
+    unknown("model.revision", "main", "source, servedNames"),
+    unknown("model.served_names", ["a"], "source, servedNames"),
+    unknown("model.cache.path", "/x", "claim, hostPath"),
+    unknown("parallelism.tp", 2, "tensor, pipeline"),
+    unknown("accelerators.count", 2, "type, perNode"),
+    unknown("engine.maxNumSeqs", 2, "kvMemory, memoryFraction"),
+    unknown("endpoint.apiKey", "secret", "port, apiKeySecret"),
+    unknown("template.nodeSelector", {}, "metadata, spec"),
+    unknown("template.metadata.name", "x", "labels, annotations"),
+]
+
+ALL = [*NAMES, *MODEL, *CACHE, *LAYOUT, *ENGINE, *ENDPOINT, *LIFECYCLE, *TEMPLATE, *UNKNOWN]

@@ -1,0 +1,163 @@
+"""The CRD: generated, current, structural, described, and what the API server makes of it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starling_crds.manifest import PLURAL, crd_yaml, inferenceservice_crd
+
+from tests.crds.api import Api, Kubectl, Refusal
+from tests.crds.bad import ALL
+from tests.crds.conftest import CRD
+from tests.crds.manifests import service
+
+TIER = "kvCache.tiers.filesystem"
+
+
+def check(folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "starling_crds", "--check", folder], capture_output=True, text=True, check=False)
+
+
+def test_the_file_is_what_the_types_say():
+    assert CRD.read_text() == crd_yaml(), "run: python -m starling_crds"
+    assert yaml.safe_load(crd_yaml()) == inferenceservice_crd()
+
+
+def test_check_tells_a_file_that_is_not_current(tmp_path: Path):
+    assert check(CRD.parent).returncode == 0
+    (tmp_path / CRD.name).write_text(CRD.read_text().replace("infsvc", "isvc"))
+    done = check(tmp_path)
+    assert done.returncode == 1
+    assert "run: python -m starling_crds" in done.stderr
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from fields(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from fields(schema["items"], f"{path}[]")
+
+
+def all_fields() -> dict[str, dict[str, Any]]:
+    root = inferenceservice_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return dict([*fields(root["spec"], "spec"), *fields(root["status"], "status")])
+
+
+def test_each_field_is_described():
+    bare = [path for path, schema in all_fields().items() if not schema.get("description") and not path.endswith("]")]
+    assert bare == []
+
+
+def test_the_schema_is_structural():
+    text = json.dumps(inferenceservice_crd())
+    assert "$ref" not in text
+    assert "anyOf" not in text
+    assert "nullable" not in text
+
+
+def test_integers_have_a_width():
+    formats = {schema["format"] for schema in all_fields().values() if schema.get("type") == "integer"}
+    assert formats == {"int32", "int64"}
+
+
+def test_each_field_with_a_rule_has_a_bad_manifest():
+    ruled = {
+        (path + rule.get("fieldPath", "")).replace("[]", "[0]")
+        for path, schema in all_fields().items()
+        for rule in schema.get("x-kubernetes-validations", [])
+        if "oldSelf" not in rule["rule"]
+    }
+    tried = {manifest.field.replace("[1]", "[0]") for manifest in ALL}
+    assert sorted(ruled - tried) == []
+
+
+def test_lists_of_the_status_are_merged_by_key():
+    found = all_fields()
+    keys = {path: found[path]["x-kubernetes-list-map-keys"] for path in ("status.conditions", "status.groups")}
+    assert keys == {"status.conditions": ["type"], "status.groups": ["name"]}
+
+
+def test_the_api_server_has_no_warning(ctl: Kubectl):
+    done = ctl.run("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(CRD))
+    assert done.returncode == 0
+    assert done.stderr == ""
+    conditions = json.loads(ctl.output("get", "crd", CRD.stem, "-o", "json"))["status"]["conditions"]
+    assert {condition["type"]: condition["status"] for condition in conditions}.get("NonStructuralSchema", "False") == "False"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("spec.engine.blockSize", "Tokens in a block of the KV cache."),
+        ("spec.parallelism.elastic.min", "Smallest size"),
+        ("spec.template.spec.containers", "Merged by name with the operator's."),
+        ("status.groups.nodes.progress", "such as 3.2/7.6 GB"),
+    ],
+)
+def test_kubectl_explains(ctl: Kubectl, path: str, text: str):
+    for _ in range(60):  # the API server publishes a new schema after some seconds
+        done = ctl.run("explain", f"infsvc.{path}")
+        if done.returncode == 0:
+            break
+        time.sleep(0.5)
+    assert text in " ".join(done.stdout.split())
+
+
+@pytest.fixture
+def scaled(api: Api) -> Iterator[str]:
+    name = "scaled"
+    api.create(service(name=name))
+    yield name
+    api.delete(name)
+
+
+def test_scale_and_columns(ctl: Kubectl, scaled: str):
+    ctl.output("scale", "infsvc", scaled, "--replicas=3")
+    condition = {"type": "Ready", "status": "False", "reason": "Loading", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"replicas": 2, "selector": "a=b", "topology": "TP1 PP1 DP1", "url": "http://x", "conditions": [condition]}
+    ctl.output("patch", "infsvc", scaled, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    path = f"/apis/serving.starling.dev/v1alpha1/namespaces/default/{PLURAL}/{scaled}/scale"
+    scale = json.loads(ctl.output("get", "--raw", path))
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 2, "selector": "a=b"}
+    head, row = ctl.output("get", "starling", "-o", "wide").splitlines()
+    assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "URL", "AGE"]
+    assert row.split()[:8] == [scaled, "False", "Loading", "2", "TP1", "PP1", "DP1", "http://x"]
+    assert "URL" not in ctl.output("get", "infsvc")
+
+
+def test_the_status_is_a_subresource(api: Api, scaled: str):
+    stored = api.check(service(name=f"{scaled}-2") | {"status": {"replicas": 5}})
+    assert not isinstance(stored, Refusal)
+    assert "status" not in stored
+
+
+def test_kubectl_refuses_what_is_unknown(ctl: Kubectl):
+    manifest = json.dumps(service({"engine.blocksize": 8}))
+    done = ctl.run("apply", "--validate=strict", "--dry-run=server", "-f", "-", stdin=manifest)
+    assert done.returncode != 0
+    assert 'unknown field "spec.engine.blocksize"' in done.stderr
+
+
+@pytest.mark.parametrize("change", [{"path": "/other"}, {"path": None, "claim": "kv"}], ids=["path", "claim"])
+def test_the_folder_of_a_tier_stays(api: Api, change: dict[str, Any]):
+    name = "tiered"
+    made = api.create(service({TIER: {"bytes": "1Gi", "path": "/kv"}}, name=name))
+    try:
+        tier = made["spec"]["kvCache"]["tiers"]["filesystem"]
+        changed = {key: value for key, value in (tier | change).items() if value is not None}
+        made["spec"]["kvCache"]["tiers"]["filesystem"] = changed
+        refusal = api.replace(made)
+        assert isinstance(refusal, Refusal)
+        assert "cannot change, because blocks in the old place would stay behind" in refusal.fields[f"spec.{TIER}.path"]
+        made["spec"]["kvCache"]["tiers"] = {}
+        assert not isinstance(api.replace(made), Refusal)
+    finally:
+        api.delete(name)

@@ -1,0 +1,89 @@
+"""What others do to children is undone; what belongs to others is left alone."""
+
+import pytest
+
+from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Cluster, Manifest, manifest, until
+from tests.operator.shell.conftest import StartOperator
+
+pytestmark = pytest.mark.usefixtures("kubelet")
+
+
+async def test_an_edited_child_is_put_right(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    path = f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat"
+    before = await cluster.call("GET", path)
+    edit = {"metadata": {"labels": {"serving.starling.dev/service": "other", "mine": "stays"}}, "spec": {"selector": {"role": "x"}}}
+    await cluster.merge(path, edit)
+
+    async def is_right() -> bool:
+        found = await cluster.call("GET", path)
+        same = all(found["spec"]["selector"].get(key) == value for key, value in before["spec"]["selector"].items())
+        return same and found["metadata"]["labels"] == {**before["metadata"]["labels"], "mine": "stays"}
+
+    await until(is_right, "the Service to be as before", 20, lambda: cluster.call("GET", path))
+
+
+async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    before = await cluster.children()
+    for kind, name in before:
+        if kind not in ("ControllerRevision", "ConfigMap"):
+            await cluster.delete(f"{CHILD_PATHS[kind].format(cluster.namespace)}/{name}")
+
+    async def is_back() -> bool:
+        after = await cluster.children()
+        renewed = [key for key in before if key in after and after[key]["metadata"]["uid"] != before[key]["metadata"]["uid"]]
+        return len(renewed) == len(before) - 2
+
+    await until(is_back, "all children to be there again", 30)
+    await cluster.ready("chat")
+
+
+async def test_replicas_of_an_autoscaler_are_kept(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest(replicas=1))
+    await cluster.ready("chat")
+    await cluster.merge(f"{SERVICES.format(cluster.namespace)}/chat/scale", {"spec": {"replicas": 3}})
+    await cluster.ready("chat")
+    body = await cluster.service("chat")
+    assert (body["spec"]["replicas"], body["status"]["replicas"]) == (3, 3)
+
+
+async def test_what_belongs_to_a_user_is_not_taken_over(cluster: Cluster, start_operator: StartOperator) -> None:
+    users: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat", "namespace": cluster.namespace},
+        "spec": {"selector": {"app": "mine"}, "ports": [{"port": 80}]},
+    }
+    await cluster.apply(users, CHILD_PATHS["Service"])
+    await start_operator()
+    await cluster.apply(manifest())
+
+    async def is_told() -> bool:
+        return "belongs to nobody" in (await cluster.condition("chat", "Stalled"))["message"]
+
+    await until(is_told, "the condition to say whose it is", 20, lambda: cluster.service("chat"))
+    found = await cluster.call("GET", f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat")
+    assert found["spec"]["selector"] == {"app": "mine"}
+    assert "ownerReferences" not in found["metadata"] and "labels" not in found["metadata"]
+
+
+async def test_an_edit_replaces_all_groups(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest(replicas=2))
+    await cluster.ready("chat")
+    old = {name for kind, name in await cluster.children() if kind == "StatefulSet"}
+    await cluster.edit("chat", {"engine": {"maxSequences": 8}})
+    await cluster.ready("chat", 60)
+
+    async def is_replaced() -> bool:
+        new = {name for kind, name in await cluster.children() if kind == "StatefulSet"}
+        pods = {pod["metadata"]["name"].rpartition("-")[0] for pod in await cluster.pods()}
+        return len(new) == 2 and not new & old and pods == new
+
+    await until(is_replaced, "the old groups to be gone", 30)
