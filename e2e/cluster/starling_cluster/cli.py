@@ -91,6 +91,7 @@ def _add_images(commands: _Group) -> None:
     build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="may be given more than once")
     load = commands.of_cluster("load", "bring an image of podman's to every node", _image_load)
     load.add_argument("image", metavar="IMAGE", help="such as localhost/starling-agent:dev")
+    load.add_argument("--node", type=int, metavar="N", help="to this node only: images of torch take minutes")
     commands.add("base", "make the base image, if it is not there; prints its name", lambda _: print(builder.make_base()))
 
 
@@ -119,12 +120,8 @@ def _owner(options: Namespace) -> Owner | None:
 def _image_build(options: Namespace) -> None:
     builder.build(options.tag, options.file, options.build_arg)
     if options.directory is not None:
-        _load(options.directory, options.tag)
+        builder.load(options.directory, options.tag, cluster.nodes_of(options.directory))
 
 
 def _image_load(options: Namespace) -> None:
-    _load(options.directory, options.image)
-
-
-def _load(target: Place, image: str) -> None:
-    builder.load(target, image, range(1, cluster.state(target).nodes + 1))
+    builder.load(options.directory, options.image, cluster.nodes_of(options.directory, options.node))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from starling_cluster import cache, control_plane, go_builds, nodes, packages, place, sweep, watch
 from starling_cluster.control_plane import Endpoint
 from starling_cluster.errors import HarnessError
+from starling_cluster.network import Network
 from starling_cluster.place import Mode, Owner, Place, State
 
 
@@ -36,8 +37,24 @@ def down(target: Place) -> None:
     sweep.take_down_dead()
 
 
-def state(target: Place) -> State:
-    """Of a cluster with nodes that is up. Raises `HarnessError` for any other folder."""
+def network_of(target: Place) -> Network:
+    """Raises `HarnessError` for a folder in which no cluster with nodes is up."""
+    found = _state(target)
+    assert found.network is not None
+    return Network(found.network)
+
+
+def nodes_of(target: Place, only: int | None = None) -> range:
+    """The numbers of its nodes, or the one that is asked for. Raises `HarnessError` where there is none."""
+    found = _state(target)
+    if only is None:
+        return range(1, found.nodes + 1)
+    if not 1 <= only <= found.nodes:
+        raise HarnessError(f"N must be 1 to {found.nodes}, got {only}")
+    return range(only, only + 1)
+
+
+def _state(target: Place) -> State:
     found = place.read(target)
     if found is None or not found.ready or found.network is None:
         raise HarnessError(f"no cluster with nodes runs in {target.directory}")

@@ -42,11 +42,8 @@ def start_node(target: Place, number: int) -> None:
 
 
 def _network(target: Place, number: int) -> Network:
-    found = cluster.state(target)
-    if not 1 <= number <= found.nodes:
-        raise HarnessError(f"N must be 1 to {found.nodes}, got {number}")
-    assert found.network is not None
-    return Network(found.network)
+    cluster.nodes_of(target, number)
+    return cluster.network_of(target)
 
 
 def _refuse_if_running(target: Place, program: str) -> None:

@@ -41,7 +41,7 @@ def load_own(place: Place, nodes: range) -> None:
 def load_archive(place: Place, node: int, path: Path) -> None:
     """What `docker save` or `podman save --format docker-archive` wrote."""
     socket = place.node(node) / "containerd.sock"
-    command = ["ctr", "-a", str(socket), "-n", "k8s.io", "images", "import", "--no-unpack", str(path)]
+    command = ["ctr", "-a", str(socket), "-n", "k8s.io", "images", "import", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise HarnessError(f"node {node} did not take {path}: {done.stderr.strip()}")
@@ -56,8 +56,20 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
     paths = ["usr", *(str(path.relative_to("/")) for path in mounts.SYSTEM if path.parent != Path("/"))]
     links = {path: str(mounts.MACHINE / path) for path in paths}
     links |= {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin") if Path("/", name).is_symlink()}
+    # The examples' model, where the agent's image has it.
+    links["opt/starling/models"] = str(cache.ROOT / "models")
     # The checkout or the interpreter may lie in the home of root, which ordinary users cannot enter.
-    folders = {"etc": 0o755, "root": 0o755, "home": 0o755, HOME.lstrip("/"): 0o777, "tmp": 0o1777, "var": 0o755, "var/tmp": 0o1777}
+    folders = {
+        "etc": 0o755,
+        "opt": 0o755,
+        "opt/starling": 0o755,
+        "root": 0o755,
+        "home": 0o755,
+        HOME.lstrip("/"): 0o777,
+        "tmp": 0o1777,
+        "var": 0o755,
+        "var/tmp": 0o1777,
+    }
     users = f"root:x:0:0:root:/root:/bin/sh\nstarling:x:{USER}:{USER}::{HOME}:/bin/sh\n"
     groups = f"root:x:0:\nstarling:x:{USER}:\n"
     files = {

@@ -304,6 +304,21 @@ def test_a_group_heals_and_the_others_go_on(fault: str, shape: dict[str, Any]) -
     assert world.told("Restarted") == ([] if alone else ["Restarted"])
 
 
+@pytest.mark.parametrize("fault", ["crash", "lose", "evict", "break"])
+def test_a_failure_in_the_back_off_is_remembered_until_its_time(fault: str) -> None:
+    """A restart of one container, or a member that was replaced, leaves no trace by then but in the last status."""
+    world = settled(PAIRS)
+    (group,) = names(world)
+    for _ in range(2):
+        FAULTS[fault](world, world.members(group)[0])
+        world.reconcile()
+        while not world.available():
+            world.tick()
+            world.reconcile()
+    assert world.told("Restarted") == ["Restarted", "Restarted"]
+    assert world.status.groups[0].restarts == 2
+
+
 def test_restarts_are_recorded_and_spaced() -> None:
     world = settled()
     gaps, last = [], world.now

@@ -102,6 +102,9 @@ class Cluster:
                     found[kind, item["metadata"]["name"]] = item
         return found
 
+    async def children_names(self) -> list[str]:
+        return [f"{kind} {name} {child['metadata']['uid']}" for (kind, name), child in (await self.children()).items()]
+
     async def condition(self, name: str, kind: str) -> Manifest:
         conditions = (await self.service(name)).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None, "message": ""})

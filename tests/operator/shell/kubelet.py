@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,8 +17,11 @@ NODE = "paper"
 class Kubelet:
     """`admit` decides what the agent of a new pod reports; None: the pod starts no agent. `pods` tells who runs where."""
 
-    def __init__(self, cluster: Cluster, server: AgentServer, admit: Callable[[Manifest, Agent], Agent | None]) -> None:
-        self._cluster, self._server, self._admit = cluster, server, admit
+    def __init__(
+        self, cluster: Cluster, server: AgentServer, admit: Callable[[Manifest, Agent], Agent | None], period: float = 0.1
+    ) -> None:
+        self._cluster, self._server, self._admit, self._period = cluster, server, admit, period
+        self._next_beat = 0.0
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
         self.holding = False
@@ -25,16 +29,26 @@ class Kubelet:
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
+            await self._beat()
             for pod in await self._cluster.pods():
                 try:
                     await self._look(pod)
                 except Refused as refused:
                     if refused.status not in (404, 409):
                         raise
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(self._period)
 
     def agent(self, pod: str) -> Agent:
         return self.agents[pod]
+
+    async def _beat(self) -> None:
+        """Without it the node would count as dead after a minute, and its pods would be deleted."""
+        if time.monotonic() < self._next_beat:
+            return
+        self._next_beat = time.monotonic() + 10
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
+        await self._cluster.merge(f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}})
 
     async def _look(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
