@@ -49,8 +49,9 @@ def _sized(tensor: int, pipeline: int, data: int, per_node: int) -> GroupLayout:
         )
     ranks = tensor * pipeline * data
     if ranks % per_node:
+        many = "1 rank" if ranks == 1 else f"{ranks} ranks"
         raise ValueError(
-            f"accelerators.perNode: a group has {ranks} ranks (data {data} * pipeline {pipeline} * tensor {tensor}), which do not"
+            f"accelerators.perNode: a group has {many} (data {data} * pipeline {pipeline} * tensor {tensor}), which do not"
             f" fill whole nodes of {per_node}; give a divisor of {ranks}"
         )
     return GroupLayout(nodes=ranks // per_node, ranks=ranks, tensor=tensor, pipeline=pipeline, data=data, expert=data * tensor)

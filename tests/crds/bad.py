@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
+
 from tests.crds.manifests import service
 
 
@@ -43,6 +45,7 @@ def named(name: str) -> Bad:
     return Bad(service(name=name), "metadata.name", "at most 40 lowercase letters", "at most 40 lowercase letters")
 
 
+_EXAMPLE: dict[type, Any] = {str: "x", int: 8, bool: False, float: 0.5}
 SOURCE = "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path"
 SIZE = "must be bytes or a quantity such as 4Gi or 500M"
 NAME = "must be the name of an object"
@@ -154,6 +157,22 @@ LAYOUT = [
         parallelism__expert=4,
         accelerators__perNode=4,
     ),
+    bad(
+        "parallelism.elastic",
+        {"min": 3, "max": 4},
+        "fill whole nodes of accelerators.perNode (4), got 3",
+        at="parallelism.elastic.min",
+        parallelism__expert=4,
+        accelerators__perNode=4,
+    ),
+    bad(
+        "parallelism.elastic",
+        {"min": 2, "max": 5},
+        "must be a multiple of tensor (2)",
+        at="parallelism.elastic.max",
+        parallelism__tensor=2,
+        parallelism__expert=2,
+    ),
     bad("accelerators.perNode", 0, "greater than or equal to 1", "at least 1"),
     bad("accelerators.perNode", 65, "less than or equal to 64", "at most 64"),
     bad("accelerators.perNode", 3, "must divide parallelism.tensor (2) or be a multiple of it, got 3", parallelism__tensor=2),
@@ -175,32 +194,25 @@ ENGINE = [
     bad("engine.maxWaiting", 0, "greater than or equal to 1", "at least 1"),
     typed("engine.prefixCaching", "yes", "boolean", "true or false"),
     bad("engine.schedulingPolicy", "lifo", '"fcfs", "priority"', "fcfs or priority"),
-    bad("engine.extraArgs", {"model": "x"}, "is set by spec.model.source", at="engine.extraArgs.model"),
-    bad("engine.extraArgs", {"max_num_seqs": 8}, "is set by spec.engine.maxSequences", at="engine.extraArgs.max_num_seqs"),
-    bad(
-        "engine.extraArgs",
-        {"enable_prefix_caching": False},
-        "is set by spec.engine.prefixCaching",
-        at="engine.extraArgs.enable_prefix_caching",
+    *(
+        bad("engine.extraArgs", {name: _EXAMPLE[kind]}, f"is set by spec.{field}; use that", at=f"engine.extraArgs.{name}")
+        for name, (kind, field) in TYPED_ARGUMENTS.items()
     ),
-    bad(
-        "engine.extraArgs",
-        {"gpu_memory_utilization": 0.5},
-        "is set by spec.engine.memoryFraction",
-        at="engine.extraArgs.gpu_memory_utilization",
-    ),
-    bad("engine.extraArgs", {"data_parallel_size": 2}, "spec.parallelism.data", at="engine.extraArgs.data_parallel_size"),
     bad("kvCache.tiers.cpu", {}, "Required value", "is required", at="kvCache.tiers.cpu.bytes"),
     bad("kvCache.tiers.cpu.bytes", "16GiB", SIZE),
     bad(TIER, {"bytes": "1Gi"}, "needs exactly one of path"),
     bad(TIER, {"bytes": "1Gi", "path": "/kv", "claim": "kv"}, "needs exactly one of path"),
     bad(TIER, {"bytes": "1Gi", "path": "kv"}, FOLDER, at=f"{TIER}.path"),
+    bad(TIER, {"bytes": "lots", "path": "/kv"}, SIZE, at=f"{TIER}.bytes"),
+    bad(TIER, {"bytes": "1Gi", "claim": "KV"}, NAME, at=f"{TIER}.claim"),
     bad(TIER, {"path": "/kv"}, "Required value", "is required", at=f"{TIER}.bytes"),
 ]
 ENDPOINT = [
     bad("endpoint.port", 0, "greater than or equal to 1", "at least 1"),
     bad("endpoint.port", 65536, "less than or equal to 65535", "at most 65535"),
     bad("endpoint.apiKeySecret", {"key": "k"}, "Required value", "is required", at="endpoint.apiKeySecret.name"),
+    bad("endpoint.apiKeySecret", {"name": "S", "key": "k"}, NAME, at="endpoint.apiKeySecret.name"),
+    bad("endpoint.apiKeySecret", {"name": "s", "key": "a b"}, "must be a key of a Secret", at="endpoint.apiKeySecret.key"),
     bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.tlsSecret", "tls_secret", NAME),

@@ -50,8 +50,7 @@ def load(place: Place, name: str, nodes: range) -> None:
     with tempfile.TemporaryDirectory(dir=place.directory) as scratch:
         path = Path(scratch) / "image.tar"
         _run("podman", "save", "--quiet", "--format=docker-archive", f"--output={path}", name)
-        for node in nodes:
-            images.load_archive(place, node, path)
+        images.load_archive(place, nodes, path)
 
 
 def _debootstrap(archive: Path) -> None:

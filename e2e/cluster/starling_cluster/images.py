@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from starling_cluster import archive, cache, mounts
@@ -34,12 +35,16 @@ def load_own(place: Place, nodes: range) -> None:
         for number, image in enumerate(_own()):
             path = Path(scratch) / f"{number}.tar"
             archive.write(image, path)
-            for node in nodes:
-                load_archive(place, node, path)
+            load_archive(place, nodes, path)
 
 
-def load_archive(place: Place, node: int, path: Path) -> None:
-    """What `docker save` or `podman save --format docker-archive` wrote."""
+def load_archive(place: Place, nodes: range, path: Path) -> None:
+    """Brings what `podman save --format docker-archive` wrote to all nodes at once."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(lambda node: _import(place, node, path), nodes))
+
+
+def _import(place: Place, node: int, path: Path) -> None:
     socket = place.node(node) / "containerd.sock"
     command = ["ctr", "-a", str(socket), "-n", "k8s.io", "images", "import", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

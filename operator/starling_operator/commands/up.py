@@ -77,9 +77,23 @@ def _prepared(
     loaded = load_service(file, name, mapped)
     if loaded.service.spec is None:
         fail(f"{file}: {loaded.service.spec_error}", "correct the file; `starling plan -f` shows what it means")
+    _check_plan(file, loaded)
     chosen = port if port is not None else _port_of(loaded)
     weights = env.cache_dir() / "weights"
     return UpOptions(file, loaded.service.name, host, chosen, mapped, weights, logs), loaded
+
+
+def _check_plan(file: Path, loaded: "Loaded") -> None:
+    """What the operator would refuse is refused at once. After an edit it is told in the table, and what runs goes on."""
+    from starling_operator.commands.planning.planned import CannotPlan, plan_of
+    from starling_operator.local.machine import SETTINGS
+
+    try:
+        refused = plan_of(loaded.service, SETTINGS.agent_image).refused
+    except CannotPlan as error:
+        refused = str(error)
+    if refused:
+        fail(f"{file}: {refused}", "correct the field that is named")
 
 
 def _port_of(loaded: "Loaded") -> int:

@@ -4,21 +4,18 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from starling_operator.local.following import FollowedFile
 from starling_operator.local.front import Front
 from starling_operator.local.machine import Given, Ground, Machine
+from starling_operator.local.run_folder import run_folder
 from starling_operator.local.service_file import Loaded, load_service
 from starling_operator.local.show import Show
 from starling_operator.local.sources import Map
 from starling_operator.local.view import view_of
 from starling_operator.plan.decision import Decision
-from starling_operator.plan.observed import Service
 from starling_operator.plan.plan import plan
 
 RESYNC_SECONDS = 5.0
@@ -41,7 +38,7 @@ class UpOptions:
 
 async def run(options: UpOptions, loaded: Loaded, show: Show) -> int:
     """Runs the service of the file until a signal; the exit status. Raises OSError where the port is taken."""
-    with _run_folder() as folder:
+    with run_folder() as folder:
         logs = options.logs or folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         options.weights.mkdir(parents=True, exist_ok=True)
@@ -52,13 +49,6 @@ async def run(options: UpOptions, loaded: Loaded, show: Show) -> int:
             return await up.drain()
         finally:
             await up.close()
-
-
-@contextlib.contextmanager
-def _run_folder() -> Iterator[Path]:
-    """Private: it holds the admin token and the Secrets of the file."""
-    with tempfile.TemporaryDirectory(prefix="starling-up-") as folder:
-        yield Path(folder)
 
 
 class Up:
@@ -168,9 +158,3 @@ class Up:
                 stopping=self._stopping,
             )
         )
-
-
-def new_service(name: str, namespace: str) -> Service:
-    """A service of this machine before its manifest is read."""
-    now = str(time.time_ns())
-    return Service(name=name, namespace=namespace, uid=f"local-{now}", generation=1, resource_version="1", spec=None)

@@ -8,11 +8,11 @@ from starling_operator.plan.situation import Situation
 _REFUSALS = ("InvalidSpec", "Unsupported")
 
 
-def events(situation: Situation, created: tuple[str, ...], status: InferenceServiceStatus) -> tuple[Event, ...]:
-    """`created`: names of the groups that are made now; `status`: the one that is about to be written."""
+def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event, ...]:
+    """`status`: the one that is about to be written."""
     return (
         *_spec_changed(situation),
-        *(Event("Normal", "Created", f"Created group {name}") for name in created),
+        *_created(situation),
         *_restarted(situation),
         *_conditions_changed(situation.service.status, status),
         *_rollout_finished(situation.service.status, status),
@@ -33,6 +33,18 @@ def _spec_changed(situation: Situation) -> tuple[Event, ...]:
         text = f"Scaling from {len(situation.groups.all)} to {situation.replicas} groups"
         told.append(Event("Normal", "Scaled", text))
     return tuple(told)
+
+
+def _created(situation: Situation) -> tuple[Event, ...]:
+    """When they are seen for the first time: what was asked for may yet be refused. A status that was lost knows of none."""
+    if situation.service.status.observed_generation == 0:
+        return ()
+    new = [group for group in situation.kept if group.previous is None]
+    return tuple(Event("Normal", "Created", f"Created group {group.name}{_pods(group.nodes)}") for group in new)
+
+
+def _pods(nodes: int) -> str:
+    return "" if nodes == 1 else f" of {nodes} pods"
 
 
 def _restarted(situation: Situation) -> tuple[Event, ...]:

@@ -62,7 +62,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         apply=applied(observed, spec, situation, revisions, created),
         delete=deleted(observed, situation, revisions),
         status=status,
-        events=events(situation, created, status),
+        events=events(situation, status),
         wake_after=wake_after(situation),
     )
 
@@ -80,4 +80,4 @@ def _refused(observed: Observed, refused: Refusal) -> Decision:
         unready={group.name: waits_for(group) for group in groups.all},
     )
     status = make_status(situation, conditions(situation, verdict(situation)))
-    return Decision(status=status, events=events(situation, (), status))
+    return Decision(status=status, events=events(situation, status))

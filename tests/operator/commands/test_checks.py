@@ -35,8 +35,8 @@ def test_memory_is_told_in_gib():
     assert [found.detail for found in node_findings([node(memory="16777216Ki")])][1] == "4 CPUs, 16.0 GiB for pods"
 
 
-def test_without_a_cluster_this_machine_is_looked_at(tmp_path):
-    answer = starling("check", HOME=str(tmp_path))
+def test_without_a_cluster_this_machine_is_looked_at():
+    answer = starling("check")
     assert "this machine" in answer.stdout
     assert "no cluster is configured" in answer.stdout
     assert "√ Python" in answer.stdout

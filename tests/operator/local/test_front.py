@@ -16,7 +16,7 @@ class Backend:
         self.address = ("127.0.0.1", 0)
         self.release = asyncio.Event()
         self.release.set()
-        self.gone = asyncio.Event()
+        self.reached, self.gone = asyncio.Event(), asyncio.Event()
 
     async def start(self):
         self.server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
@@ -26,6 +26,7 @@ class Backend:
     async def answer(self, reader, writer):
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
+                self.reached.set()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.name))
                 writer.write(self.name[:1].encode())
                 await writer.drain()
@@ -78,7 +79,7 @@ async def test_an_open_answer_survives_that_its_backend_is_taken_out():
         front.set_ready([backends[0].address])
         backends[0].release.clear()
         slow = asyncio.create_task(get(url))
-        await asyncio.sleep(0.1)
+        await backends[0].reached.wait()
         front.set_ready([backends[1].address])
         assert (await get(url)).text == "two"
         backends[0].release.set()

@@ -32,6 +32,11 @@ def manifest(tmp_path):
     return write(tmp_path / "service.yaml")
 
 
+def stream(running, tokens):
+    body = {"prompt": "A list is", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return httpx.stream("POST", f"{running.status['url']}/completions", json=body, timeout=60, trust_env=False)
+
+
 def test_edits_are_picked_up_and_a_crash_heals(up, manifest):
     running = up(manifest)
     first = running.wait_until_ready()["rows"][0]["pod"]
@@ -81,17 +86,15 @@ def test_a_file_that_cannot_be_used_stops_nothing(up, manifest):
 
 
 def test_a_second_signal_ends_at_once(up, manifest):
-    write(
-        manifest,
-        template={"spec": {"containers": [{"name": "agent", "command": ["/bin/sh", "-c", "trap '' TERM; sleep 60 & wait; wait"]}]}},
-    )
     running = up(manifest)
-    running.wait_for(lambda status: status["rows"], seconds=20)
+    running.wait_until_ready()
     agent = next(iter(running.agents().values()))
-    running.process.send_signal(signal.SIGTERM)
-    running.wait_for(lambda status: status["stopping"], seconds=10)
-    began = time.monotonic()
-    assert running.end(signal.SIGINT) == 1
+    with stream(running, tokens=4000) as response:
+        next(response.iter_lines())
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_for(lambda status: status["stopping"], seconds=10)
+        began = time.monotonic()
+        assert running.end(signal.SIGINT) == 1
     assert time.monotonic() - began < 5
     with pytest.raises(ProcessLookupError):
         os.kill(agent, 0)
@@ -101,8 +104,7 @@ def test_a_second_signal_ends_at_once(up, manifest):
 def test_an_open_stream_is_finished_before_the_end(up, manifest):
     running = up(manifest)
     running.wait_until_ready()
-    body = {"prompt": "A list is", "max_tokens": 200, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{running.status['url']}/completions", json=body, timeout=60, trust_env=False) as response:
+    with stream(running, tokens=200) as response:
         lines = response.iter_lines()
         next(lines)
         running.process.send_signal(signal.SIGTERM)

@@ -72,7 +72,7 @@ def test_sizes_multiply_up(fields: dict[str, Any], per_node: int, nodes: int, ra
         ({"tensor": 3}, 2, "accelerators.perNode", "one must divide the other"),
         ({"tensor": 4}, 3, "accelerators.perNode", "one must divide the other"),
         ({"tensor": 6}, 4, "accelerators.perNode", "one must divide the other"),
-        ({}, 2, "accelerators.perNode", "a group has 1 ranks"),
+        ({}, 2, "accelerators.perNode", "a group has 1 rank "),
         ({"tensor": 2}, 4, "accelerators.perNode", "a divisor of 2"),
         ({"data": 3}, 2, "accelerators.perNode", "a group has 3 ranks"),
         ({"data": 3, "tensor": 2}, 4, "accelerators.perNode", "a group has 6 ranks"),

@@ -69,9 +69,8 @@ def serving(pod: str, group: str, revision: str, service: str, config_hash: str)
 class AgentServer:
     """One process for all agents, each at an address of its own in 127.0.0.0/8; `block` keeps tests apart that run at once."""
 
-    def __init__(self, block: int, everywhere: bool = False) -> None:
+    def __init__(self, block: int) -> None:
         self._addresses = (f"127.{block}.{high}.{low}" for high, low in itertools.product(range(256), range(1, 255)))
-        self._everywhere = everywhere
         self._agents: dict[str, Agent] = {}
         self._sites: dict[str, web.TCPSite] = {}
         app = web.Application()
@@ -80,16 +79,13 @@ class AgentServer:
 
     async def start(self) -> None:
         await self._runner.setup()
-        if self._everywhere:
-            await web.TCPSite(self._runner, "0.0.0.0", ADMIN_PORT, backlog=4096).start()
 
     async def add(self, agent: Agent) -> str:
         """Its address."""
         address = next(self._addresses)
         self._agents[address] = agent
-        if not self._everywhere:
-            self._sites[address] = web.TCPSite(self._runner, address, ADMIN_PORT)
-            await self._sites[address].start()
+        self._sites[address] = web.TCPSite(self._runner, address, ADMIN_PORT)
+        await self._sites[address].start()
         return address
 
     async def remove(self, address: str) -> None:

@@ -15,7 +15,7 @@ async def install_crd(cluster: Cluster) -> None:
 
     async def is_established() -> bool:
         found = await cluster.call("GET", f"{CRDS}/inferenceservices.serving.starling.dev")
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = found.get("status", {}).get("conditions") or []
         return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     await until(is_established, "the CRD to be established")

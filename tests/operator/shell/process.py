@@ -31,6 +31,10 @@ class OperatorProcess:
         await until(self.is_ready, f"the operator to be ready; see {self.log}", 30)
         return self
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -1,0 +1,67 @@
+"""What is kept of what the watches show."""
+
+from typing import Any
+
+from starling_operator.cache import Cache
+from starling_operator.kinds import BY_NAME, INFERENCE_SERVICE, POD, SERVICE_LABEL
+
+SET = BY_NAME["StatefulSet"]
+KEY = ("n", "chat")
+
+
+def body(name: str, version: int, uid: str = "", owner: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "n", "uid": uid or name, "resourceVersion": str(version), "managedFields": [{}]}
+    owners = {"ownerReferences": [{**owner, "controller": True}]} if owner else {}
+    return {
+        "metadata": {**metadata, **owners, "labels": {SERVICE_LABEL: "chat"}, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        **more,
+    }
+
+
+OWNER = {"kind": "InferenceService", "name": "chat", "uid": "s"}
+
+
+def test_only_news_is_news() -> None:
+    cache = Cache()
+    assert cache.put(SET, body("a", 5, owner=OWNER)) == KEY
+    assert cache.put(SET, body("a", 5, owner=OWNER)) is None
+    assert cache.put(SET, body("a", 4, owner=OWNER)) is None
+    assert cache.put(SET, body("a", 6, owner=OWNER)) == KEY
+    held = cache.children("s")["StatefulSet", "a"]
+    assert held["metadata"]["resourceVersion"] == "6" and "managedFields" not in held["metadata"]
+
+
+def test_what_is_gone_stays_gone() -> None:
+    cache = Cache()
+    cache.put(SET, body("a", 5, owner=OWNER))
+    assert cache.drop("a") == KEY
+    assert cache.put(SET, body("a", 9, owner=OWNER)) is None
+    assert cache.children("s") == {} and cache.drop("a") is None
+
+
+def test_a_successor_of_the_same_name_is_not_dropped_with_its_predecessor() -> None:
+    cache = Cache()
+    cache.put(SET, body("a", 5, uid="old", owner=OWNER))
+    cache.put(SET, body("a", 7, uid="new", owner=OWNER))
+    cache.drop("old")
+    assert cache.children("s")["StatefulSet", "a"]["metadata"]["uid"] == "new"
+    cache.put(INFERENCE_SERVICE, body("chat", 1, uid="s1"))
+    cache.put(INFERENCE_SERVICE, body("chat", 3, uid="s2"))
+    cache.drop("s1")
+    assert cache.service(KEY) is not None
+
+
+def test_a_child_that_loses_its_owner_is_news_for_the_owner() -> None:
+    cache = Cache()
+    cache.put(SET, body("a", 5, owner=OWNER))
+    assert cache.put(SET, body("a", 6)) == KEY
+    assert cache.children("s") == {}
+
+
+def test_others_objects_are_not_kept() -> None:
+    cache = Cache()
+    assert cache.put(SET, body("a", 5, owner={"kind": "Deployment", "name": "x", "uid": "d"})) is None
+    assert cache.put(POD, body("p", 5, spec={}, status={})) is None
+    assert cache.put(POD, body("q", 5, owner={"kind": "StatefulSet", "name": "g", "uid": "g"}, spec={}, status={})) == KEY
+    assert [pod.name for pod in cache.pods(KEY)] == ["q"]
+    assert set(cache.seen(POD, "n")) == {"p", "q"} and cache.seen(POD, "m") == {}

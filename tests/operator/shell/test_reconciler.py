@@ -1,0 +1,105 @@
+"""When services are looked at."""
+
+import asyncio
+
+from starling_operator.logs import Key
+from starling_operator.reconciler import Reconciler
+
+A, B = ("space", "a"), ("space", "b")
+
+
+class Recorder:
+    """What was reconciled, and how many at once."""
+
+    def __init__(self, seconds: float = 0.0, answers: dict[Key, list[float | None | Exception]] | None = None) -> None:
+        self.done: list[Key] = []
+        self.at_once, self.most = 0, 0
+        self.same_at_once = False
+        self._running: set[Key] = set()
+        self._seconds, self._answers = seconds, answers or {}
+
+    async def __call__(self, key: Key) -> float | None:
+        self.same_at_once |= key in self._running
+        self._running.add(key)
+        self.most = max(self.most, len(self._running))
+        await asyncio.sleep(self._seconds)
+        self._running.discard(key)
+        self.done.append(key)
+        answer = self._answers[key].pop(0) if self._answers.get(key) else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def run_for(reconciler: Reconciler, seconds: float) -> None:
+    task = asyncio.create_task(reconciler.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_wake_ups_that_come_together_are_one() -> None:
+    recorder = Recorder()
+    reconciler = Reconciler(recorder, 2)
+    for _ in range(5):
+        reconciler.wake(A)
+    await run_for(reconciler, 0.05)
+    assert recorder.done == [A]
+
+
+async def test_a_wake_up_during_a_run_leads_to_another_run_and_never_to_two_at_once() -> None:
+    recorder = Recorder(seconds=0.05)
+    reconciler = Reconciler(recorder, 4)
+    reconciler.wake(A)
+    asyncio.get_running_loop().call_later(0.02, reconciler.wake, A)
+    asyncio.get_running_loop().call_later(0.03, reconciler.wake, A)
+    await run_for(reconciler, 0.3)
+    assert recorder.done == [A, A] and not recorder.same_at_once
+
+
+async def test_only_so_many_services_at_once() -> None:
+    recorder = Recorder(seconds=0.01)
+    reconciler = Reconciler(recorder, 3)
+    for number in range(12):
+        reconciler.wake(("space", str(number)))
+    await run_for(reconciler, 0.3)
+    assert len(recorder.done) == 12 and recorder.most == 3
+
+
+async def test_a_failure_comes_again_and_disturbs_nobody() -> None:
+    recorder = Recorder(answers={A: [RuntimeError("no"), None]})
+    reconciler = Reconciler(recorder, 2)
+    reconciler.wake(A)
+    reconciler.wake(B)
+    await run_for(reconciler, 1.5)
+    assert recorder.done == [A, B, A]
+
+
+async def test_the_time_that_a_reconcile_asks_for_is_kept() -> None:
+    recorder = Recorder(answers={A: [0.1, None]})
+    reconciler = Reconciler(recorder, 2)
+    reconciler.wake(A)
+    await run_for(reconciler, 0.05)
+    assert recorder.done == [A]
+    await run_for(reconciler, 0.2)
+    assert recorder.done == [A, A]
+
+
+async def test_the_earliest_of_several_times_counts_and_a_run_voids_them() -> None:
+    recorder = Recorder()
+    reconciler = Reconciler(recorder, 2)
+    for after in (0.3, 0.05, 0.2):
+        reconciler.wake(A, after)
+    await run_for(reconciler, 0.5)
+    assert recorder.done == [A]
+
+
+async def test_a_hanging_reconcile_is_stuck_and_a_busy_queue_is_not() -> None:
+    reconciler = Reconciler(Recorder(seconds=10), 1)
+    reconciler.wake(A)
+    task = asyncio.create_task(reconciler.run())
+    await asyncio.sleep(0.2)
+    assert reconciler.stuck(60) is None
+    assert "space/a" in (reconciler.stuck(0.1) or "")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
