@@ -26,16 +26,9 @@ def conditions(situation: Situation, judged: Verdict) -> list[Condition]:
 
 
 def _available(situation: Situation) -> Condition:
-    ready, floor = len(situation.ready), _floor(situation)
-    text = f"{ready} groups serve, at least {floor} must"
-    return _condition("Available", ready >= floor, "GroupsServe" if ready >= floor else "TooFewGroups", text)
-
-
-def _floor(situation: Situation) -> int:
-    """A spec that is refused has no say in how many should run."""
-    if situation.refused is not None or situation.spec is None:
-        return 1
-    return max(1, situation.replicas - situation.spec.rollout.max_unavailable)
+    """Somebody answers. How many should is Ready's to tell: while scaling or rolling, clients are served all the same."""
+    count = len(situation.ready)
+    return _condition("Available", count > 0, "GroupsServe" if count else "NoGroupServes", f"{count} groups serve")
 
 
 def _progressing(situation: Situation, judged: Verdict) -> Condition:

@@ -30,7 +30,7 @@ def test_at_first_sight_a_service_is_not_ready() -> None:
         "Ready": ("False", "Progressing"),
         "Reconciling": ("True", "Progressing"),
         "Stalled": ("False", "NotStalled"),
-        "Available": ("False", "TooFewGroups"),
+        "Available": ("False", "NoGroupServes"),
         "Progressing": ("True", "Progressing"),
         "ModelLoaded": ("False", "NoGroups"),
     }
@@ -117,7 +117,7 @@ def test_scaling_up_and_down(shape: dict[str, Any]) -> None:
     world.edit({"replicas": 3})
     world.reconcile()
     assert world.condition("Ready") == ("False", "Scaling")
-    assert world.condition("Available") == ("False", "TooFewGroups")
+    assert world.condition("Available") == ("True", "GroupsServe")
     world.settle()
     assert len(world.available()) == 3
     world.edit({"replicas": 2})
@@ -134,7 +134,7 @@ def test_groups_of_several_nodes_never_wait_for_each_other_s_places() -> None:
         world.reconcile()
         world.tick()
     assert len(world.available()) == 1
-    assert world.condition("Available") == ("False", "TooFewGroups")
+    assert world.condition("Available") == ("True", "GroupsServe")
     assert world.condition("Ready")[0] == "False"
     assert "Unschedulable" in world.message()
     world.places = 4
@@ -195,7 +195,7 @@ def test_a_bad_first_revision() -> None:
     world = World({"model": {"source": BAD}})
     world.settle()
     assert world.condition("Stalled") == ("True", "GroupFailed")
-    assert world.condition("Available") == ("False", "TooFewGroups")
+    assert world.condition("Available") == ("False", "NoGroupServes")
     world.edit({"model": {"source": "hf://org/good"}})
     world.settle()
     assert world.condition("Ready") == ("True", "Serving")
@@ -345,7 +345,7 @@ def test_an_exhausted_budget_leaves_the_group_alone_until_the_window_ends() -> N
         world.break_agent(world.members(names(world)[0])[0])
         world.settle()
     assert world.condition("Stalled") == ("True", "RestartBudgetExhausted")
-    assert world.condition("Available") == ("False", "TooFewGroups")
+    assert world.condition("Available") == ("True", "GroupsServe")
     assert "rank 0 died" in world.message()
     assert "1 restarts in 600 s" in world.message()
     assert world.told("RestartBudgetExhausted") == ["RestartBudgetExhausted"]

@@ -10,7 +10,13 @@ KEY = ("n", "chat")
 
 
 def body(name: str, version: int, uid: str = "", owner: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "n", "uid": uid or name, "resourceVersion": str(version), "managedFields": [{}]}
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": "n",
+        "uid": uid or name,
+        "resourceVersion": str(version),
+        "managedFields": [{}],
+    }
     owners = {"ownerReferences": [{**owner, "controller": True}]} if owner else {}
     return {
         "metadata": {**metadata, **owners, "labels": {SERVICE_LABEL: "chat"}, "creationTimestamp": "2026-01-01T00:00:00Z"},

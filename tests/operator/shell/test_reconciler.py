@@ -11,7 +11,7 @@ A, B = ("space", "a"), ("space", "b")
 class Recorder:
     """What was reconciled, and how many at once."""
 
-    def __init__(self, seconds: float = 0.0, answers: dict[Key, list[float | None | Exception]] | None = None) -> None:
+    def __init__(self, seconds: float = 0.0, answers: dict[Key, list[float | Exception | None]] | None = None) -> None:
         self.done: list[Key] = []
         self.at_once, self.most = 0, 0
         self.same_at_once = False
