@@ -31,7 +31,7 @@ from tests.operator.shell.crd import install_crd  # noqa: E402
 from tests.operator.shell.kubelet import NODE, Kubelet  # noqa: E402
 from tests.operator.shell.process import OperatorProcess  # noqa: E402
 
-QUIET_SECONDS = 20.0
+QUIET_SECONDS = 120.0
 CHANGES = 25
 NAMESPACE = "many"
 
@@ -55,11 +55,13 @@ async def measure(kubeconfig: Path, folder: Path, services: int, groups: int) ->
         async with _node(cluster):
             operator = OperatorProcess(kubeconfig, NAMESPACE, folder, 18099)
             await _apply_all(cluster, services, groups)
-            await _from_nothing(operator, cluster, services, groups, results)
-            await _quiet(operator, results)
-            await _changes(cluster, results)
-            await _restart(operator, services, results)
-            await operator.stop()
+            try:
+                await _from_nothing(operator, cluster, services, groups, results)
+                await _quiet(operator, results)
+                await _changes(cluster, services, results)
+                await _restart(operator, services, results)
+            finally:
+                await operator.stop()
     return results
 
 
@@ -74,10 +76,12 @@ async def _node(cluster: Cluster) -> AsyncIterator[None]:
     server = AgentServer(77)
     await server.start()
     task = asyncio.create_task(Kubelet(cluster, server, lambda _, agent: agent, period=3.0).run())
-    yield
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await server.close()
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.close()
 
 
 async def _apply_all(cluster: Cluster, services: int, groups: int) -> None:
@@ -124,11 +128,11 @@ async def _quiet(operator: OperatorProcess, results: Results) -> None:
     results.add("quiet: memory (RSS)", f"{_rss(operator.pid) / 2**20:.0f} MiB")
 
 
-async def _changes(cluster: Cluster, results: Results) -> None:
+async def _changes(cluster: Cluster, services: int, results: Results) -> None:
     """A new port of one service, until its Service has it."""
     times = []
     for number in range(CHANGES):
-        name, port = f"svc-{number * 7:04}", 8080 + number
+        name, port = f"svc-{number * 7 % services:04}", 8080 + number
         path, began = f"{CHILD_PATHS['Service'].format(NAMESPACE)}/{name}", time.monotonic()
         await cluster.edit(name, {"endpoint": {"port": port}})
 

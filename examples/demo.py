@@ -109,7 +109,7 @@ def show_metrics(url: str) -> None:
 
 
 def show_next(manifest: str, service: str) -> None:
-    print("On this machine, with a table that updates in place:")
+    print("On this machine, with a table that updates in place (`starling` is in .venv/bin):")
     print(f'  starling up -f {manifest}          and then   starling chat "{QUESTION}"')
     print("The same manifest on a cluster that has the operator (helm install starling charts/starling):")
     print(f"  kubectl apply -f {manifest}")

@@ -8,6 +8,7 @@ from starling_operator.holds import Settled, holds
 from starling_operator.kinds import BY_NAME, MANAGER, Kind
 from starling_operator.kube import ApiError, Kube
 from starling_operator.logs import Key, about
+from starling_operator.owned import Ownership
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.refusals import Refusals
@@ -31,6 +32,7 @@ class Applier:
         self._kube = kube
         self._cache = cache
         self._settled = Settled()
+        self._ownership = Ownership()
         self._refusals = Refusals()
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
@@ -54,7 +56,10 @@ class Applier:
         return self._cache.children(service.uid).get((manifest["kind"], manifest["metadata"]["name"]))
 
     def _is_as_wanted(self, live: Manifest | None, manifest: Manifest) -> bool:
-        return live is not None and (holds(live, manifest) or self._settled.knows(live, manifest))
+        return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
+
+    def _matches(self, live: Manifest, manifest: Manifest) -> bool:
+        return holds(live, manifest) and not self._ownership.left_over(live, manifest)
 
     async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> None:
         """What was refused is not sent again, unless it changed or its time has come."""
@@ -81,10 +86,11 @@ class Applier:
         elif live is None:
             written = await self._apply_first(service, kind, manifest)
         else:
-            written = await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
+            written = await self._apply_again(kind, manifest, live)
         self._cache.put(kind, written)
-        if not once and not holds(written, manifest):
-            self._settled.remember(written, manifest)
+        live = self._live(service, manifest)
+        if not once and live is not None and not self._matches(live, manifest):
+            self._settled.remember(live, manifest)
 
     async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
         """For objects that never change: one that is there already must be ours."""
@@ -109,6 +115,15 @@ class Applier:
         metadata = manifest["metadata"]
         body = {**manifest, "metadata": {**metadata, **precondition}}
         return await self._kube.apply(kind.path(metadata["namespace"], metadata["name"]), body)
+
+    async def _apply_again(self, kind: Kind, manifest: Manifest, live: Manifest) -> Manifest:
+        """Only to the object that was seen; when that is gone, the next look knows it."""
+        try:
+            return await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
+        except ApiError as error:
+            if error.status == 409:
+                self._cache.drop(live["metadata"]["uid"])
+            raise
 
     async def _existing(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
         """The object that has the name; raises when it is somebody else's, so that nothing of others is ever taken over."""
@@ -144,6 +159,7 @@ class Applier:
         else:
             self._cache.drop(deletion.uid)
         self._settled.forget(deletion.uid)
+        self._ownership.forget(deletion.uid)
 
 
 def _named(manifest: Manifest) -> tuple[str, str]:

@@ -67,6 +67,7 @@ class Audit:
             listed, at = await self._list(kube, kind, scope)
         except ApiError as error:
             log.warning("%s cannot be listed: %s", kind.plural, error)
+            await asyncio.sleep(1.0)
             return self._unseen.setdefault((kind, scope), set()) or {("", 0)}
         seen = self._cache.seen(kind, scope)
         for uid in [uid for uid, version in seen.items() if uid not in listed and version <= at]:

@@ -1,6 +1,6 @@
 """What the watches have shown, in memory. Observing reads only this, so a quiet reconcile asks the API server for nothing.
 
-Objects are held without their managedFields and must not be changed by who reads them. Answers to our own writes go in at once:
+Of managedFields only our own are held, as text. Objects must not be changed by who reads them. Answers to our own writes go in at once:
 the next decision is never made on a state older than our last write.
 """
 
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from starling_operator.kinds import INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
 from starling_operator.logs import Key
+from starling_operator.owned import own_fields
 from starling_operator.plan.observed import Manifest, Pod
 from starling_operator.pods import read_pod
 
@@ -58,7 +59,7 @@ class Cache:
             return None
         before = self._forget(uid)
         self._seen[uid] = (kind, metadata["namespace"], metadata["name"], version)
-        trimmed = {**body, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+        trimmed = {**body, "metadata": {**metadata, "managedFields": own_fields(metadata)}}
         return self._place(kind, uid, trimmed) or before
 
     def drop(self, uid: str) -> Key | None:

@@ -10,8 +10,12 @@ from starling_operator.plan.observed import Manifest
 _MOVING = ("resourceVersion", "generation", "managedFields", "creationTimestamp")
 
 
+# Maps that the API server replaces as a whole: one key more selects other pods.
+_WHOLE = ("selector", "podSelector", "namespaceSelector", "matchLabels")
+
+
 def holds(live: Any, wanted: Any) -> bool:
-    """Every field of `wanted` is in `live` with that value. Lists must have the same items in the same order."""
+    """Every field of `wanted` is in `live` with that value. Lists must have the same items in the same order, selectors no more keys."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(_holds_key(live, key, value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -21,7 +25,9 @@ def holds(live: Any, wanted: Any) -> bool:
 
 def _holds_key(live: dict[str, Any], key: str, value: Any) -> bool:
     # A field that is null is not sent to storage by the API server.
-    return value is None or (key in live and holds(live[key], value))
+    if value is None:
+        return True
+    return key in live and holds(live[key], value) and (key not in _WHOLE or len(live[key]) == len(value))
 
 
 class Settled:

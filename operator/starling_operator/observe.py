@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from pydantic import ValidationError
-from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_crds.parse import parse_spec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.cache import Cache
@@ -33,25 +33,17 @@ def observe(cache: Cache, reports: Reports, settings: Settings, key: Key) -> Obs
 def read_service(body: Manifest) -> Service:
     """A spec that cannot be read is told in the status, by its field; it does not stop the operator."""
     metadata = body["metadata"]
-    spec, problem = _read_spec(body.get("spec") or {})
+    parsed = parse_spec(body.get("spec") or {})
     return Service(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         generation=metadata["generation"],
         resource_version=metadata["resourceVersion"],
-        spec=spec,
-        spec_error=problem,
+        spec=parsed.spec,
+        spec_error=parsed.error,
         status=_read_status(body.get("status") or {}),
     )
-
-
-def _read_spec(spec: Manifest) -> tuple[InferenceServiceSpec | None, str | None]:
-    try:
-        return InferenceServiceSpec.model_validate(spec), None
-    except ValidationError as error:
-        first = error.errors()[0]
-        return None, f"{'.'.join(['spec', *map(str, first['loc'])])}: {first['msg']}"
 
 
 def _read_status(status: Manifest) -> InferenceServiceStatus:

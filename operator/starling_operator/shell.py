@@ -81,9 +81,8 @@ class Shell:
         if observed is None:
             self._forget(key)
             return None
-        after = await self._carry_out(key, observed)
-        self._reports.follow(key, observed.pods, self.cache.children(observed.service.uid))
-        return after
+        self._reports.follow(key, observed.pods, observed.children)
+        return await self._carry_out(key, observed)
 
     def sick(self) -> str | None:
         return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._leads else None)
@@ -129,9 +128,16 @@ class Shell:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """None of these tasks ends by itself: the process ends with it, and is started again by its Deployment."""
         if not task.cancelled():
-            self.failure = task.exception() or RuntimeError(f"{task.get_name()} ended")
-            log.error("%s failed, the operator stops", task.get_name(), exc_info=self.failure)
+            self.failure = _cause(task.exception()) or RuntimeError(f"{task.get_name()} ended")
+            log.error("%s failed, the operator stops: %s", task.get_name(), self.failure)
             self.stop.set()
+
+
+def _cause(failure: BaseException | None) -> BaseException | None:
+    """A group of tasks reports a group of failures; the first one ended it."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
 
 
 async def fitted(settings: OperatorSettings, kube: Kube) -> OperatorSettings:

@@ -7,7 +7,7 @@ from starling_crds.v1alpha1.status import Condition, ConditionStatus, InferenceS
 
 from starling_operator.cache import Cache
 from starling_operator.kinds import INFERENCE_SERVICE
-from starling_operator.kube import Kube
+from starling_operator.kube import ApiError, Kube
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
 
@@ -28,7 +28,12 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
         "metadata": {"name": service.name, "namespace": service.namespace, "uid": service.uid},
         "status": wanted,
     }
-    written = await kube.apply(INFERENCE_SERVICE.path(service.namespace, service.name, "status"), body)
+    try:
+        written = await kube.apply(INFERENCE_SERVICE.path(service.namespace, service.name, "status"), body)
+    except ApiError as error:
+        if error.status in (404, 409):
+            return False  # The service is gone; the watch will tell.
+        raise
     cache.put(INFERENCE_SERVICE, written)
     return True
 

@@ -64,20 +64,24 @@ class Up:
         self._file.has_changed()
         self._service = loaded.service
         self._trouble = ""
-        self._signals = 0
+        self._signals = self._port = 0
         self._stopping = False
         self._beating: asyncio.Task[None] | None = None
         self._give(loaded)
 
     async def listen(self) -> None:
-        port = await self._front.listen(self._options.host, self._options.port)
-        host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host
-        tls = self._service.spec is not None and self._service.spec.endpoint.tls_secret
-        self._machine.service_url = f"{'https' if tls else 'http'}://{host}:{port}"
+        self._port = await self._front.listen(self._options.host, self._options.port)
+        self._machine.service_url = self._url()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._told_to_go)
         self._beating = asyncio.create_task(self._beat())
+
+    def _url(self) -> str:
+        """Of the front port. An edit may turn TLS on or off; agents that start from then on are told so."""
+        host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host
+        tls = self._service.spec is not None and self._service.spec.endpoint.tls_secret
+        return f"{'https' if tls else 'http'}://{host}:{self._port}"
 
     async def until_told(self) -> None:
         while not self._signals:
@@ -135,6 +139,7 @@ class Up:
             generation = before.generation + changed
             self._service = dataclasses.replace(before, spec=loaded.service.spec, spec_error=None, generation=generation)
             self._give(loaded)
+            self._machine.service_url = self._url()
         self._wake.set()
 
     def _give(self, loaded: Loaded) -> None:

@@ -102,11 +102,11 @@ class PodRunner:
         pod = self.pod
         try:
             pod.launch = self._prepare()
-        except LaunchError as error:
+            process = await _start(pod, pod.launch)
+        except (LaunchError, OSError) as error:
             pod.waiting = f"CreateContainerConfigError: {error}"
             self._changed()
             return False
-        process = await _start(pod, pod.launch)
         pod.pid, pod.waiting = process.pid, ""
         self._changed()
         if self._stop.is_set():

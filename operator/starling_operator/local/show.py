@@ -106,7 +106,7 @@ class LineShow:
 def _describe(row: Any) -> str:
     """What of a pod is worth a line: its phase and its trouble, not each megabyte."""
     parts = [f"{row.pod}: {row.phase}", "ready" if row.ready else "", row.message]
-    return ", ".join(part for part in parts if part)
+    return " ".join(", ".join(part for part in parts if part).split())
 
 
 class TableShow:

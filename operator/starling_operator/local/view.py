@@ -46,7 +46,8 @@ class View:
             return "draining"
         if self.ready:
             return f"ready at {self.url}"
-        return f"{'serving, not ready' if self.available else 'not ready'}: {self.reason} {self.message}".strip()
+        text = f"{'serving, not ready' if self.available else 'not ready'}: {self.reason} {self.message}"
+        return " ".join(text.split())
 
 
 def view_of(

@@ -135,6 +135,12 @@ async def test_a_pod_that_cannot_be_prepared_waits_and_is_tried_again(run):
     await running.runner.wait()
 
 
+async def test_a_command_that_is_not_there_is_told(run, tmp_path):
+    launched = Launch((str(tmp_path / "none"),), {}, "t", "h", "c", 1.0)
+    running = run("", prepare=lambda: launched)
+    await running.until(lambda: "No such file" in running.pod.waiting)
+
+
 def test_pauses_grow_to_their_limit_and_begin_anew_after_a_calm_time():
     pauses, pause = [], None
     for _ in range(8):

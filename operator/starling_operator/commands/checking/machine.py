@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from starling_operator.commands.checking.finding import Finding, bad, good, note, verdict
 
@@ -42,7 +43,7 @@ def check_limits() -> Iterator[Finding]:
         f"{memory / 2**30:.1f} GiB",
         f"give it {MIN_MEMORY / 2**30:.0f} GiB or more, or set a small --kv-cache-memory-bytes",
     )
-    shared = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0  # noqa: PTH112
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     yield verdict(SECTION, "/dev/shm", shared >= 2**26, f"{shared / 2**20:.0f} MiB", "mount a tmpfs of 64 MiB or more there")
 
 
