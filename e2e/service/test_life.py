@@ -15,7 +15,8 @@ def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: C
     took = chat.wait_ready()
     print(f"apply to Ready: {took:.1f} s")
     status = chat.now["status"]
-    assert status["url"] == chat.url and status["readyReplicas"] == 1 and status["topology"]
+    assert status["url"].startswith(f"http://{chat.name}.{kubectl.namespace}.svc")
+    assert (status["readyReplicas"], status["topology"]) == (1, "TP1 PP1 DP1")
     assert chat.now["metadata"].get("finalizers", []) == []
     traffic = Traffic(kubectl, chat, cluster.agent_image)
     traffic.wait_for_more(5)

@@ -58,7 +58,8 @@ class Watched:
 
     @property
     def url(self) -> str:
-        return f"http://{self.name}.{self.kubectl.namespace}.svc/v1"
+        """Of the API inside the cluster, as the status tells users."""
+        return str(self.now["status"]["url"])
 
 
 class Traffic:

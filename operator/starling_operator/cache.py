@@ -1,6 +1,6 @@
 """What the watches have shown, in memory. Observing reads only this, so a quiet reconcile asks the API server for nothing.
 
-Of managedFields only our own are held, as text. Objects must not be changed by who reads them. Answers to our own writes go in at once:
+Of managedFields only our own are held, as text. Objects must not be changed by who reads them. Answers to our writes go in at once:
 the next decision is never made on a state older than our last write.
 """
 

@@ -10,7 +10,7 @@ from starling_agent.node.failures import passing
 
 TIMEOUT = 60.0
 ATTEMPTS = 3
-FIRST_DELAY, MAX_DELAY = 1.0, 10.0
+FIRST_DELAY, MAX_DELAY = 0.25, 10.0
 log = structlog.get_logger("starling.agent")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 import uuid
 
 import pytest
@@ -39,13 +40,16 @@ class OneNamespace:
 
 
 def install_crd(kubeconfig):
-    crd = starling("crds").stdout
-    command = kubectl(kubeconfig)
-    subprocess.run(
-        [*command, "apply", "--server-side", "-f", "-"], input=crd, text=True, check=True, capture_output=True, timeout=60
-    )
-    waited = [*command, "wait", "--for=condition=Established", "crd/inferenceservices.serving.starling.dev", "--timeout=30s"]
-    subprocess.run(waited, check=True, capture_output=True, timeout=60)
+    """As a user would: `starling crds | kubectl apply --server-side -f -`."""
+    apply = [*kubectl(kubeconfig), "apply", "--server-side", "-f", "-"]
+    done = subprocess.run(apply, input=starling("crds").stdout, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    # `kubectl wait` fails where no condition was written yet, so the kind itself is asked for.
+    listing = [*kubectl(kubeconfig), "get", "inferenceservices"]
+    deadline = time.monotonic() + 30
+    while (listed := subprocess.run(listing, text=True, capture_output=True, timeout=60)).returncode:
+        assert time.monotonic() < deadline, listed.stderr
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starling_operator.commands.bundling.redact import redacted
@@ -65,9 +66,9 @@ def _add_children(bundle: Bundle, cluster: Cluster, service: Object) -> None:
     uid = service["metadata"]["uid"]
     lists: list[tuple[str, Callable[[], list[Object]]]] = []
     for group, version, plural, kind in OWNED_KINDS:
-        lists.append((kind, lambda g=group, v=version, p=plural: cluster.list_of(g, v, p)))  # type: ignore[misc]
+        lists.append((kind, partial(cluster.list_of, group, version, plural)))
     for plural, kind in CORE_KINDS:
-        lists.append((kind, lambda p=plural: cluster.core_list(p)))  # type: ignore[misc]
+        lists.append((kind, partial(cluster.core_list, plural)))
     for kind, read in lists:
         try:
             owned = [item for item in read() if _owned_by(item, uid)]
@@ -92,11 +93,11 @@ def _add_pods(bundle: Bundle, cluster: Cluster, name: str, log_lines: int) -> No
     for pod in pods:
         pod_name = pod["metadata"]["name"]
         bundle.files[f"pods/{pod_name}.yaml"] = _yaml(redacted(pod))
-        bundle.add(f"logs/{pod_name}.log", lambda p=pod_name: cluster.logs(p, log_lines))  # type: ignore[misc]
+        bundle.add(f"logs/{pod_name}.log", partial(cluster.logs, pod_name, log_lines))
         if _has_restarted(pod):
-            bundle.add(f"logs/{pod_name}.previous.log", lambda p=pod_name: cluster.logs(p, log_lines, previous=True))  # type: ignore[misc]
+            bundle.add(f"logs/{pod_name}.previous.log", partial(cluster.logs, pod_name, log_lines, previous=True))
         if token is not None:
-            bundle.add(f"reports/{pod_name}.json", lambda p=pod_name: _report(cluster, p, token))  # type: ignore[misc]
+            bundle.add(f"reports/{pod_name}.json", partial(_report, cluster, pod_name, token))
 
 
 def _has_restarted(pod: Object) -> bool:
@@ -140,7 +141,7 @@ def _add_operator(bundle: Bundle, cluster: Cluster, log_lines: int) -> None:
         bundle.missing.append(f"operator: {error}")
         return
     for namespace, pod in pods:
-        bundle.add(f"operator/{pod}.log", lambda n=namespace, p=pod: cluster.logs(p, log_lines, namespace=n, container=None))  # type: ignore[misc]
+        bundle.add(f"operator/{pod}.log", partial(cluster.logs, pod, log_lines, namespace=namespace, container=None))
 
 
 def contents(bundle: Bundle) -> Iterator[str]:
