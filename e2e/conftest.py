@@ -1,5 +1,6 @@
 """The cluster that the scenarios run on: one of our own, made here and taken down after, or that of --kubeconfig."""
 
+import itertools
 import json
 import os
 import shutil
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.service.kubectl import Kubectl
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
+
+_numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,3 +75,19 @@ def _why(cluster: ClusterUnderTest) -> str:
     pods = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["items"]
     states = [pod["status"].get("containerStatuses") or pod["status"].get("conditions") for pod in pods]
     return json.dumps(states, indent=1)[:4000]
+
+
+@pytest.fixture
+def kubectl(cluster: ClusterUnderTest, operator: str, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """In a namespace of its own that enforces restricted Pod Security; gone afterwards."""
+    del operator  # it has to run, nothing more
+    name = f"e2e-{next(_numbers)}"
+    anywhere = Kubectl(cluster.kubectl, cluster.kubeconfig)
+    anywhere("create", "namespace", name)
+    anywhere("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    own = Kubectl(cluster.kubectl, cluster.kubeconfig, name)
+    failed_before = request.session.testsfailed
+    yield own
+    if request.session.testsfailed > failed_before:
+        print(own("get", "all,infsvc,events", "-o", "wide", check=False))
+    anywhere("delete", "namespace", name, "--wait=false")
