@@ -31,7 +31,7 @@ from tests.operator.shell.crd import install_crd  # noqa: E402
 from tests.operator.shell.kubelet import NODE, Kubelet  # noqa: E402
 from tests.operator.shell.process import OperatorProcess  # noqa: E402
 
-QUIET_SECONDS = 120.0
+QUIET_SECONDS = 70.0
 CHANGES = 25
 NAMESPACE = "many"
 

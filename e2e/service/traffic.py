@@ -1,6 +1,6 @@
 """A client inside the cluster: streams completions without a pause and says how each of them ended.
 
-usage: traffic.py BASE_URL MODEL [STREAMS]     runs until SIGTERM; one line of JSON for each request
+usage: traffic.py BASE_URL MODEL [STREAMS]     runs until SIGTERM; one line of JSON for each request; $OPENAI_API_KEY is the key
 
 It uses the `openai` client as users do, with its own retries off: a request that fails is a request that failed.
 """
@@ -53,7 +53,7 @@ async def main() -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=url, max_retries=0, timeout=60) as client:
         await asyncio.gather(*(keep_busy(client, model, stop, worker) for worker in range(streams)))
 
 

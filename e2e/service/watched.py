@@ -65,7 +65,9 @@ class Watched:
 class Traffic:
     """A pod that streams completions from a service without a pause."""
 
-    def __init__(self, kubectl: Kubectl, service: Watched, image: str, streams: int = 2) -> None:
+    def __init__(
+        self, kubectl: Kubectl, service: Watched, image: str, *, streams: int = 2, model: str = "", key: str = "none"
+    ) -> None:
         self._kubectl = kubectl
         self._name = f"traffic-{service.name}"
         metadata = {"name": self._name}
@@ -78,7 +80,8 @@ class Traffic:
         container = {
             "name": "traffic",
             "image": image,
-            "command": ["python", "/traffic/traffic.py", service.url, service.name, str(streams)],
+            "command": ["python", "/traffic/traffic.py", service.url, model or service.name, str(streams)],
+            "env": [{"name": "OPENAI_API_KEY", "value": key}],
             "volumeMounts": [{"name": "source", "mountPath": "/traffic"}],
             "securityContext": SECURITY,
         }

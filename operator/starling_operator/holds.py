@@ -15,7 +15,7 @@ _WHOLE = ("selector", "podSelector", "namespaceSelector", "matchLabels")
 
 
 def holds(live: Any, wanted: Any) -> bool:
-    """Every field of `wanted` is in `live` with that value. Lists must be equally long and in order, selectors have no more keys."""
+    """Every field of `wanted` is in `live` so. Lists must be equally long and in order, selectors have no more keys."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(_holds_key(live, key, value) for key, value in wanted.items())
     if isinstance(wanted, list):

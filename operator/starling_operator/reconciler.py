@@ -75,6 +75,8 @@ class Reconciler:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
+            # A reconcile that finds nothing to do awaits nothing: many in a row would keep the Lease from being renewed.
+            await asyncio.sleep(0)
             del self._waiting[key]
             self._cancel_timer(key)
             self._running[key] = time.monotonic()

@@ -19,10 +19,26 @@ async def test_an_edited_child_is_put_right(cluster: Cluster, start_operator: St
 
     async def is_right() -> bool:
         found = await cluster.call("GET", path)
-        same = all(found["spec"]["selector"].get(key) == value for key, value in before["spec"]["selector"].items())
-        return same and found["metadata"]["labels"] == {**before["metadata"]["labels"], "mine": "stays"}
+        return found["spec"]["selector"] == before["spec"]["selector"] and found["metadata"]["labels"] == {
+            **before["metadata"]["labels"],
+            "mine": "stays",
+        }
 
     await until(is_right, "the Service to be as before", 20, lambda: cluster.call("GET", path))
+
+
+async def test_a_selector_that_somebody_narrowed_is_put_right(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    path = f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat"
+    before = await cluster.call("GET", path)
+    await cluster.merge(path, {"spec": {"selector": {"nobody": "has-this"}}})
+
+    async def is_right() -> bool:
+        return bool((await cluster.call("GET", path))["spec"]["selector"] == before["spec"]["selector"])
+
+    await until(is_right, "the selector to be as before", 20)
 
 
 async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: StartOperator) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from starling_operator.holds import Settled, holds
+from starling_operator.owned import Ownership, left_over, own_fields
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,9 @@ from starling_operator.holds import Settled, holds
         ({"a": {}}, {"a": {}}, True),
         ({"a": True}, {"a": True}, True),
         ({"a": "1"}, {"a": 1}, False),
+        ({"selector": {"a": "1", "b": "2"}}, {"selector": {"a": "1"}}, False),
+        ({"selector": {"matchLabels": {"a": "1", "b": "2"}}}, {"selector": {"matchLabels": {"a": "1"}}}, False),
+        ({"selector": {"a": "1"}}, {"selector": {"a": "1"}}, True),
     ],
 )
 def test_holds(live: dict[str, Any], wanted: dict[str, Any], answer: bool) -> None:
@@ -41,3 +45,49 @@ def test_what_the_api_server_writes_in_its_own_way_is_settled_until_somebody_cha
     assert not settled.knows(_live("2", version="2"), wanted)
     assert not settled.knows(_live("1", version="2", label="b"), wanted)
     assert not settled.knows(_live("1"), {"spec": {"cpu": "2000m"}})
+
+
+FIELDS = {
+    "f:metadata": {"f:labels": {"f:a": {}}},
+    "f:spec": {
+        "f:selector": {},
+        "f:ports": {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:name": {}, "f:port": {}}},
+        "f:tags": {'v:"x"': {}},
+    },
+}
+
+
+def _wanted(**spec: Any) -> dict[str, Any]:
+    base = {"selector": {"s": "1"}, "ports": [{"name": "http", "port": 80}], "tags": ["x"]}
+    return {"metadata": {"labels": {"a": "1"}}, "spec": {**base, **spec}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        (_wanted(), False),
+        (_wanted(more=1), False),
+        (_wanted(ports=[{"name": "http", "port": 80, "protocol": "TCP"}]), False),
+        (_wanted(ports=[{"name": "http", "port": 81}]), True),
+        (_wanted(ports=[{"port": 80}]), True),
+        (_wanted(tags=["y"]), True),
+        ({**_wanted(), "metadata": {"labels": {}}}, True),
+        ({"metadata": {"labels": {"a": "1"}}}, True),
+    ],
+)
+def test_left_over(wanted: dict[str, Any], answer: bool) -> None:
+    assert left_over(FIELDS, wanted) is answer
+
+
+def test_only_what_we_applied_is_ours() -> None:
+    ours = {"manager": "starling-operator", "operation": "Apply", "fieldsV1": FIELDS}
+    others = [
+        {**ours, "manager": "kubectl"},
+        {**ours, "operation": "Update"},
+        {**ours, "subresource": "status"},
+    ]
+    assert own_fields({"managedFields": others}) == ""
+    live = {"metadata": {"uid": "u", "managedFields": own_fields({"managedFields": [*others, ours]})}}
+    ownership = Ownership()
+    assert ownership.left_over(live, _wanted(tags=["y"])) and not ownership.left_over(live, _wanted())
+    assert not ownership.left_over({"metadata": {"uid": "v", "managedFields": ""}}, {})

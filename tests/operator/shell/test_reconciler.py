@@ -103,3 +103,22 @@ async def test_a_hanging_reconcile_is_stuck_and_a_busy_queue_is_not() -> None:
     assert "space/a" in (reconciler.stuck(0.1) or "")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_reconciles_that_await_nothing_let_others_run() -> None:
+    """Or the Lease would not be renewed while a thousand services are found to be well."""
+    count = 0
+
+    async def nothing_to_do(_: Key) -> None:
+        nonlocal count
+        count += 1
+
+    reconciler = Reconciler(nothing_to_do, 1)
+    for number in range(1000):
+        reconciler.wake(("space", str(number)))
+    task = asyncio.create_task(reconciler.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert 0 < count < 1000
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,44 @@
+"""Every manifest of examples/ serves on a cluster, as it stands."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.service.kubectl import Kubectl
+from e2e.service.watched import Traffic, Watched, failures
+from e2e.under_test import ROOT, ClusterUnderTest
+
+pytestmark = pytest.mark.timeout(300)
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.fixture
+def manifests(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[list[dict[str, Any]]]:
+    """The example's documents. A volume of one node is one of ours: the file says which two values a reader has to set."""
+    documents = [document for document in yaml.safe_load_all(request.param.read_text()) if document]
+    volumes = [document for document in documents if document["kind"] == "PersistentVolume"]
+    if volumes and cluster.folder is None:
+        pytest.skip("needs a folder on a node")
+    for volume in volumes:
+        volume["spec"]["local"]["path"] = str(ROOT / "models")
+        (term,) = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
+        term["matchExpressions"][0]["values"] = ["n1"]
+    yield documents
+    for volume in volumes:
+        kubectl("delete", "pv", volume["metadata"]["name"], "--wait=false")
+
+
+@pytest.mark.parametrize("manifests", EXAMPLES, ids=lambda path: Path(path).stem, indirect=True)
+def test_an_example_serves(manifests: list[dict[str, Any]], kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    kubectl.apply(*manifests)
+    (service,) = [manifest for manifest in manifests if manifest["kind"] == "InferenceService"]
+    watched = Watched(kubectl, service["metadata"]["name"])
+    watched.wait_ready(120)
+    keys = [document["stringData"]["keys"].split()[0] for document in manifests if document["kind"] == "Secret"]
+    model = service["spec"]["model"].get("servedNames", [watched.name])[0]
+    traffic = Traffic(kubectl, watched, cluster.agent_image, streams=1, model=model, key=keys[0] if keys else "none")
+    traffic.wait_for_more(2)
+    assert failures(traffic.stop()) == []
