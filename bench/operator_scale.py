@@ -31,7 +31,7 @@ from tests.operator.shell.crd import install_crd  # noqa: E402
 from tests.operator.shell.kubelet import NODE, Kubelet  # noqa: E402
 from tests.operator.shell.process import OperatorProcess  # noqa: E402
 
-QUIET_SECONDS = 70.0
+QUIET_SECONDS = 65.0
 CHANGES = 25
 NAMESPACE = "many"
 
@@ -75,7 +75,7 @@ async def _prepare(cluster: Cluster) -> None:
 async def _node(cluster: Cluster) -> AsyncIterator[None]:
     server = AgentServer(77)
     await server.start()
-    task = asyncio.create_task(Kubelet(cluster, server, lambda _, agent: agent, period=3.0).run())
+    task = asyncio.create_task(Kubelet(cluster, server, lambda _, agent: agent, period=1.0).run())
     try:
         yield
     finally:

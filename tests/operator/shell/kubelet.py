@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import hashlib
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +11,7 @@ from tests.operator.shell.agents import Agent, AgentServer, serving
 from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused
 
 NODE = "paper"
+_AT_ONCE = 8
 
 
 class Kubelet:
@@ -21,21 +21,21 @@ class Kubelet:
         self, cluster: Cluster, server: AgentServer, admit: Callable[[Manifest, Agent], Agent | None], period: float = 0.1
     ) -> None:
         self._cluster, self._server, self._admit, self._period = cluster, server, admit, period
-        self._next_beat = 0.0
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
         self.holding = False
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            group.create_task(self._keep())
+
+    async def _keep(self) -> None:
         while True:
-            await self._beat()
-            for pod in await self._cluster.pods():
-                try:
-                    await self._look(pod)
-                except Refused as refused:
-                    if refused.status not in (404, 409):
-                        raise
+            pods = await self._cluster.pods()
+            for first in range(0, len(pods), _AT_ONCE):
+                await asyncio.gather(*(self._look(pod) for pod in pods[first : first + _AT_ONCE]))
             await asyncio.sleep(self._period)
 
     def agent(self, pod: str) -> Agent:
@@ -43,19 +43,22 @@ class Kubelet:
 
     async def _beat(self) -> None:
         """Without it the node would count as dead after a minute, and its pods would be deleted."""
-        if time.monotonic() < self._next_beat:
-            return
-        self._next_beat = time.monotonic() + 10
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ready = {"type": "Ready", "status": "True", "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
-        await self._cluster.merge(f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}})
+        while True:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            ready = {"type": "Ready", "status": "True", "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
+            await self._cluster.merge(f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}})
+            await asyncio.sleep(10)
 
     async def _look(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
-        if "deletionTimestamp" in pod["metadata"]:
-            await self._end(pod)
-        elif uid not in self._addresses and not self.holding:
-            await self._start(pod)
+        try:
+            if "deletionTimestamp" in pod["metadata"]:
+                await self._end(pod)
+            elif uid not in self._addresses and not self.holding:
+                await self._start(pod)
+        except Refused as refused:
+            if refused.status not in (404, 409):
+                raise
 
     async def _start(self, pod: Manifest) -> None:
         metadata = pod["metadata"]

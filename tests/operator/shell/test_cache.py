@@ -15,7 +15,7 @@ def body(name: str, version: int, uid: str = "", owner: dict[str, Any] | None = 
         "namespace": "n",
         "uid": uid or name,
         "resourceVersion": str(version),
-        "managedFields": [{}],
+        "managedFields": [{"manager": "kubectl", "operation": "Update"}],
     }
     owners = {"ownerReferences": [{**owner, "controller": True}]} if owner else {}
     return {
