@@ -22,6 +22,7 @@ WAIT = 30.0
 """Well below the 60 s after which an agent that does not answer counts as silent."""
 GRACE = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
+FIRST_ANSWER = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -39,11 +40,12 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """One task asks one address with one token."""
+    """One task asks one address with one token. `tried`: it has had an answer, or none."""
 
     address: str
     token: str
     task: asyncio.Task[None]
+    tried: asyncio.Event
 
 
 class Reports:
@@ -68,9 +70,17 @@ class Reports:
             polls.pop(uid).task.cancel()
         for uid, address in wanted.items():
             if uid not in polls:
-                task = asyncio.create_task(self._ask(key, uid, address, token), name=f"reports of {address}")
-                polls[uid] = _Poll(address, token, task)
+                tried = asyncio.Event()
+                task = asyncio.create_task(self._ask(key, uid, address, token, tried), name=f"reports of {address}")
+                polls[uid] = _Poll(address, token, task, tried)
         self._forget_gone(key, {pod.uid for pod in pods})
+
+    async def first_answers(self, key: Key) -> None:
+        """Waits a moment for agents that were never asked: an operator that starts knows them before it judges them."""
+        untried = [poll.tried.wait() for poll in self._polls[key].values() if not poll.tried.is_set()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWER):
+                await asyncio.gather(*untried)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -92,7 +102,7 @@ class Reports:
             self._heard.pop(uid, None)
         self._known[key] = present
 
-    async def _ask(self, key: Key, uid: str, address: str, token: str) -> None:
+    async def _ask(self, key: Key, uid: str, address: str, token: str, tried: asyncio.Event) -> None:
         """Never ends by itself. While an agent does not answer its last report is kept, and grows old."""
         failures = 0
         while True:
@@ -104,6 +114,7 @@ class Reports:
                 changed = True
             else:
                 failures = 0
+            tried.set()
             if changed:
                 self._wake(key)
             if failures:

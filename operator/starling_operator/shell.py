@@ -82,7 +82,9 @@ class Shell:
             self._forget(key)
             return None
         self._reports.follow(key, observed.pods, observed.children)
-        return await self._carry_out(key, observed)
+        await self._reports.first_answers(key)
+        heard = observe(self.cache, self._reports, self.settings.plan, key)
+        return 0.0 if heard is None else await self._carry_out(key, heard)
 
     def sick(self) -> str | None:
         return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._leads else None)

@@ -6,7 +6,6 @@ builds (user, home, entry point), and is made in no time.
 
 import os
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,8 @@ THIN_AGENT = "localhost/starling-agent:thin"
 THIN_OPERATOR = "localhost/starling-operator:thin"
 USER = 10001
 HOME = "/home/starling"
+# The environment's own command names its interpreter by the path that it has on this machine.
+COMMAND = f"#!{mounts.ENVIRONMENT}/bin/python\nimport sys\n\nfrom starling_operator.cli import main\n\nsys.exit(main())\n"
 PAUSE_SOURCE = """#include <signal.h>
 #include <unistd.h>
 static void end(int signal) { _exit(0); }
@@ -62,12 +63,13 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
     links = {path: str(mounts.MACHINE / path) for path in paths}
     links |= {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin") if Path("/", name).is_symlink()}
     # The examples' model, where the agent's image has it.
-    links["opt/starling/models"] = str(cache.ROOT / "models")
+    links["opt/starling/models"] = str(mounts.CHECKOUT / "models")
     # The checkout or the interpreter may lie in the home of root, which ordinary users cannot enter.
     folders = {
         "etc": 0o755,
         "opt": 0o755,
         "opt/starling": 0o755,
+        "opt/starling/bin": 0o755,
         "root": 0o755,
         "home": 0o755,
         HOME.lstrip("/"): 0o777,
@@ -81,14 +83,21 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
         "etc/passwd": (users.encode(), 0o644),
         "etc/group": (groups.encode(), 0o644),
         "etc/nsswitch.conf": (b"hosts: files dns\n", 0o644),
+        "opt/starling/bin/starling": (COMMAND.encode(), 0o755),
     }
     config = {"Env": _environment(), "User": f"{USER}:{USER}", "WorkingDir": HOME, "Entrypoint": entrypoint or None}
     return Image(name, files, links, folders, config)
 
 
 def _environment() -> list[str]:
-    path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-    return [f"PATH={path}", f"HOME={HOME}", f"STARLING_KERNELS={mounts.KERNELS}", "PYTHONUNBUFFERED=1"]
+    packages = ":".join(str(mounts.CHECKOUT / room) for room in ("crds", "engine", "agent", "operator"))
+    return [
+        f"PATH=/opt/starling/bin:{mounts.ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/bin",
+        f"PYTHONPATH={packages}",
+        f"HOME={HOME}",
+        f"STARLING_KERNELS={mounts.KERNELS}",
+        "PYTHONUNBUFFERED=1",
+    ]
 
 
 def _pause() -> bytes:

@@ -2,7 +2,8 @@
 
 The mounts are part of how the nodes start any container, so a pod needs no volume for them, and there is no hostPath that a
 restricted namespace would refuse. Other images do not notice: the machine's programs lie in a folder that only the links of a
-thin image lead to.
+thin image lead to. The checkout and the environment have a place there too: at their own paths a pod's volume, such as one on /tmp,
+might hide them.
 """
 
 import sys
@@ -11,24 +12,19 @@ from pathlib import Path
 from starling_cluster import cache, kernels
 
 MACHINE = Path("/.machine")
-KERNELS = MACHINE / "kernels"
+KERNELS, CHECKOUT, ENVIRONMENT = MACHINE / "kernels", MACHINE / "checkout", MACHINE / "environment"
 SYSTEM = (Path("/usr"), Path("/etc/alternatives"), Path("/etc/ld.so.cache"), Path("/etc/ssl"))
 
 
 def all_of_them() -> list[dict[str, object]]:
     """As an OCI specification names them."""
     places = {path: MACHINE / path.relative_to("/") for path in SYSTEM}
-    places |= {path: path for path in project()}
-    places[kernels.folder()] = KERNELS
+    places |= {kernels.folder(): KERNELS, cache.ROOT: CHECKOUT, Path(sys.prefix).resolve(): ENVIRONMENT}
+    # The environment leads to its interpreter by the path that it has on this machine.
+    interpreter = Path(sys.base_prefix).resolve()
+    places |= {interpreter: interpreter} if interpreter not in SYSTEM else {}
     return [
         {"destination": str(inside), "type": "bind", "source": str(outside), "options": ["rbind", "ro"]}
         for outside, inside in places.items()
         if outside.exists()
     ]
-
-
-def project() -> list[Path]:
-    """The checkout, the environment and its interpreter, each at its own path; none that lies in another."""
-    wanted = {cache.ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
-    known = {*SYSTEM, *wanted}
-    return sorted(path for path in wanted if not any(path.is_relative_to(other) for other in known - {path}))

@@ -57,6 +57,19 @@ async def test_a_quiet_service_costs_no_request(
     assert await _versions(cluster) == versions
 
 
+async def test_an_operator_that_starts_anew_writes_nothing(cluster: Cluster, start_operator: StartOperator, proxy: Proxy) -> None:
+    first = await start_operator()
+    await cluster.apply(manifest(replicas=2))
+    await cluster.ready("chat")
+    await first.settled()
+    await first.stop()
+    before = len(proxy.writes)
+    second = await start_operator()
+    await second.more_runs(0)
+    await second.settled()
+    assert proxy.writes[before:] == []
+
+
 async def test_deleting_a_service_leaves_nothing(cluster: Cluster, start_operator: StartOperator) -> None:
     operator = await start_operator()
     await cluster.apply(manifest())
