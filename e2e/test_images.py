@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from e2e.service.kubectl import Kubectl
+from e2e.service.kubectl import Kubectl, wait_until
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
@@ -55,7 +55,7 @@ def test_the_built_images_serve(built: ClusterUnderTest, operator: str, helm: st
     options = [f"--kubeconfig={built.kubeconfig}", "--set-string=image.tag=built", "--wait", "--timeout=3m"]
     done = subprocess.run([*upgrade, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert not before & operator_pods(kubectl)
+    wait_until("the operator's old pods are gone", lambda: not before & operator_pods(kubectl), 60)
     real = Watched(kubectl, "real")
     real.apply(image=AGENT, template={"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}})
     print(f"apply to Ready from the built images: {real.wait_ready(180):.1f} s")

@@ -105,10 +105,13 @@ def bridges() -> dict[int, Path | None]:
 
 
 def remove(network: Network) -> None:
-    """Namespaces first: the bridge keeps the number reserved until all else is gone."""
+    """Cables and namespaces first: the bridge keeps the number reserved until all else is gone."""
+    # A cable would go with its namespace, but some time after: the next cluster of this number would find its name taken.
+    for cable in re.findall(rf"{network.bridge}-v\d+", _ip("-brief", "link", "show", "type", "veth")):
+        _ip("link", "delete", cable)
     if NAMESPACES.is_dir():
-        for path in sorted(NAMESPACES.glob(network.every_name)):
-            _ip("netns", "delete", path.name)
+        for name in sorted(path.name for path in NAMESPACES.iterdir() if path.name.startswith(f"{network.bridge}-n")):
+            _ip("netns", "delete", name)
     _ip("link", "delete", network.bridge)
 
 
