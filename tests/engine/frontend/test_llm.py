@@ -110,7 +110,7 @@ def test_a_bad_request_in_a_batch_leaves_nothing_behind(
 
 
 def test_an_interrupt_ends_the_requests(llm: LLM) -> None:
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["The"] * 200, SamplingParams(max_tokens=500, ignore_eos=True), use_tqdm=False)
