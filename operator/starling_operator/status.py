@@ -1,13 +1,14 @@
 """Writes the status, if it differs from what is there; adds what the API server refuses, which `plan` cannot know."""
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from starling_crds.v1alpha1.status import Condition, ConditionStatus, InferenceServiceStatus
 
 from starling_operator.cache import Cache
 from starling_operator.kinds import INFERENCE_SERVICE
 from starling_operator.kube import ApiError, Kube
+from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
 
@@ -67,5 +68,5 @@ def refusal_events(service: Service, errors: Sequence[str]) -> tuple[Event, ...]
 
 def _restated(condition: Condition, status: ConditionStatus, reason: str, message: str, old: Condition | None) -> Condition:
     same = old is not None and old.status == status
-    since = old.last_transition_time if same and old is not None else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = old.last_transition_time if same and old is not None else rfc3339(time.time())
     return condition.model_copy(update={"status": status, "reason": reason, "message": message, "last_transition_time": since})

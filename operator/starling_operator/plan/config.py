@@ -13,6 +13,7 @@ from starling_agent.contract.config import (
     RecoveryConfig,
 )
 from starling_crds.quantity import parse_quantity
+from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
@@ -25,31 +26,10 @@ KEYS_PATH = "/etc/starling-keys"
 TLS_PATH = "/etc/starling-tls"
 TOKEN_KEY = "token"
 
-_TYPED = {
-    "model": "model.source",
-    "revision": "model.source",
-    "device": "accelerators.type",
-    "dtype": "model.dtype",
-    "max_model_len": "model.maxLength",
-    "max_num_seqs": "engine.maxSequences",
-    "max_num_batched_tokens": "engine.maxBatchedTokens",
-    "max_num_waiting": "engine.maxWaiting",
-    "block_size": "engine.blockSize",
-    "kv_cache_memory_bytes": "engine.kvMemory",
-    "gpu_memory_utilization": "engine.memoryFraction",
-    "enable_prefix_caching": "engine.prefixCaching",
-    "scheduling_policy": "engine.schedulingPolicy",
-    "progress_timeout": "recovery.progressTimeoutSeconds",
-    "tensor_parallel_size": "parallelism.tensor",
-    "pipeline_parallel_size": "parallelism.pipeline",
-    "data_parallel_size": "parallelism.data",
-}
-"""Engine arguments that a field of the spec sets."""
-
 
 def typed_field(argument: str) -> str | None:
     """The field of the spec that sets this engine argument; None: only `extraArgs` can."""
-    return _TYPED.get(argument)
+    return TYPED_ARGUMENTS[argument][1] if argument in TYPED_ARGUMENTS else None
 
 
 def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:

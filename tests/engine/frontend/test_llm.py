@@ -109,8 +109,11 @@ def test_a_bad_request_in_a_batch_leaves_nothing_behind(
     assert llm.engine.stats.prompt_tokens_total == before
 
 
-def test_an_interrupt_ends_the_requests(llm: LLM) -> None:
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+def test_an_interrupt_ends_the_requests(llm: LLM, request: pytest.FixtureRequest) -> None:
+    # A shell starts what runs in its background with SIGINT ignored, and Python then leaves it so.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["The"] * 200, SamplingParams(max_tokens=500, ignore_eos=True), use_tqdm=False)
