@@ -56,6 +56,18 @@ def test_linear(m: int, n: int, k: int, bias: bool, out_dtype: torch.dtype) -> N
     assert_close(actual, reference.linear(x, reference.pack_linear(weight), b, out_dtype), 1.6e-2)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("out_dtype", [BF16, torch.float32])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 2), (1, 64, 64), (8, 96, 128), (9, 112, 4098), (130, 160, 66)])
+def test_a_gated_linear(m: int, n: int, k: int, bias: bool, out_dtype: torch.dtype) -> None:
+    x, weight = torch.randn(m, k).to(BF16), torch.randn(n, k).to(BF16)
+    b = torch.randn(n).to(BF16) if bias else None
+    gate, up = (x.double() @ weight.double().T + (0.0 if b is None else b.double())).chunk(2, dim=-1)
+    actual = ops.linear(x, ops.pack_linear(weight, gated=True), b, out_dtype)
+    assert_close(actual, (torch.nn.functional.silu(gate) * up).to(out_dtype), 8e-3 if out_dtype == BF16 else 1e-4)
+    assert_close(actual, reference.linear(x, reference.pack_linear(weight, gated=True), b, out_dtype), 1.6e-2)
+
+
 def test_linear_reads_strided_rows() -> None:
     x, packed = torch.randn(5, 200).to(BF16), ops.pack_linear(torch.randn(40, 64).to(BF16))
     assert torch.equal(ops.linear(x[:, 64:128], packed), ops.linear(x[:, 64:128].contiguous(), packed))

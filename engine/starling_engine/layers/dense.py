@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
+from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearShape, Part
 
 
@@ -51,7 +52,9 @@ class StackedMethod(ABC):
     """What the methods for plain weights share: the parts are stacked as they come, then brought to the method's own form."""
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
+        self._shape = shape
         self._staged = StackedWeights(shape, dtype, device)
+        self._gate = silu_and_mul(dtype, device) if shape.gated else None
         return self._staged.parts()
 
     def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
@@ -59,6 +62,10 @@ class StackedMethod(ABC):
 
     def finish(self) -> None:
         self.take(*self._staged.take())
+
+    def _finished(self, product: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+        out = product if self._gate is None else self._gate(product)
+        return out if out_dtype is None else out.to(out_dtype)
 
     @abstractmethod
     def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -76,8 +83,7 @@ class DenseLinear(StackedMethod):
         self._weight, self._bias = weight, bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        out = F.linear(x, self._weight, self._bias)
-        return out if out_dtype is None else out.to(out_dtype)
+        return self._finished(F.linear(x, self._weight, self._bias), out_dtype)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)

@@ -20,6 +20,7 @@ class LinearShape:
 
     names   the modules, as the checkpoint calls them
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
+    gated   of two modules as large as each other: silu of the first one's product times the second's is what comes out
     """
 
     names: tuple[str, ...]
@@ -27,9 +28,11 @@ class LinearShape:
     in_size: int
     bias: bool = False
     lookup: bool = False
+    gated: bool = False
 
     @property
     def out_size(self) -> int:
+        """Rows of the matrix."""
         return sum(self.out_sizes)
 
     def rows(self, shard: int) -> slice:
@@ -68,7 +71,7 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [T, in_size] -> [T, out_size], in `out_dtype` or else in x's dtype."""
+        """x [T, in_size] -> [T, out_size], or half of that where gated, in `out_dtype` or else in x's dtype."""
         ...
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
@@ -101,5 +104,7 @@ class Linear:
             self.method.finish()
 
 
-def stacked(names: Sequence[str], out_sizes: Sequence[int], in_size: int, bias: bool = False, lookup: bool = False) -> LinearShape:
-    return LinearShape(tuple(names), tuple(out_sizes), in_size, bias, lookup)
+def stacked(
+    names: Sequence[str], out_sizes: Sequence[int], in_size: int, bias: bool = False, *, lookup: bool = False, gated: bool = False
+) -> LinearShape:
+    return LinearShape(tuple(names), tuple(out_sizes), in_size, bias, lookup, gated)

@@ -16,7 +16,7 @@ class NativeLinear(StackedMethod):
     _bias: torch.Tensor | None
 
     def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = ops.pack_linear(weight), bias
+        self._weight, self._bias = ops.pack_linear(weight, gated=self._shape.gated), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return ops.linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)
@@ -43,7 +43,7 @@ class MkldnnLinear(StackedMethod):
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return out if out_dtype is None else out.to(out_dtype)
+        return self._finished(out, out_dtype)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("single rows cannot be read from oneDNN's layout")

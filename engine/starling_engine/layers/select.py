@@ -48,8 +48,8 @@ def _has_mkldnn() -> bool:
 
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
-    # The kernel multiplies pairs of columns.
-    NativeLinear: lambda shape: shape.in_size % 2 == 0,
+    # The kernel multiplies pairs of columns, and opens eight gates at a time.
+    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
     # A tied head is also the embedding: stored plainly, for a second copy would cost more than the slower product.
     MkldnnLinear: lambda shape: not shape.lookup,
 }

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from starling_engine.attention.base import AttentionBackend, AttentionMetadata, AttentionWeights
-from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import Linear, LinearShape, MethodSelector, stacked
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.models.config import ModelConfig
@@ -97,10 +96,9 @@ class Mlp:
         config, names = build.config, build.names
         size, hidden = config.intermediate_size, config.hidden_size
         self._gate_up = build.linear(
-            stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias)
+            stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias, gated=True)
         )
         self._down = build.linear(stacked([f"{prefix}.{names.down}"], [hidden], size, config.mlp_bias))
-        self._activate = silu_and_mul(build.dtype, build.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
@@ -109,7 +107,7 @@ class Mlp:
         return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down.forward(self._activate(self._gate_up.forward(x)))
+        return self._down.forward(self._gate_up.forward(x))
 
     def slots(self) -> dict[str, Slot]:
         return {**self._gate_up.slots(), **self._down.slots()}

@@ -15,10 +15,10 @@ from starling_engine.native.build import load
 from starling_engine.native.packed import BLOCK_COLUMNS, PackedWeight
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "starling_pack_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "starling_pack_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int),
     "starling_linear": (
         *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64),
-        *(c_void_p, c_void_p, c_int, c_int),
+        *(c_void_p, c_int, c_void_p, c_int, c_int),
     ),
     "starling_embedding_packed": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
     "starling_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
@@ -55,25 +55,29 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float32, torch.bfloat16)
 
 
-def pack_linear(weight: Tensor) -> PackedWeight:
-    """Packs a linear layer's weight [N, K] bf16 (K even) for `linear` and `embedding_packed`."""
-    assert weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % 2 == 0
+def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
+    """Packs a linear layer's weight [N, K] bf16 (K even; N a multiple of 16 where gated) for `linear` and `embedding_packed`."""
     n, k = weight.shape
+    assert weight.dtype == torch.bfloat16 and weight.is_contiguous() and k % 2 == 0
+    assert not gated or n % BLOCK_COLUMNS == 0
     data = torch.empty(-(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2, dtype=torch.bfloat16)
-    _lib().starling_pack_linear(weight.data_ptr(), n, k, data.data_ptr(), torch.get_num_threads())
-    return PackedWeight(data, n, k)
+    _lib().starling_pack_linear(weight.data_ptr(), n, k, data.data_ptr(), gated, torch.get_num_threads())
+    return PackedWeight(data, n, k, gated)
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x [M, K] bf16 (rows may be strided) times the weight, plus bias [N] bf16 -> [M, N] bf16 or fp32."""
+    """x [M, K] bf16 (rows may be strided) times the weight, plus bias [N] bf16 -> [M, N] bf16 or fp32.
+
+    Gated, silu of the product's first half times the second: [M, N / 2].
+    """
     m, k = x.shape
     assert x.dtype == torch.bfloat16 and k == packed.k and x.stride(1) == 1
     assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (packed.n,) and bias.is_contiguous())
     assert out_dtype in (torch.float32, torch.bfloat16)
-    out = torch.empty(m, packed.n, dtype=out_dtype)
+    out = torch.empty(m, packed.width, dtype=out_dtype)
     _lib().starling_linear(
         *(x.data_ptr(), x.stride(0), m, packed.data.data_ptr(), packed.n, k),
-        *(None if bias is None else bias.data_ptr(), out.data_ptr()),
+        *(None if bias is None else bias.data_ptr(), packed.gated, out.data_ptr()),
         *(out_dtype is torch.float32, torch.get_num_threads()),
     )
     return out
@@ -81,7 +85,7 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     """Rows ids [T] int64 of the weight -> out [T, K] bf16. So tied embeddings need no second copy."""
-    assert ids.dtype == torch.int64 and ids.is_contiguous()
+    assert ids.dtype == torch.int64 and ids.is_contiguous() and not packed.gated
     assert out.dtype == torch.bfloat16 and out.is_contiguous() and out.shape == (ids.shape[0], packed.k)
     _lib().starling_embedding_packed(
         ids.data_ptr(),

@@ -9,10 +9,18 @@ BLOCK_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Weight [n, k] bf16. `data` is [ceil(n / 16), k / 2, 16, 2] as the kernels pack it (zeros past n), and
-    plainly [n, k] as the reference does: a packed weight belongs to the module that made it.
+    """Weight [n, k] bf16; gated, its rows are a gate's and then as many that it opens.
+
+    `data` is [ceil(n / 16), k / 2, 16, 2] as the kernels pack it (zeros past n), and plainly [n, k] as the reference does: a packed
+    weight belongs to the module that made it.
     """
 
     data: Tensor
     n: int
     k: int
+    gated: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of what `linear` makes of it."""
+        return self.n // 2 if self.gated else self.n

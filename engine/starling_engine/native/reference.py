@@ -8,17 +8,16 @@ from starling_engine.native.packed import PackedWeight
 from starling_engine.sampling.rng import gumbel
 
 
-def pack_linear(weight: Tensor) -> PackedWeight:
+def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
     """Keeps the weight [N, K] as it is."""
-    return PackedWeight(weight, *weight.shape)
+    n, k = weight.shape
+    return PackedWeight(weight, n, k, gated)
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x [M, K] times the weight, plus bias [N], summed in fp32 -> [M, N] of `out_dtype`."""
-    weight = packed.data
-    if out_dtype == x.dtype:
-        return F.linear(x, weight, bias)
-    return F.linear(x.to(out_dtype), weight.to(out_dtype), None if bias is None else bias.to(out_dtype))
+    """x [M, K] times the weight, plus bias [N], summed in fp32 -> [M, N] of `out_dtype`; gated, as `silu_mul` of that."""
+    sums = F.linear(x.float(), packed.data.float(), None if bias is None else bias.float())
+    return (silu_mul(sums) if packed.gated else sums).to(out_dtype)
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:

@@ -52,6 +52,17 @@ def test_applies_the_stacked_matrix(make: Callable[[], LinearMethod], dtype: tor
         torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=0.01)
 
 
+@pytest.mark.parametrize(("make", "dtype"), cases())
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gated_matrix_gives_the_gated_product(make: Callable[[], LinearMethod], dtype: torch.dtype, bias: bool) -> None:
+    layer, weight, added = filled(make(), stacked(["gate", "up"], [24, 24], 32, bias, gated=True), dtype)
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    gate, up = F.linear(x.float(), weight, added).chunk(2, dim=-1)
+    out = layer.forward(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), F.silu(gate) * up, atol=1e-4 if dtype == torch.float32 else 0.2, rtol=0.02)
+
+
 @pytest.mark.parametrize(("make", "dtype"), cases()[:3])
 def test_looks_rows_up_in_the_matrix_that_it_multiplies(make: Callable[[], LinearMethod], dtype: torch.dtype) -> None:
     layer, weight, _ = filled(make(), stacked(["embed"], [50], 32, lookup=True), dtype)
@@ -90,6 +101,8 @@ TIED = stacked(["a"], [64], 64, lookup=True)
         (BF16, False, True, WIDE, "native"),
         (BF16, False, True, TIED, "native"),
         (BF16, False, True, stacked(["a"], [64], 63), "dense"),
+        (BF16, False, True, stacked(["a", "b"], [32, 32], 64, gated=True), "native"),
+        (BF16, False, True, stacked(["a", "b"], [28, 28], 64, gated=True), "dense"),
         (BF16, False, False, WIDE, "mkldnn"),
         (BF16, True, True, WIDE, "mkldnn"),
         (BF16, True, True, TIED, "dense"),

@@ -1,4 +1,6 @@
 // y = x W^T + b with bf16 x and W; W packed once (see gemm_tile.h), so that every batch size reads it in order.
+// A gated matrix is two, gate then up, and y = silu(gate) * up, half as wide: each block of 16 columns then holds 8 of the
+// gate and the same 8 of up, so that both sums are at hand when they are finished.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -23,16 +25,36 @@ struct Linear {
   int64_t x_stride, rows;
   const bf16* packed;
   int64_t n, k;
-  const bf16* bias;  // or null
-  Out* out;          // [rows][n]
+  const bf16* bias;  // [n], or null
+  bool gated;
+  Out* out;  // [rows][n], or gated [rows][n / 2]
 
   // Writes `rows` x `cols` sums at (row, col), with the bias, in the output's type.
   void finish(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
+    if (gated) return finish_gated(c, c_stride, row, rows_here, col, cols);
     for (int64_t j = 0; j < cols; j += 16) {
       const __mmask16 lanes = first_lanes(cols - j);
       const __m512 add = bias ? load16(bias + col + j, lanes) : _mm512_setzero_ps();
       for (int64_t i = 0; i < rows_here; ++i)
         store16(out + (row + i) * n + col + j, _mm512_add_ps(_mm512_loadu_ps(c + i * c_stride + j), add), lanes);
+    }
+  }
+
+  // Two blocks at a time, which make 16 columns of the output; n is a multiple of 16.
+  void finish_gated(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
+    for (int64_t j = 0; j < cols; j += 32) {
+      const bool both = j + 16 < cols;
+      const __mmask16 lanes = first_lanes(both ? 16 : 8);
+      const int64_t at = (col + j) / 2;
+      const __m512 none = _mm512_setzero_ps();
+      const __m512 add_gate = bias ? load16(bias + at, lanes) : none, add_up = bias ? load16(bias + n / 2 + at, lanes) : none;
+      for (int64_t i = 0; i < rows_here; ++i) {
+        const float* sums = c + i * c_stride + j;
+        const __m512 first = _mm512_loadu_ps(sums), second = both ? _mm512_loadu_ps(sums + 16) : none;
+        const __m512 gate = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x44), add_gate);
+        const __m512 up = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0xEE), add_up);
+        store16(out + (row + i) * (n / 2) + at, _mm512_mul_ps(silu(gate), up), lanes);
+      }
     }
   }
 
@@ -88,14 +110,16 @@ struct Linear {
   }
 };
 
-// One block of 16 rows of W to [K/2][16][2]. Rows past `rows` are zeros.
-void pack_block(const bf16* w, int64_t rows, int64_t k, bf16* out) {
+// One block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
+void pack_block(const bf16* w, const bf16* up, int64_t rows, int64_t k, bf16* out) {
   for (int64_t k0 = 0; k0 < k; k0 += 32) {
     const int64_t here = std::min<int64_t>(32, k - k0);
     const __mmask16 pairs = first_lanes(here / 2);
     __m512i r[16];
-    for (int i = 0; i < 16; ++i)
-      r[i] = i < rows ? _mm512_maskz_loadu_epi32(pairs, w + i * k + k0) : _mm512_setzero_si512();
+    for (int i = 0; i < 16; ++i) {
+      const bf16* row = up && i >= 8 ? up + (i - 8) * k : w + i * k;
+      r[i] = i < rows ? _mm512_maskz_loadu_epi32(pairs, row + k0) : _mm512_setzero_si512();
+    }
     transpose16x16(r);
     for (int i = 0; i < here / 2; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + (k0 / 2 + i) * 32), r[i]);
   }
@@ -108,8 +132,8 @@ using namespace starling;
 
 extern "C" {
 
-// w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even.
-void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int threads) {
+// w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even, and n a multiple of 16 where it is gated.
+void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int gated, int threads) {
   const int64_t blocks = ceil_div(n, kBlockCols);
   // Huge pages before the first touch: fewer page faults now, and far fewer table walks in every later read.
   const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(out) + page - 1) & ~(page - 1);
@@ -118,19 +142,21 @@ void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int th
 #pragma omp parallel num_threads(threads)
   {
     const Span mine = my_share(blocks);
-    for (int64_t i = mine.begin; i < mine.end; ++i)
-      pack_block(w + i * 16 * k, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      const bf16* rows = w + i * (gated ? 8 : 16) * k;
+      pack_block(rows, gated ? rows + n / 2 * k : nullptr, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
+    }
     _mm_sfence();
   }
 }
 
-// x [m, k] (rows x_stride elements apart) -> out [m, n], bf16 or fp32. `bias` may be null.
+// x [m, k] (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `bias` may be null.
 void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k,
-                     const bf16* bias, void* out, int out_fp32, int threads) {
+                     const bf16* bias, int gated, void* out, int out_fp32, int threads) {
   if (out_fp32)
-    Linear<float>{x, x_stride, m, packed, n, k, bias, static_cast<float*>(out)}.run(threads);
+    Linear<float>{x, x_stride, m, packed, n, k, bias, gated != 0, static_cast<float*>(out)}.run(threads);
   else
-    Linear<bf16>{x, x_stride, m, packed, n, k, bias, static_cast<bf16*>(out)}.run(threads);
+    Linear<bf16>{x, x_stride, m, packed, n, k, bias, gated != 0, static_cast<bf16*>(out)}.run(threads);
 }
 
 // Rows `ids` of the packed weight -> out [tokens, k].

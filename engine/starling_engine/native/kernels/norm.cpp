@@ -52,9 +52,8 @@ void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threa
   for (int64_t t = 0; t < tokens; ++t) {
     const T* gate = gate_up + t * 2 * width;
     each_16(width, [&](int64_t i, __mmask16 lanes) {
-      const __m512 g = load16(gate + i, lanes), one = _mm512_set1_ps(1.0f);
-      const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), g))));
-      store16(out + t * width + i, _mm512_mul_ps(rounded<T>(silu), load16(gate + width + i, lanes)), lanes);
+      const __m512 open = rounded<T>(silu(load16(gate + i, lanes)));
+      store16(out + t * width + i, _mm512_mul_ps(open, load16(gate + width + i, lanes)), lanes);
     });
   }
 }

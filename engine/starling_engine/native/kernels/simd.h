@@ -78,6 +78,11 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 inline __m512 exp(__m512 x) { return exp2(_mm512_mul_ps(x, _mm512_set1_ps(kLog2E))); }
 
+inline __m512 silu(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  return _mm512_div_ps(x, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
 // r[i] lane j becomes r[j] lane i. Rows of 32-bit lanes: fp32, or pairs of bf16 (the VNNI packing).
 inline void transpose16x16(__m512i (&r)[16]) {
   __m512i t[16];
