@@ -13,7 +13,7 @@ namespace starling {
 constexpr float kLowest = -1e30f;
 
 // Query tokens times query heads of one KV head that a task treats together.
-constexpr int64_t kMaxQueryRows = 128;
+constexpr int64_t kMaxQueryRows = 256;
 
 template <typename T>
 struct Attention {
