@@ -8,6 +8,7 @@ from typing import Literal
 
 from starling_engine.errors import ConfigError
 from starling_engine.layout import ParallelLayout
+from starling_engine.parallel.rendezvous import Rendezvous
 
 Policy = Literal["fcfs", "priority"]
 BLOCK_SIZES = (8, 16, 32)
@@ -80,9 +81,10 @@ class EngineArgs:
                 f"got {self.max_num_batched_tokens}",
                 "max_num_batched_tokens",
             )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"only 1 is possible in this release, got {getattr(self, name)}", name)
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        if self.data_parallel_size != 1:
+            raise ConfigError(f"only 1 is possible in this release, got {self.data_parallel_size}", "data_parallel_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ class SchedulerConfig:
     max_num_waiting: int = 1024
     policy: Policy = "fcfs"
     prefix_caching: bool = True
+    stages: int = 1
+    """Pipeline stages, each of which is to have a step of its own to work on."""
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -115,6 +119,12 @@ class WorkerConfig:
     memory_fraction: float
     attention_backend: str
     num_threads: int
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    rank: int = 0
+    rendezvous: Rendezvous | None = None
+    """Where there are several ranks; the executor fills it in, as it does `counters`."""
+    counters: str = ""
+    """File of the node's counters of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +139,6 @@ class EngineConfig:
     """None lets the worker's platform decide."""
     seed: int | None = None
     """Of the frontend's draws of request seeds; None takes the system's entropy."""
-    layout: ParallelLayout = field(default_factory=ParallelLayout)
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -6,6 +6,7 @@ StarlingError
 ├── QueueFull             too many requests wait; try again after `retry_after` seconds
 ├── RequestFailed         the engine accepted the request but could not finish it
 │   └── EngineDead        the engine core died or makes no progress
+├── RankLost              a rank of the group died, hangs or did not come; the message says which
 ├── ConfigError           an engine argument is wrong, `field` names it
 └── ModelError            the checkpoint cannot be served
     ├── UnsupportedModel  its architecture or a feature of its config is unknown
@@ -47,6 +48,10 @@ class RequestFailed(StarlingError):
 
 class EngineDead(RequestFailed):
     """The engine core process died, or has made no progress for too long."""
+
+
+class RankLost(StarlingError):
+    """A rank of the group died, hangs or did not come, so the others cannot go on; the message says which where it is known."""
 
 
 class ConfigError(StarlingError):

@@ -24,6 +24,15 @@ class ParallelLayout:
     def world_size(self) -> int:
         return self.data * self.pipeline * self.tensor
 
+    def samples(self, rank: int) -> bool:
+        """Whether a step's results come from this rank: the first of the last stage."""
+        place = self.coordinates(rank)
+        return place.pp == self.pipeline - 1 and place.tp == 0
+
+    def depth(self, *, asynchronous: bool) -> int:
+        """Steps that may be in flight at once: one for each stage, or one that runs and one that is planned meanwhile."""
+        return max(self.pipeline, 2 if asynchronous else 1)
+
     def coordinates(self, rank: int) -> Coordinates:
         """Raises IndexError for a rank outside the layout."""
         if not 0 <= rank < self.world_size:

@@ -50,6 +50,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     """One step. Row i runs `num_tokens[i]` tokens of slot `slots[i]` from position `starts[i]`.
 
     sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token (it may still be in flight)
+    inputs      per row: its last input token, where workers cannot know what was sampled (several pipeline stages); else empty
     sample      per row: whether the row reaches its last token, so that one more is to be sampled (or the vector pooled)
     dummy       no real work: run only so that collectives of other ranks meet
     """
@@ -65,6 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     appends: list[BlockAppend] = []
     copies: list[BlockCopy] = []
     freed_slots: list[int] = []
+    inputs: list[int] = []
     dummy: bool = False
     placement: int = 0
 

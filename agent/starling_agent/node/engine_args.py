@@ -13,6 +13,8 @@ SET_ELSEWHERE = {
     "model": "model.source",
     "revision": "model.source, as hf://org/name@revision",
     "progress_timeout": "recovery.progress_timeout_seconds",
+    "tensor_parallel_size": "layout.tensor",
+    "pipeline_parallel_size": "layout.pipeline",
 }
 UNUSED = ("show_progress",)
 """Draws bars for a person at a terminal."""
@@ -34,6 +36,8 @@ def engine_args(config: AgentConfig) -> EngineArgs:
         **config.engine,
         "model": config.model.source,
         "progress_timeout": config.recovery.progress_timeout_seconds,
+        "tensor_parallel_size": config.layout.tensor,
+        "pipeline_parallel_size": config.layout.pipeline,
         "show_progress": False,
     }
     try:

@@ -6,10 +6,12 @@ from starling_agent.contract.identity import Identity
 
 def refusal(config: AgentConfig, identity: Identity) -> str | None:
     """Why this node cannot take part in the group that was asked for; None when it can."""
-    for name in ("tensor", "pipeline", "per_node"):
-        size = getattr(config.layout, name)
-        if size != 1:
-            return f"layout.{name}: a group of more than one rank is not possible in this release; only 1 is, got {size}"
+    ranks = config.layout.tensor * config.layout.pipeline
+    if config.layout.per_node != ranks:
+        return (
+            f"layout.per_node: a group runs in one pod in this release, so it must be all of its {ranks} ranks"
+            f" (tensor {config.layout.tensor} * pipeline {config.layout.pipeline}), got {config.layout.per_node}"
+        )
     if identity.node > 0:
         return (
             f"{identity.pod} is node {identity.node} of group {identity.group}: "

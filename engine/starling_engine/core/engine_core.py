@@ -17,11 +17,11 @@ class EngineCore:
     """`executor` must be ready; `report` is what it said of its memory."""
 
     def __init__(self, config: EngineConfig, executor: Executor, report: WorkerReport) -> None:
-        self.membership = Membership.first(config.layout)
+        self.membership = Membership.first(config.worker.layout)
         self.executor = executor
         self.ledger = report.ledger
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
-        self.depth = 2 if asynchronous else 1
+        self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
         kv = KVManager(
             report.groups,

@@ -5,23 +5,22 @@ Started by `launcher` with its configuration on standard input, which stays open
 
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 import uuid
 
 import msgspec
 import zmq
 
+from starling_engine.child import live_with_parent
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.core.log_lines import EXIT_LOGGER, LogLineFormatter
+from starling_engine.core.log_lines import EXIT_LOGGER
 from starling_engine.core.messages import Abort, Add, Deltas, FromFrontend, Hello, Loading, Ping, Pong, ResetPrefixCache, Shutdown
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
-from starling_engine.executor.thread import ThreadExecutor
+from starling_engine.executor.select import make_executor
 
 logger = logging.getLogger("starling.core")
 
@@ -162,23 +161,12 @@ class CoreProcess:
             self.core.abort(request_id)
 
 
-def _exit_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
 def main() -> None:
     """`python -m starling_engine.core ADDRESS`, with the EngineConfig as one line of JSON on standard input."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogLineFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's to answer: it drains first, then says Shutdown
-        signal.signal(ignored, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    executor = ThreadExecutor(config.worker, config.scheduler.eos_token_ids)
+    live_with_parent()
     try:
-        CoreProcess(config, sys.argv[1], executor).run()
+        CoreProcess(config, sys.argv[1], make_executor(config)).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

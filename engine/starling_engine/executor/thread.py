@@ -13,9 +13,8 @@ logger = logging.getLogger("starling.executor")
 
 
 class ThreadExecutor:
-    def __init__(self, config: WorkerConfig, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._eos = eos_token_ids
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
@@ -68,7 +67,7 @@ class ThreadExecutor:
         from starling_engine.worker.worker import Worker
 
         try:
-            worker = Worker(self._config, self._eos, self._tick, self._report_phase)
+            worker = Worker(self._config, self._tick, self._report_phase)
             report = worker.prepare()
         except BaseException as error:  # noqa: BLE001 - whatever ended the loading is raised again in `ready`
             self._reports.put(error)

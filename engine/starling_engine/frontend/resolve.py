@@ -4,7 +4,9 @@ from pathlib import Path
 
 from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.errors import ConfigError
+from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.models.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.weights.hub import resolve_model
 
@@ -29,8 +31,11 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         max_num_waiting=args.max_num_waiting,
         policy=args.scheduling_policy,
         prefix_caching=args.enable_prefix_caching,
+        stages=args.pipeline_parallel_size,
         eos_token_ids=model.eos_token_ids,
     )
+    layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
+    check_split(model, layout)
     worker = WorkerConfig(
         model_path=str(folder),
         load_format=args.load_format,
@@ -42,9 +47,11 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        memory_fraction=args.gpu_memory_utilization or CPU_MEMORY_FRACTION,
+        # On a CPU all ranks share the memory, and the cores.
+        memory_fraction=(args.gpu_memory_utilization or CPU_MEMORY_FRACTION) / layout.world_size,
         attention_backend=args.attention_backend,
-        num_threads=args.num_threads or cpu_limit(),
+        num_threads=max(1, (args.num_threads or cpu_limit()) // layout.world_size),
+        layout=layout,
     )
     config = EngineConfig(
         scheduler=scheduler,

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearShape, Part
+from starling_engine.parallel.shard import Share
 
 
 class StackedWeights:
@@ -21,10 +22,14 @@ class StackedWeights:
 
     def parts(self) -> list[Part]:
         shape = self.shape
-        found = [Part(shard, "weight", (size, shape.in_size)) for shard, size in enumerate(shape.out_sizes)]
+        found = [Part(shard, "weight", (rows, shape.ins)) for shard, rows in enumerate(shape.outs)]
         if shape.bias:
-            found += [Part(shard, "bias", (size,)) for shard, size in enumerate(shape.out_sizes)]
+            found += [Part(shard, "bias", (self._added_here(rows),)) for shard, rows in enumerate(shape.outs)]
         return found
+
+    def _added_here(self, rows: Share) -> Share:
+        """Of the ranks that hold some columns each, the first adds the bias."""
+        return rows if self.shape.ins.start == 0 else Share(0, 0, rows.whole)
 
     def load(self, part: Part, tensor: torch.Tensor) -> None:
         rows = self.shape.rows(part.shard)
@@ -32,7 +37,7 @@ class StackedWeights:
             if self.weight is None:
                 self.weight = self._empty(self.shape.out_size, self.shape.in_size)
             self.weight[rows].copy_(tensor)
-        else:
+        elif self.shape.ins.start == 0:
             if self.bias is None:
                 self.bias = self._empty(self.shape.out_size)
             self.bias[rows].copy_(tensor)

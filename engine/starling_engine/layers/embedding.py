@@ -1,28 +1,68 @@
-"""Token embeddings that are not tied to the logits head. A tied one is the head's `lookup` (see `LinearMethod`)."""
+"""Token embeddings, and the vocabulary split over ranks."""
+
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
 
+from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.shard import Share
 from starling_engine.weights.slot import Slot
+
+Lookup = Callable[[torch.Tensor], torch.Tensor]
+"""ids [T] int64, counted from the first row that this rank holds -> rows [T, hidden_size]."""
 
 
 class Embedding:
-    """A table [vocab_size, hidden_size]."""
+    """The rows `share` of a table [vocab_size, hidden_size] that is not tied to the head; a tied one is the head's `lookup`."""
 
     _table: torch.Tensor
 
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, name: str, share: Share, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._name = name
-        self._shape = (vocab_size, hidden_size)
+        self._share = share
+        self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
 
     def slots(self) -> dict[str, Slot]:
-        return {f"{self._name}.weight": Slot(self._shape, self._load)}
+        share = self._share
+        take = (share.slice,) if share.size < share.whole else ()
+        return {f"{self._name}.weight": Slot((share.whole, self._hidden_size), self._load, take)}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [T] int64 -> [T, hidden_size]."""
+        """See `Lookup`."""
         return F.embedding(ids, self._table)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        self._table = torch.empty(self._shape, dtype=self._dtype, device=self._device).copy_(tensor)
+        self._table = torch.empty(tensor.shape, dtype=self._dtype, device=self._device).copy_(tensor)
+
+
+class Vocabulary:
+    """The rows of embedding and head that each rank holds, and how what they give becomes whole (arXiv 1909.08053, section 3)."""
+
+    def __init__(self, size: int, ranks: Communicator) -> None:
+        self.share = ranks.shard.rounded(size)
+        self._width = ranks.shard.rounded_size(size)
+        self._ranks = ranks
+
+    def lookup(self, local: Lookup) -> Lookup:
+        """`local` serves this rank's rows; what comes out takes every id and gives the same on all ranks."""
+        if self._ranks.shard.count == 1:
+            return local
+        first, size = self.share.start, self.share.size
+
+        def whole(ids: torch.Tensor) -> torch.Tensor:
+            here = (ids >= first) & (ids < first + size)
+            rows = local((ids - first).clamp_(0, size - 1))
+            return self._ranks.all_reduce(rows.float().masked_fill_(~here[:, None], 0.0)).to(rows.dtype)
+
+        return whole
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """This rank's logits [S, share] fp32 -> [S, vocab_size], contiguous, the same on all ranks."""
+        if self._ranks.shard.count == 1:
+            return logits
+        padded = F.pad(logits, (0, self._width - self.share.size))
+        parts = self._ranks.all_gather(padded)
+        return parts.transpose(0, 1).flatten(1)[:, : self.share.whole].contiguous()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from starling_engine.parallel.shard import Share
 from starling_engine.weights.slot import Slot
 
 
@@ -19,16 +20,26 @@ class LinearShape:
     """A matrix [sum(out_sizes), in_size] whose rows come from several checkpoint modules, stacked: q, k, v or gate, up.
 
     names   the modules, as the checkpoint calls them
+    outs    the rows of each that this rank holds, and `ins` the columns: with all rows and some columns, its product is one of
+            several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
     gated   of two modules as large as each other: silu of the first one's product times the second's is what comes out
     """
 
     names: tuple[str, ...]
-    out_sizes: tuple[int, ...]
-    in_size: int
+    outs: tuple[Share, ...]
+    ins: Share
     bias: bool = False
     lookup: bool = False
     gated: bool = False
+
+    @property
+    def out_sizes(self) -> tuple[int, ...]:
+        return tuple(share.size for share in self.outs)
+
+    @property
+    def in_size(self) -> int:
+        return self.ins.size
 
     @property
     def out_size(self) -> int:
@@ -43,11 +54,18 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor that a method wants for module `shard`, named `name` after the module ("weight", "bias")."""
+    """One tensor that a method wants for module `shard`, named `name` after the module ("weight", "bias").
+
+    `shares` is what it wants of each dimension of the checkpoint's tensor.
+    """
 
     shard: int
     name: str
-    shape: tuple[int, ...]
+    shares: tuple[Share, ...]
+
+    def slot(self, load: Callable[[torch.Tensor], None]) -> Slot:
+        whole = all(share.size == share.whole for share in self.shares)
+        return Slot(tuple(share.whole for share in self.shares), load, () if whole else tuple(s.slice for s in self.shares))
 
 
 class LinearMethod(Protocol):
@@ -79,22 +97,35 @@ class LinearMethod(Protocol):
         ...
 
 
+AddUp = Callable[[torch.Tensor], torch.Tensor]
+"""See `Communicator.all_reduce`."""
+
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
 
 
 class Linear:
-    """One matrix of the model: its checkpoint tensors on one side, its method on the other."""
+    """One matrix of the model: its checkpoint tensors on one side, its method on the other.
 
-    def __init__(self, shape: LinearShape, method: LinearMethod, dtype: torch.dtype, device: torch.device) -> None:
+    `add_up` sums, in fp32, the products of the ranks that hold some columns each; None where this rank holds them all.
+    """
+
+    def __init__(
+        self, shape: LinearShape, method: LinearMethod, dtype: torch.dtype, device: torch.device, add_up: AddUp | None = None
+    ) -> None:
         self.shape = shape
         self.method = method
         self._parts = method.create(shape, dtype, device)
         self._missing = len(self._parts)
-        self.forward = method.apply
+        self._add_up = add_up
+        self.forward = method.apply if add_up is None else self._summed
 
     def slots(self) -> dict[str, Slot]:
-        return {f"{self.shape.names[part.shard]}.{part.name}": Slot(part.shape, partial(self._load, part)) for part in self._parts}
+        return {f"{self.shape.names[part.shard]}.{part.name}": part.slot(partial(self._load, part)) for part in self._parts}
+
+    def _summed(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        assert self._add_up is not None
+        return self._add_up(self.method.apply(x, torch.float32)).to(out_dtype or x.dtype)
 
     def _load(self, part: Part, tensor: torch.Tensor) -> None:
         self.method.load_shard(part, tensor)
@@ -105,6 +136,17 @@ class Linear:
 
 
 def stacked(
-    names: Sequence[str], out_sizes: Sequence[int], in_size: int, bias: bool = False, *, lookup: bool = False, gated: bool = False
+    names: Sequence[str],
+    outs: Sequence[int | Share],
+    ins: int | Share,
+    bias: bool = False,
+    *,
+    lookup: bool = False,
+    gated: bool = False,
 ) -> LinearShape:
-    return LinearShape(tuple(names), tuple(out_sizes), in_size, bias, lookup, gated)
+    """A plain number is a dimension that this rank holds whole."""
+    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated)
+
+
+def _share(size: int | Share) -> Share:
+    return size if isinstance(size, Share) else Share.all(size)

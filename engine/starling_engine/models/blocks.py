@@ -9,12 +9,17 @@ from starling_engine.layers.linear import Linear, LinearShape, MethodSelector, s
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.definition import TensorNames
+from starling_engine.parallel.communicator import Communicator
 from starling_engine.weights.slot import Slot, copy_slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What every part of a model is built with. `cos_sin` as in `AttentionWeights`, one table for all layers."""
+    """What every part of a model is built with.
+
+    cos_sin as in `AttentionWeights`, one table for all layers
+    tensor  the ranks that split every matrix among them
+    """
 
     config: ModelConfig
     names: TensorNames
@@ -23,9 +28,11 @@ class BuildContext:
     methods: MethodSelector
     backend: AttentionBackend
     cos_sin: torch.Tensor
+    tensor: Communicator
 
     def linear(self, shape: LinearShape) -> Linear:
-        return Linear(shape, self.methods(shape), self.dtype, self.device)
+        split = shape.ins.size < shape.ins.whole
+        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor.all_reduce if split else None)
 
     def norm(self, name: str) -> RMSNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_eps, self.dtype, self.device)
@@ -36,16 +43,17 @@ class Attention:
 
     def __init__(self, build: BuildContext, prefix: str, window: int) -> None:
         config, names = build.config, build.names
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q = build.tensor.shard.of(config.num_heads).times(config.head_dim)
+        kv = build.tensor.shard.heads(config.num_kv_heads).times(config.head_dim)
         self._qkv = build.linear(
             stacked(
                 [f"{prefix}.{name}" for name in (names.q, names.k, names.v)],
-                [q_size, kv_size, kv_size],
+                [q, kv, kv],
                 config.hidden_size,
                 config.qkv_bias,
             )
         )
-        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q_size, config.o_bias))
+        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, config.o_bias))
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
         self._weights = _attention_weights(build, window)
         self._attend = build.backend.forward
@@ -71,8 +79,8 @@ def _attention_weights(build: BuildContext, window: int) -> AttentionWeights:
         return torch.empty(config.head_dim, dtype=build.dtype, device=build.device) if config.qk_norm else None
 
     return AttentionWeights(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_heads=build.tensor.shard.of(config.num_heads).size,
+        num_kv_heads=build.tensor.shard.heads(config.num_kv_heads).size,
         head_dim=config.head_dim,
         scale=config.head_dim**-0.5,
         window=window,
@@ -94,7 +102,7 @@ class Mlp:
 
     def __init__(self, build: BuildContext, prefix: str) -> None:
         config, names = build.config, build.names
-        size, hidden = config.intermediate_size, config.hidden_size
+        size, hidden = build.tensor.shard.of(config.intermediate_size), config.hidden_size
         self._gate_up = build.linear(
             stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias, gated=True)
         )

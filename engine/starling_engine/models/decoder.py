@@ -5,13 +5,16 @@ from typing import Protocol
 import torch
 
 from starling_engine.attention.base import AttentionBackend
-from starling_engine.layers.embedding import Embedding
+from starling_engine.layers.embedding import Embedding, Vocabulary
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.models.blocks import BuildContext, DecoderLayer
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext
+from starling_engine.models.kv import stage_layers
 from starling_engine.models.registry import DEFINITIONS
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.shard import ALL, Shard
 from starling_engine.weights.slot import Slot
 
 
@@ -25,7 +28,8 @@ class Decoder:
     """Embedding, layers, final norm and logits head. Built empty; `weights/loader.py` fills it.
 
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
-    table of rotations.
+    table of rotations. `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says
+    which of its layers are here. The first stage embeds, the last one has the final norm and the head.
     """
 
     def __init__(
@@ -36,8 +40,12 @@ class Decoder:
         linear_method_selector: MethodSelector,
         attention_backend: AttentionBackend,
         max_position: int | None = None,
+        tensor: Communicator = ALONE,
+        stage: Shard = ALL,
     ) -> None:
         self.config = config
+        self.stage = stage
+        self.layers = stage_layers(config, stage)
         self._names = DEFINITIONS[config.architecture].names
         build = BuildContext(
             config=config,
@@ -47,26 +55,31 @@ class Decoder:
             methods=linear_method_selector,
             backend=attention_backend,
             cos_sin=build_cos_sin(config.rope, config.head_dim, max_position or config.max_position, device),
+            tensor=tensor,
         )
-        self._layers = [DecoderLayer(build, index) for index in range(config.num_layers)]
+        self._layers = [DecoderLayer(build, index) for index in self.layers]
         self._norm = build.norm(self._names.norm)
         self._build_ends(build)
 
-    def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
-        Writes the step's keys and values to `ctx.kv`.
+        Stages but the first take what the one before gave, `arrived` [T, hidden_size], in place of ids; those but the last give
+        [T, hidden_size] for the next. Writes the step's keys and values to `ctx.kv`.
         """
-        hidden, residual = self._embed(ids), None
-        last = len(self._layers) - 1
+        hidden = self._embed(ids) if arrived is None else arrived
+        residual: torch.Tensor | None = None
+        last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
             hidden, residual = layer.forward(hidden, residual, kv, meta, ctx.rows if index == last else None)
             ctx.tick()
+        if not self.stage.last:
+            return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, hidden_size] -> [S, vocab_size] fp32."""
-        return self._head.forward(hidden, torch.float32)
+        """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank."""
+        return self._vocabulary.gather(self._head.forward(hidden, torch.float32))
 
     def slots(self) -> dict[str, Slot]:
         slots: dict[str, Slot] = {}
@@ -80,20 +93,23 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        return name.endswith(self._names.ignored)
+        """Also what other stages load."""
+        elsewhere = [f"{self._names.layer.format(i)}." for i in range(self.config.num_layers) if i not in self.layers]
+        if not self.stage.first:
+            elsewhere.append(f"{self._names.embedding}.")
+        if not self.stage.last:
+            elsewhere += [f"{self._names.norm}.", f"{self._names.head}."]
+        return name.endswith(self._names.ignored) or name.startswith(tuple(elsewhere))
 
     def _build_ends(self, build: BuildContext) -> None:
-        """The embedding and the head; tied, they are one matrix under the embedding's name."""
+        """The embedding and the head; tied, they are one matrix under the embedding's name. Those of other stages stay empty."""
         config, names = self.config, self._names
         tied = config.tie_word_embeddings
-        name = names.embedding if tied else names.head
-        self._head = build.linear(stacked([name], [config.vocab_size], config.hidden_size, lookup=tied))
-        middle: tuple[HasSlots, ...] = (*self._layers, self._norm)
-        self._parts: tuple[HasSlots, ...]
-        if tied:
-            self._embed = self._head.method.lookup
-            self._parts = (self._head, *middle)
-        else:
-            table = Embedding(names.embedding, config.vocab_size, config.hidden_size, build.dtype, build.device)
-            self._embed = table.forward
-            self._parts = (table, *middle, self._head)
+        self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
+        rows = self._vocabulary.share
+        self._head = build.linear(stacked([names.embedding if tied else names.head], [rows], config.hidden_size, lookup=tied))
+        table = Embedding(names.embedding, rows, config.hidden_size, build.dtype, build.device)
+        self._embed = self._vocabulary.lookup(self._head.method.lookup if tied else table.forward)
+        first: tuple[HasSlots, ...] = (self._head if tied else table,) if self.stage.first else ()
+        last: tuple[HasSlots, ...] = (self._norm, self._head) if self.stage.last else ()
+        self._parts: tuple[HasSlots, ...] = (*first, *self._layers, *last)

@@ -1,15 +1,34 @@
 """What each layer of a model keeps in the paged cache. Imports no torch, so that memory can be planned without it."""
 
-from starling_engine.kv.spec import KVSpec, WindowSpec
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers
 from starling_engine.models.config import ModelConfig
+from starling_engine.parallel.shard import ALL, Shard
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def kv_specs(config: ModelConfig, block_size: int, dtype_bytes: int) -> list[KVSpec]:
-    """One spec a layer, in order. `block_size` in tokens, `dtype_bytes` of one cached element."""
-    return [_spec(config, window, block_size, dtype_bytes) for window in config.windows]
+def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
+    """The groups of all layers, so that block tables are the same on every rank; in each, the layers that this rank holds."""
+    place, layout = config.layout.coordinates(config.rank), config.layout
+    own = stage_layers(model, Shard(place.pp, layout.pipeline))
+    specs = kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype], Shard(place.tp, layout.tensor))
+    return [KVGroup(group.spec, tuple(i for i in group.layers if i in own)) for group in group_layers(specs)]
 
 
-def _spec(config: ModelConfig, window: int, block_size: int, dtype_bytes: int) -> KVSpec:
+def stage_layers(model: ModelConfig, stage: Shard) -> range:
+    """The layers of one pipeline stage."""
+    share = stage.balanced(model.num_layers)
+    return range(share.start, share.start + share.size)
+
+
+def kv_specs(config: ModelConfig, block_size: int, dtype_bytes: int, tensor: Shard = ALL) -> list[KVSpec]:
+    """One spec a layer, in order, of the heads that `tensor` holds. `block_size` in tokens, `dtype_bytes` of one cached element."""
+    heads = tensor.heads(config.num_kv_heads).size
+    return [_spec(config, heads, window, block_size, dtype_bytes) for window in config.windows]
+
+
+def _spec(config: ModelConfig, heads: int, window: int, block_size: int, dtype_bytes: int) -> KVSpec:
     if window:
-        return WindowSpec(block_size, config.num_kv_heads, config.head_dim, dtype_bytes, window)
-    return KVSpec(block_size, config.num_kv_heads, config.head_dim, dtype_bytes)
+        return WindowSpec(block_size, heads, config.head_dim, dtype_bytes, window)
+    return KVSpec(block_size, heads, config.head_dim, dtype_bytes)

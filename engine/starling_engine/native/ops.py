@@ -6,13 +6,16 @@ are on the CPU; shapes, types and contiguity are invariants of the caller, so th
 
 import ctypes
 import functools
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from starling_engine.native.build import load
 from starling_engine.native.packed import BLOCK_COLUMNS, PackedWeight
+
+_ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int}
+"""What functions return; those that are not here return nothing."""
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "starling_pack_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int),
@@ -35,6 +38,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_void_p, c_void_p, c_void_p, c_int),
     ),
+    "starling_exchange_bytes": (c_int64, c_int64),
+    "starling_exchange": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_double),
 }
 
 
@@ -46,7 +51,7 @@ def _lib() -> ctypes.CDLL:
         raise RuntimeError("no native CPU kernels here; use starling_engine.native.reference")
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _ANSWERS.get(name)
     return lib
 
 
@@ -233,3 +238,24 @@ def sample(
         *(token.data_ptr(), torch.get_num_threads()),
     )
     return token
+
+
+def exchange_bytes(count: int, slot_bytes: int) -> int:
+    """Bytes of memory, zeroed, that `count` ranks must share for `exchange`."""
+    size: int = _lib().starling_exchange_bytes(count, slot_bytes)
+    return size
+
+
+def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: Tensor | None, seconds: float) -> bool:
+    """x of each of `count` ranks -> out [count, ...] of x's dtype; without `out`, their fp32 sum, in place, the same on all.
+
+    `area` is the address of the shared memory. Every rank makes the same calls. False when one did not come within `seconds`.
+    """
+    assert x.is_contiguous() and slot_bytes % 64 == 0
+    if out is None:
+        assert x.dtype == torch.float32
+    else:
+        assert out.is_contiguous() and out.dtype == x.dtype and out.shape == (count, *x.shape)
+    target = None if out is None else out.data_ptr()
+    done: int = _lib().starling_exchange(area, rank, count, slot_bytes, x.data_ptr(), x.nbytes, target, seconds)
+    return done == 1

@@ -40,6 +40,7 @@ class Draft:
     new: list[NewRequest] = field(default_factory=list)
     appends: list[BlockAppend] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -144,20 +145,27 @@ class Scheduler:
             draft.appends,
             draft.copies,
             self._freed_slots,
+            draft.inputs,
         )
         self._freed_slots = []
         return plan
 
     def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
-        """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget."""
+        """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
+
+        With several pipeline stages a step takes its share of them, so that the other stages have steps of their own to work on.
+        """
         block_size = self.kv.block_size
         by_priority = self.config.policy == "priority"
+        room = -(-len(self.running) // self.config.stages)
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
             if todo > 1:
                 prompts.append(request)
             elif todo == 1 and end < request.budget_end and request.status is Status.RUNNING and draft.budget:
+                if self.config.stages > 1 and (request.pending or len(draft.requests) >= room):
+                    continue
                 if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
                     continue
                 self._add_row(draft, request, 1)
@@ -217,6 +225,8 @@ class Scheduler:
         draft.sample.append(samples)
         draft.budget -= count
         request.planned = end
+        if self.config.stages > 1:
+            draft.inputs.append(request.tokens[end - 1])
         if samples:
             request.pending += 1
             request.last_step = draft.step_id

@@ -20,7 +20,8 @@ def load_dummy(model: Loadable, seed: int) -> None:
     pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
     scaled: dict[float, torch.Tensor] = {}
     for name, slot in model.slots().items():
-        slot.load(_vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, pool, scaled))
+        whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, pool, scaled)
+        slot.load(whole[slot.take] if slot.take else whole)
 
 
 def _vector(name: str, slot: Slot) -> torch.Tensor:

@@ -3,6 +3,7 @@
 The most that is held at once is the model, what a linear method stages for one matrix, and the pages of one file.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from starling_engine.weights.checkpoint import DTYPE_BYTES, TensorInfo, read_che
 from starling_engine.weights.slot import Loadable, Slot
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, bytes in all)."""
+"""Called with (bytes loaded, bytes in all), of what this rank takes."""
 
 NAMES_IN_ERROR = 5
 
@@ -32,13 +33,15 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
     slots = model.slots()
     found = read_checkpoint(folder)
     wanted = _match(model, slots, found)
-    total = sum(found[name].num_bytes for name in slots)
+    sizes = {name: math.prod(slot.taken) * DTYPE_BYTES[found[name].dtype] for name, slot in slots.items()}
+    total = sum(sizes.values())
     done = 0
     for path, names in wanted.items():
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
-                slots[name].load(file.get_tensor(name))
-                done += found[name].num_bytes
+                slot = slots[name]
+                slot.load(file.get_slice(name)[slot.take] if slot.take else file.get_tensor(name))
+                done += sizes[name]
                 progress(done, total)
     _check_duplicates(model, found)
 
@@ -76,12 +79,14 @@ def _refuse(fault: str, names: list[str]) -> None:
 
 def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
     """A tied tensor that was saved twice must hold the same twice, or the model would answer wrongly without a word."""
+    slots = model.slots()
     for name, original in model.duplicates().items():
-        if name in found and not torch.equal(_read(found, name), _read(found, original)):
+        take = slots[original].take
+        if name in found and not torch.equal(_read(found, name, take), _read(found, original, take)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
 
 
-def _read(found: Mapping[str, TensorInfo], name: str) -> torch.Tensor:
+def _read(found: Mapping[str, TensorInfo], name: str, take: tuple[slice, ...]) -> torch.Tensor:
     with safe_open(found[name].file, framework="pt", device="cpu") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
+        tensor: torch.Tensor = file.get_slice(name)[take] if take else file.get_tensor(name)
         return tensor

@@ -9,11 +9,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`load` copies a tensor of `shape` to its place, converting to the place's dtype; the tensor may be a memory map
-    that is closed right after. Called once."""
+    """`load` copies what this rank takes of a tensor of `shape` to its place, converting to the place's dtype; what it is given may
+    be a memory map that is closed right after. Called once.
+
+    `take` is the part in each dimension, from the first on; dimensions that it does not name are taken whole.
+    """
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
+    take: tuple[slice, ...] = ()
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The shape of that part."""
+        ends = [part.indices(size) for part, size in zip(self.take, self.shape, strict=False)]
+        return (*(stop - start for start, stop, _ in ends), *self.shape[len(ends) :])
 
 
 class Loadable(Protocol):

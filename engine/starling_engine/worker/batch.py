@@ -79,6 +79,9 @@ class InputBatch:
             self._enter(new)
         for slot, group, blocks in ((a.slot, a.group, a.blocks) for a in plan.appends):
             self._append(slot, group, blocks)
+        if plan.inputs:
+            ends = np.array(plan.starts) + np.array(plan.num_tokens) - 1
+            self.tokens[np.array(plan.slots), ends] = plan.inputs
 
     def leave(self, slot: int) -> None:
         self.occupants[slot] = None

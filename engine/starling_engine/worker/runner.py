@@ -14,18 +14,19 @@ from starling_engine.sampling.logprobs import logprob_rows
 from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
 from starling_engine.worker.batch import InputBatch, Occupant, StepInputs
 from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.stage import StageLink
 
 
 class Model(Protocol):
-    """hidden = model(ids [T] int64, context) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32."""
+    """hidden = model(ids [T] int64, context, arrived) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32."""
 
-    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor: ...
+    def forward(self, ids: torch.Tensor, context: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class ModelRunner:
-    """`kv[layer]` is the layer's view of the pool; `tick` is called as each layer ends."""
+    """`kv` has each layer's view of the pool, of the layers that are here; `tick` is called as each ends."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class ModelRunner:
         batch: InputBatch,
         sampler: Sampler,
         tick: Callable[[], None],
+        link: StageLink,
     ) -> None:
         self._model = model
         self._kv = kv
@@ -42,18 +44,24 @@ class ModelRunner:
         self._batch = batch
         self._sampler = sampler
         self._tick = tick
+        self._link = link
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self._place = {layer: at for at, layer in enumerate(sorted(self._group_of))}
 
     def execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._batch.apply(plan)
         self._copy_blocks(plan)
         inputs = self._batch.inputs(plan)
+        arrived = self._link.receive(len(inputs.ids))
+        if not self._link.last:
+            self._link.send(self._forward(inputs, None, arrived))
+            return StepResult(plan.step_id, plan.epoch, [], time.perf_counter() - began)
         sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
         last = torch.from_numpy(inputs.last_token[sampling])
         # A prompt's own states are wanted by few; else only the tokens that are sampled from leave the last layer.
         every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan.slots)
-        hidden = self._forward(inputs, None if every else last)
+        hidden = self._forward(inputs, None if every else last, arrived)
         picked = hidden[last] if every and len(last) < len(hidden) else hidden
         rows = self._sample(plan, inputs, sampling, picked)
         if self._batch.special:
@@ -66,11 +74,12 @@ class ModelRunner:
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:
             for layer in self._groups[copy.group].layers:
-                self._kv[layer][copy.target] = self._kv[layer][copy.source]
+                pages = self._kv[self._place[layer]]
+                pages[copy.target] = pages[copy.source]
 
-    def _forward(self, inputs: StepInputs, rows: torch.Tensor | None) -> torch.Tensor:
-        per_layer = [inputs.metadata[self._group_of[layer]] for layer in range(len(self._kv))]
-        return self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, rows, self._tick))
+    def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
+        per_layer = [inputs.metadata[self._group_of[layer]] for layer in self._place]
+        return self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, rows, self._tick), arrived)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, sampling: list[int], last: torch.Tensor) -> list[RowResult]:
         """Samples the rows that reached their last token, whose states are `last`; the others' results stay empty."""

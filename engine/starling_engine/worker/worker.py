@@ -1,9 +1,11 @@
 """A worker's life: init -> load -> plan memory -> allocate KV -> warm up -> ready; then it executes plans."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,13 @@ import torch
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup, group_layers, peak_blocks
+from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.models.kv import kv_specs
+from starling_engine.models.kv import kv_groups
+from starling_engine.parallel.ranks import join_ranks
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sampling.select import select_sample_op
@@ -27,11 +30,9 @@ from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.stage import StageLink
 
 logger = logging.getLogger("starling.worker")
-
-MAX_IN_FLIGHT = 2
-"""Steps that a core may have in flight, for which a window must keep its blocks."""
 
 PhaseSink = Callable[[Phase], None]
 
@@ -39,9 +40,8 @@ PhaseSink = Callable[[Phase], None]
 class Worker:
     """One device's share of the model. All calls come from one thread; torch's settings of that thread are the worker's."""
 
-    def __init__(self, config: WorkerConfig, eos_token_ids: tuple[int, ...], tick: Callable[[], None], on_phase: PhaseSink) -> None:
+    def __init__(self, config: WorkerConfig, tick: Callable[[], None], on_phase: PhaseSink) -> None:
         self._config = config
-        self._eos = eos_token_ids
         self._tick = tick
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
@@ -60,18 +60,26 @@ class Worker:
             model_config = load_model_config(Path(config.model_path))
             attention, _ = select_attention(config.attention_backend, platform, dtype, model_config.head_dim)
             methods = select_linear_method(dtype, platform.device)
-            model = Decoder(model_config, dtype, platform.device, methods, attention, max_position=config.max_model_len)
+            self._ranks = join_ranks(config, self._tick)
+            ranks = self._ranks
+            model = Decoder(
+                *(model_config, dtype, platform.device, methods, attention),
+                max_position=config.max_model_len,
+                tensor=ranks.tensor,
+                stage=ranks.pipeline.shard,
+            )
         with self._phase("load"), torch.inference_mode():
             self._load(model)
         with self._phase("allocate"):
-            groups = group_layers(kv_specs(model_config, config.block_size, dtype.itemsize))
-            weights = sum(torch.Size(slot.shape).numel() for slot in model.slots().values()) * dtype.itemsize
+            groups = kv_groups(model_config, config)
+            weights = sum(math.prod(slot.taken) for slot in model.slots().values()) * dtype.itemsize
             memory = (platform.total_memory(), platform.available_memory())
-            ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
+            ledger = self._agreed(self._plan(model_config, groups, weights, *memory, dtype.itemsize))
             kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
-            batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, self._eos)
+            batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             sampler = Sampler(select_sample_op(platform.device))
-            self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick)
+            link = StageLink(ranks.pipeline, model_config.hidden_size, dtype)
+            self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick, link)
         with self._phase("warm up"):
             self._warm_up(groups)
         return WorkerReport(groups, ledger, self._seconds, platform.async_scheduling)
@@ -83,6 +91,17 @@ class Worker:
             return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
+
+    @property
+    def samples(self) -> bool:
+        """Whether results come from this rank: others of the last stage sample the same and keep it to themselves."""
+        return self._config.layout.samples(self._config.rank)
+
+    def _agreed(self, ledger: Ledger) -> Ledger:
+        """Block tables are the same on all ranks, so the one with the least memory decides how many blocks there are."""
+        counts = self._ranks.all.all_gather(torch.tensor([ledger.num_blocks]))
+        num_blocks = int(counts.min())
+        return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes)
 
     def _load(self, model: Decoder) -> None:
         if self._config.load_format == "dummy":
@@ -97,7 +116,8 @@ class Worker:
         self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, available: int, dtype_bytes: int
     ) -> Ledger:
         config = self._config
-        per_request = peak_blocks(groups, config.max_model_len, MAX_IN_FLIGHT * config.max_num_batched_tokens)
+        in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
+        per_request = peak_blocks(groups, config.max_model_len, in_flight)
         return plan_memory(
             total=total,
             available=available,
@@ -116,7 +136,7 @@ class Worker:
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
         new = NewRequest(0, [0], 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
-        self.execute(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new]))
+        self.execute(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0]))
         assert self._runner is not None
         self._runner.free_slot(0)
 
@@ -141,7 +161,7 @@ def _allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device
         spec = group.spec
         for place, layer in zip(places, group.layers, strict=False):
             views[layer] = place.view(dtype).view(num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    return [views[layer] for layer in range(len(views))]
+    return [views[layer] for layer in sorted(views)]
 
 
 def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:

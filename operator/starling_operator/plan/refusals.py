@@ -56,15 +56,19 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
-    layout, tiers = spec.parallelism, spec.kv_cache.tiers
-    one = "this release runs one rank in a group, so only 1 is possible"
-    for name in ("tensor", "pipeline", "data", "expert"):
-        if (getattr(layout, name) or 1) > 1:
-            yield f"parallelism.{name}: {one}, got {getattr(layout, name)}"
-    if layout.elastic is not None:
+    parallelism, tiers = spec.parallelism, spec.kv_cache.tiers
+    for name in ("data", "expert"):
+        if (getattr(parallelism, name) or 1) > 1:
+            one = "this release splits a group by tensor and pipeline, so only 1 is possible"
+            yield f"parallelism.{name}: {one}, got {getattr(parallelism, name)}"
+    if parallelism.elastic is not None:
         yield "parallelism.elastic: this release cannot resize a live group; leave it out"
-    if spec.accelerators.per_node > 1:
-        yield f"accelerators.perNode: {one}, got {spec.accelerators.per_node}"
+    ranks = parallelism.tensor * parallelism.pipeline
+    if spec.accelerators.per_node != ranks:
+        yield (
+            f"accelerators.perNode: this release runs a group on one node, so its {ranks} ranks (tensor {parallelism.tensor}"
+            f" * pipeline {parallelism.pipeline}) must be there: only {ranks} is possible, got {spec.accelerators.per_node}"
+        )
     if spec.accelerators.type != "cpu":
         yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"
     if tiers.cpu is not None or tiers.filesystem is not None:

@@ -1,0 +1,27 @@
+"""What every process that the engine starts has in common: its log goes to its parent, and it ends when the parent does."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from starling_engine.core.log_lines import LogLineFormatter
+
+
+def live_with_parent() -> None:
+    """Call once what was sent on standard input has been read: its end means that the parent is gone.
+
+    Interrupts are the parent's to answer: it drains first, then says when to end.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -1,0 +1,60 @@
+"""Messages between an executor and its worker processes: msgpack over ZeroMQ, never pickle. Imports no torch."""
+
+import msgspec
+
+from starling_engine.config import WorkerConfig
+from starling_engine.ledger import Ledger
+from starling_engine.step import StepPlan, StepResult
+
+
+class Start(msgspec.Struct, tag="start"):
+    """The first message to a worker that has joined."""
+
+    config: WorkerConfig
+
+
+class Execute(msgspec.Struct, tag="execute"):
+    plan: StepPlan
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End now; nothing is in flight."""
+
+
+ToWorker = Start | Execute | Stop
+
+
+class Joined(msgspec.Struct, tag="joined"):
+    """A worker process runs and asks for its configuration."""
+
+
+class Working(msgspec.Struct, tag="working"):
+    """See `Phase`."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """See `WorkerReport`."""
+
+    ledger: Ledger
+    seconds: dict[str, float]
+    async_scheduling: bool
+
+
+class Executed(msgspec.Struct, tag="executed"):
+    """A step's result; from ranks that do not sample, only that the step failed there."""
+
+    result: StepResult
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The worker cannot go on. `kind` is the error's class among `starling_engine.errors`, if it is one of them."""
+
+    kind: str
+    message: str
+
+
+FromWorker = Joined | Working | Ready | Executed | Failed

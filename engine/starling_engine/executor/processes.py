@@ -1,0 +1,212 @@
+"""Several workers, each a process of this node: for groups of more than one rank. Imports no torch until it starts."""
+
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from starling_engine import errors
+from starling_engine.config import WorkerConfig
+from starling_engine.errors import RankLost, StarlingError
+from starling_engine.executor.counters import Counters
+from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, Working
+from starling_engine.models.config import load_model_config
+from starling_engine.models.kv import kv_groups
+from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.report import Phase, WorkerReport
+
+logger = logging.getLogger("starling.executor")
+
+HOST = "127.0.0.1"
+WATCH_SECONDS = 0.2
+STOP_SECONDS = 5.0
+
+
+class ProcessExecutor:
+    """Sends every plan to all ranks of `config.layout`; the rank that samples answers. Used by one thread.
+
+    A rank that dies, or makes no step while others wait for it, ends the group: the next call raises RankLost, which says which
+    rank it was and how it ended. `patience` is how long, in seconds, a step may stand still.
+    """
+
+    def __init__(self, config: WorkerConfig, patience: float) -> None:
+        self._config = config
+        self._patience = patience
+        self._ranks = config.layout.world_size
+        self._folder = Path(tempfile.mkdtemp(prefix="starling-ranks-"))
+        self._counters = Counters(self._folder / "progress", self._ranks)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._phases = [Phase("starting") for _ in range(self._ranks)]
+        self._ready: dict[int, Ready] = {}
+        self._results: deque[StepResult] = deque()
+        self._stumbled: dict[int, str] = {}
+        """Steps that failed on a rank that does not sample. Where all ranks failed alike, the one that samples says so too."""
+        self._gave_up: set[int] = set()
+        """Ranks that ended because they missed another."""
+        self._in_flight = 0
+        self._seen: tuple[int, float] = (0, time.monotonic())
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromWorker).decode
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.LINGER, 0)
+
+    @property
+    def progress(self) -> int:
+        return sum(self._counters.read())
+
+    @property
+    def phase(self) -> Phase:
+        """The rank's that is furthest behind."""
+        waiting = [phase for rank, phase in enumerate(self._phases) if rank not in self._ready]
+        return min(waiting, key=lambda p: p.done / p.total if p.total else 0.0, default=Phase("ready"))
+
+    def start(self) -> None:
+        from starling_engine.parallel.gloo import serve_store
+
+        address = f"ipc://{self._folder}/workers"
+        self._socket.bind(address)
+        self._store = serve_store(HOST, self._patience)
+        command = [sys.executable, "-m", "starling_engine.worker", address]
+        for rank in range(self._ranks):
+            self._processes.append(subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, start_new_session=True))
+
+    def ready(self, timeout: float) -> WorkerReport | None:
+        self._take(timeout)
+        self._check_alive()
+        if len(self._ready) < self._ranks:
+            return None
+        first = self._ready[0]
+        config = self._config
+        groups = kv_groups(load_model_config(Path(config.model_path)), config)
+        self._seen = (self.progress, time.monotonic())
+        return WorkerReport(groups, first.ledger, first.seconds, first.async_scheduling)
+
+    def submit(self, plan: StepPlan) -> None:
+        if not self._in_flight:
+            self._seen = (self.progress, time.monotonic())
+        self._in_flight += 1
+        message = self._encode(Execute(plan))
+        for rank in range(self._ranks):
+            self._send(rank, message)
+
+    def collect(self, timeout: float) -> StepResult | None:
+        end = time.monotonic() + timeout
+        while not self._results and (left := end - time.monotonic()) > 0:
+            self._take(min(left, WATCH_SECONDS))
+            if not self._results:
+                self._check_alive()
+                self._check_progress()
+        if not self._results:
+            return None
+        self._in_flight -= 1
+        result = self._results.popleft()
+        stumbled = self._stumbled.pop(result.step_id, None)
+        if stumbled is not None and result.error is None:
+            raise RankLost(f"step {result.step_id} failed on one rank only, so the ranks differ: {stumbled}")
+        return result
+
+    def shutdown(self) -> None:
+        for rank in self._ready:
+            try:
+                self._send(rank, self._encode(Stop()))
+            except RankLost:
+                continue
+        end = time.monotonic() + (STOP_SECONDS if len(self._ready) == self._ranks else 0)
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- messages ----
+
+    def _send(self, rank: int, message: bytes) -> None:
+        try:
+            self._socket.send_multipart((str(rank).encode(), message))
+        except zmq.ZMQError as error:
+            self._check_alive()
+            raise RankLost(f"rank {rank} cannot be reached: {error}") from error
+
+    def _take(self, timeout: float) -> None:
+        """Takes all messages that are there; waits for the first one at most `timeout` seconds."""
+        wait = max(1, int(timeout * 1000))
+        while self._socket.poll(wait):
+            identity, payload = self._socket.recv_multipart()
+            self._handle(int(identity), self._decode(payload))
+            wait = 0
+
+    def _handle(self, rank: int, message: FromWorker) -> None:
+        match message:
+            case Joined():
+                self._send(rank, self._encode(Start(self._config_of(rank))))
+            case Working(phase, done, total):
+                self._phases[rank] = Phase(phase, done, total)
+            case Ready():
+                self._ready[rank] = message
+            case Executed(result) if self._config.layout.samples(rank):
+                self._results.append(result)
+            case Executed(result):
+                self._stumbled[result.step_id] = f"rank {rank}: {result.error}"
+            case Failed(kind, text):
+                raise self._failure(rank, kind, text)
+
+    def _config_of(self, rank: int) -> WorkerConfig:
+        # Ranks that wait give up after the executor, which knows for whom.
+        rendezvous = Rendezvous(HOST, self._store.port, HOST, 2 * self._patience)
+        return replace(self._config, rank=rank, rendezvous=rendezvous, counters=str(self._folder / "progress"))
+
+    # ---- health ----
+
+    def _failure(self, rank: int, kind: str, text: str) -> StarlingError:
+        """A rank that lost another only knows that one is gone; which, the processes tell."""
+        if kind == RankLost.__name__:
+            self._gave_up.add(rank)
+            self._check_alive(patience=1.0)
+            return RankLost(f"{self._behind()} is gone or stuck: {text}")
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, StarlingError):
+            return known(text)
+        return RankLost(f"rank {rank} failed: {kind}: {text}")
+
+    def _check_alive(self, patience: float = 0.0) -> None:
+        """Raises RankLost naming the process that ended, first one that a signal ended; waits up to `patience` seconds for one."""
+        end = time.monotonic() + patience
+        while True:
+            codes = {rank: code for rank, process in enumerate(self._processes) if (code := process.poll()) is not None}
+            for rank, code in sorted(codes.items(), key=lambda item: item[1]):
+                if rank in self._gave_up:
+                    continue
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                raise RankLost(f"rank {rank} (process {self._processes[rank].pid}) {how}")
+            if time.monotonic() >= end:
+                return
+            time.sleep(0.05)
+
+    def _check_progress(self) -> None:
+        counts = self._counters.read()
+        now, (total, since) = time.monotonic(), self._seen
+        if sum(counts) != total or not self._in_flight:
+            self._seen = (sum(counts), now)
+        elif now - since > self._patience:
+            raise RankLost(f"{self._behind()} made no progress for {self._patience:g} s")
+
+    def _behind(self) -> str:
+        """The ranks that have counted fewest: the others wait for them."""
+        counts = self._counters.read()
+        return " and ".join(f"rank {rank}" for rank, count in enumerate(counts) if count == min(counts))

@@ -1,0 +1,65 @@
+"""What ranks that share work ask of each other."""
+
+from typing import Protocol
+
+import torch
+
+from starling_engine.parallel.shard import Shard
+
+
+class Communicator(Protocol):
+    """The ranks that split one thing among them; `shard` says which of them this one is.
+
+    Every rank makes the same calls in the same order. A call raises RankLost when another rank is gone or does not come in time.
+    """
+
+    shard: Shard
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in x's shape and dtype; x may be overwritten."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x [...] of every rank -> [count, ...], in the order of the ranks."""
+        ...
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Returns at once; x must not be changed any more."""
+        ...
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """Fills x, of the shape and dtype that `source` sends next."""
+        ...
+
+    def tick(self) -> None:
+        """Counts progress, before each wait for the others: of ranks that wait, the one that is missing has counted fewest."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """One rank: nothing to exchange."""
+
+    shard = Shard()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        raise AssertionError(f"{to} is no rank to send {tuple(x.shape)} to")
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        raise AssertionError(f"{source} is no rank to receive {tuple(x.shape)} from")
+
+    def tick(self) -> None:
+        """It never waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+ALONE = Alone()

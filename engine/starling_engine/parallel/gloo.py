@@ -1,0 +1,80 @@
+"""Ranks that talk through gloo, over TCP: on one machine or many, on CPUs."""
+
+import datetime
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch.distributed import DistError
+
+from starling_engine.errors import RankLost
+from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.parallel.shard import Shard
+
+MAX_SENT = 4
+"""Tensors that may be on their way to other ranks at once."""
+
+
+def serve_store(host: str, timeout: float) -> TCPStore:
+    """The store itself, on a free port of `host`. It lives as long as the object."""
+    return TCPStore(host, 0, is_master=True, timeout=datetime.timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def join_store(rendezvous: Rendezvous) -> TCPStore:
+    """Raises RankLost when nobody serves it."""
+    wait = datetime.timedelta(seconds=rendezvous.timeout)
+    try:
+        return TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=wait)
+    except DistError as error:
+        raise RankLost(f"no rendezvous at {rendezvous.host}:{rendezvous.port}: {error}") from error
+
+
+class GlooCommunicator:
+    """One process group, made without any default group, so that one can be built beside another."""
+
+    def __init__(self, store: Store, name: str, shard: Shard, rendezvous: Rendezvous, tick: Callable[[], None]) -> None:
+        """`name` must be the group's own within the store. Blocks until all ranks are there; raises RankLost if one does not come.
+
+        `tick` as in `Communicator`.
+        """
+        self.shard = shard
+        self.tick = tick
+        self._sent: deque[tuple[Work, torch.Tensor]] = deque()
+        gloo: Any = ProcessGroupGloo  # its type stubs lack most of it
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=rendezvous.address)]
+        options._timeout = datetime.timedelta(seconds=rendezvous.timeout)
+        try:
+            self._group = gloo(PrefixStore(name, store), shard.index, shard.count, options)
+        except RuntimeError as error:
+            raise RankLost(f"the ranks of {name} did not all come: {error}") from error
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self._wait(self._group.allreduce([x]))
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((self.shard.count, *x.shape), dtype=x.dtype)
+        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
+        return out
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        while len(self._sent) >= MAX_SENT:
+            self._wait(self._sent.popleft()[0])
+        self._sent.append((self._group.send([x], to, 0), x))
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        self._wait(self._group.recv([x], source, 0))
+        return x
+
+    def close(self) -> None:
+        self._group.abort()
+
+    def _wait(self, work: Work) -> None:
+        self.tick()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RankLost(f"another rank is gone or stuck: {error}") from error

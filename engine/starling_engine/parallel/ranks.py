@@ -1,0 +1,51 @@
+"""The communicators of one rank, by what the ranks in each of them split."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starling_engine import native
+from starling_engine.config import WorkerConfig
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.gloo import GlooCommunicator, join_store
+from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.parallel.shard import Shard
+from starling_engine.parallel.shared import SharedCommunicator
+
+logger = logging.getLogger("starling.parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """tensor: the ranks that split each matrix. pipeline: those that split the layers. all: both, of one data parallel rank."""
+
+    tensor: Communicator = ALONE
+    pipeline: Communicator = ALONE
+    all: Communicator = ALONE
+
+
+def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
+    """Meets the other ranks of the layout; raises RankLost when one does not come. `tick` as in `GlooCommunicator`."""
+    if config.layout.world_size == 1:
+        return Ranks()
+    assert config.rendezvous is not None, "ranks need a place to meet"
+    rendezvous, layout = config.rendezvous, config.layout
+    place = layout.coordinates(config.rank)
+    store = join_store(rendezvous)
+
+    def join(name: str, index: int, count: int) -> Communicator:
+        return ALONE if count == 1 else GlooCommunicator(store, f"{name}/{place.dp}", Shard(index, count), rendezvous, tick)
+
+    return Ranks(
+        tensor=_nearby(join(f"tensor/{place.pp}", place.tp, layout.tensor), rendezvous),
+        pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline),
+        all=join("all", place.pp * layout.tensor + place.tp, layout.pipeline * layout.tensor),
+    )
+
+
+def _nearby(ranks: Communicator, rendezvous: Rendezvous) -> Communicator:
+    """Through shared memory where that can be: a group runs on one machine."""
+    if ranks.shard.count == 1 or native.load() is None:
+        return ranks
+    logger.info("tensor parallel ranks exchange through shared memory (they are on one machine)")
+    return SharedCommunicator(ranks, rendezvous.timeout)

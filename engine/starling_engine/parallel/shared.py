@@ -1,0 +1,86 @@
+"""Ranks of one machine that exchange what they compute through memory they share (see `native/kernels/exchange.cpp`)."""
+
+import ctypes
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from starling_engine.errors import RankLost
+from starling_engine.native import ops
+from starling_engine.parallel.communicator import Communicator
+
+SLOT_BYTES = 1 << 20
+"""Of one rank, exchanged at once. Two of them a rank stay in the processor's cache."""
+
+SHARED_FOLDER = Path("/dev/shm")
+
+
+class SharedCommunicator:
+    """`slow` carries what is rare, and the agreement on where the memory is. All its ranks must be on this machine."""
+
+    def __init__(self, slow: Communicator, timeout: float) -> None:
+        """Raises RankLost when a rank does not come, OSError where there is no memory to share."""
+        self.shard = slow.shard
+        self._slow = slow
+        self._timeout = timeout
+        self._memory = self._join(ops.exchange_bytes(self.shard.count, SLOT_BYTES))
+        self._area = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32 or not x.is_contiguous():
+            return self._slow.all_reduce(x)
+        self._exchange(x, None)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty((self.shard.count, *x.shape), dtype=x.dtype)
+        self._exchange(x, out)
+        return out
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        self._slow.send(x, to)
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        return self._slow.receive(x, source)
+
+    def tick(self) -> None:
+        self._slow.tick()
+
+    def close(self) -> None:
+        self._slow.close()
+
+    def _exchange(self, x: torch.Tensor, out: torch.Tensor | None) -> None:
+        self.tick()
+        if not ops.exchange(self._area, self.shard.index, self.shard.count, SLOT_BYTES, x, out, self._timeout):
+            raise RankLost(f"another rank did not come within {self._timeout:g} s")
+
+    def _join(self, size: int) -> mmap.mmap:
+        """The first rank makes the file and tells its name; it is unlinked once all have it open, so nothing is left behind."""
+        if self.shard.first:
+            folder = SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
+            with tempfile.NamedTemporaryFile(dir=folder, prefix="starling-") as file:
+                os.truncate(file.fileno(), size)
+                self._slow.all_gather(_as_numbers(file.name))
+                memory = mmap.mmap(file.fileno(), size)
+                self._slow.all_gather(torch.zeros(1))
+            return memory
+        name = _as_text(self._slow.all_gather(_as_numbers(""))[0])
+        with Path(name).open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), size)
+        self._slow.all_gather(torch.zeros(1))
+        return memory
+
+
+NAME_BYTES = 256
+
+
+def _as_numbers(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode().ljust(NAME_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _as_text(numbers: torch.Tensor) -> str:
+    return bytes(numbers.tolist()).rstrip(b"\0").decode()

@@ -1,0 +1,3 @@
+from starling_engine.worker.process import main
+
+main()

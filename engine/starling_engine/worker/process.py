@@ -1,0 +1,94 @@
+"""A worker as a process of its own: one rank of several. It speaks with its executor and lives as long as its parent."""
+
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from starling_engine.child import live_with_parent
+from starling_engine.errors import RankLost
+from starling_engine.executor.counters import Counters
+from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, ToWorker, Working
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.report import Phase
+from starling_engine.worker.worker import Worker
+
+logger = logging.getLogger("starling.worker")
+
+
+class WorkerProcess:
+    """Answers one executor at `address` (a ZeroMQ endpoint) as `rank`."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._rank = rank
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToWorker).decode
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.connect(address)
+
+    def run(self) -> None:
+        """Until the executor says Stop. Raises what made the worker useless."""
+        self._send(Joined())
+        start = self._receive()
+        assert isinstance(start, Start), "Start comes first"
+        config = start.config
+        counters = Counters(Path(config.counters), config.layout.world_size)
+        worker = Worker(config, lambda: counters.add(self._rank), self._report_phase)
+        report = worker.prepare()
+        self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
+        while not isinstance(message := self._receive(), Stop):
+            assert isinstance(message, Execute)
+            result = self._execute(worker, message.plan)
+            if worker.samples or result.error is not None:
+                self._send(Executed(result))
+            counters.add(self._rank)
+
+    def fail(self, error: Exception) -> None:
+        """The last word."""
+        self._send(Failed(type(error).__name__, str(error)))
+
+    def close(self) -> None:
+        """Waits until what was sent is gone."""
+        self._socket.close()
+        zmq.Context.instance().term()
+
+    def _execute(self, worker: Worker, plan: StepPlan) -> StepResult:
+        try:
+            return worker.execute(plan)
+        except RankLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+            logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._rank, traceback.format_exc())
+            return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+
+    def _report_phase(self, phase: Phase) -> None:
+        self._send(Working(phase.name, phase.done, phase.total))
+
+    def _send(self, message: FromWorker) -> None:
+        self._socket.send(self._encode(message))
+
+    def _receive(self) -> ToWorker:
+        message: ToWorker = self._decode(self._socket.recv())
+        return message
+
+
+def main() -> None:
+    """`python -m starling_engine.worker ADDRESS RANK`."""
+    live_with_parent()
+    process = WorkerProcess(sys.argv[1], int(sys.argv[2]))
+    try:
+        process.run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the executor hears of it
+        if not isinstance(error, RankLost):
+            logger.error("rank %s ends:\n%s", sys.argv[2], traceback.format_exc())
+        process.fail(error)
+        process.close()
+        os._exit(3)
+    process.close()
+    os._exit(0)

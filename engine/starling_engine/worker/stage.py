@@ -1,0 +1,32 @@
+"""Hidden states on their way between pipeline stages."""
+
+import torch
+
+from starling_engine.parallel.communicator import Communicator
+
+
+class StageLink:
+    """One rank's place among the stages that split the layers: what it gets from the one before, what it gives to the next.
+
+    Steps keep their order, and sending does not wait, so that stages work on different steps at once.
+    """
+
+    def __init__(self, stages: Communicator, hidden_size: int, dtype: torch.dtype) -> None:
+        self._stages = stages
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+
+    @property
+    def last(self) -> bool:
+        return self._stages.shard.last
+
+    def receive(self, num_tokens: int) -> torch.Tensor | None:
+        """[T, hidden_size] of the stage before; None in the first stage."""
+        shard = self._stages.shard
+        if shard.first:
+            return None
+        return self._stages.receive(torch.empty(num_tokens, self._hidden_size, dtype=self._dtype), shard.index - 1)
+
+    def send(self, hidden: torch.Tensor) -> None:
+        """[T, hidden_size] to the next stage."""
+        self._stages.send(hidden, self._stages.shard.index + 1)

@@ -1,0 +1,89 @@
+"""Engine cores over real checkpoints without processes of their own: one drives them step by step, with any layout of ranks."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
+from starling_engine.core.engine_core import EngineCore
+from starling_engine.executor.select import make_executor
+from starling_engine.layout import ParallelLayout
+from starling_engine.params import SamplingParams
+from starling_engine.request import EngineRequest
+
+from tests.engine.checkpoints import PROMPT, STEPS, Reference
+
+TIE = 1e-4
+MAX_MODEL_LEN = 128
+
+
+@contextmanager
+def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator[EngineCore]:
+    """A core with its workers. `kv_blocks` counts blocks of the largest group on one rank; the pool is sized in bytes."""
+    patience = settings.pop("patience", 60.0)
+    layout = settings.pop("layout", ParallelLayout())
+    scheduler = SchedulerConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=settings.pop("budget", 64),
+        stages=layout.pipeline,
+        **settings,
+    )
+    worker = WorkerConfig(
+        model_path=str(folder),
+        load_format="auto",
+        device="cpu",
+        dtype="float32",
+        seed=0,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        block_size=8,
+        kv_cache_memory_bytes=kv_blocks * 3 * 2 * 2 * 8 * 16 * 4,
+        memory_fraction=0.5,
+        attention_backend="auto",
+        num_threads=1,
+        layout=layout,
+    )
+    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=patience)
+    executor = make_executor(config)
+    try:
+        executor.start()
+        deadline = time.monotonic() + 120
+        while (report := executor.ready(timeout=1)) is None:
+            assert time.monotonic() < deadline, executor.phase
+        yield EngineCore(config, executor, report)
+    finally:
+        executor.shutdown()
+
+
+def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list[int], str | None]]:
+    """Runs to the end: the tokens and the error of each request."""
+    for request in requests:
+        assert core.add(request) is None
+    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+    errors: dict[str, str | None] = {}
+    deadline = time.monotonic() + 120
+    while core.has_work:
+        assert time.monotonic() < deadline
+        for delta in core.step():
+            tokens[delta.id] += delta.tokens
+            if delta.finish_reason is not None:
+                errors[delta.id] = delta.error
+    core.scheduler.check_integrity()
+    assert core.scheduler.kv.pool.num_used == 0
+    return {name: (tokens[name], errors[name]) for name in tokens}
+
+
+def greedy(name: str, prompt: list[int], **fields: Any) -> EngineRequest:
+    return EngineRequest(id=name, prompt_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=STEPS), **fields)
+
+
+def assert_greedy(tokens: list[int], reference: Reference) -> None:
+    """Equal to transformers', or different first where its two best logits tie."""
+    first = next((i for i, (a, b) in enumerate(zip(tokens, reference.tokens, strict=True)) if a != b), None)
+    if first is not None:
+        best, second = reference.logits[PROMPT + first - 1].topk(2).values.tolist()
+        assert best - second < TIE, first

@@ -1,0 +1,58 @@
+"""Every layout of ranks gives what transformers gives: chunked, batched, preempted, and after prefix hits."""
+
+from itertools import pairwise
+
+import pytest
+from starling_engine.layout import ParallelLayout
+from starling_engine.step import StepPlan
+
+from tests.engine.checkpoints import VARIANTS, Reference, make_reference
+from tests.engine.cores import assert_greedy, core_for, greedy, run
+
+TP2, TP4 = ParallelLayout(tensor=2), ParallelLayout(tensor=4)
+CASES = [
+    ("llama-biases", TP2),
+    ("llama-tied-wide-heads", TP4),  # more ranks than key-value heads
+    ("qwen3-mixed", TP2),
+    ("qwen2", TP4),
+    ("qwen3-tied", ParallelLayout(pipeline=2)),
+    ("qwen3-mixed", ParallelLayout(pipeline=3)),
+    ("llama3.1", ParallelLayout(pipeline=2, tensor=2)),
+]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
+    names = dict.fromkeys(name for name, _ in CASES)
+    return {name: make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[name]) for name in names}
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{name}-{layout}" for name, layout in CASES])
+def test_the_same_greedy_tokens(name: str, layout: ParallelLayout, references: dict[str, Reference]) -> None:
+    reference = references[name]
+    with core_for(reference.folder, kv_blocks=34, budget=24, layout=layout) as core:
+        results = run(core, [greedy(str(i), reference.prompt, cache_salt=str(i % 3)) for i in range(6)])
+        again = run(core, [greedy("again", reference.prompt, cache_salt="0")])
+        for tokens, error in (*results.values(), *again.values()):
+            assert error is None
+            assert_greedy(tokens, reference)
+        assert core.scheduler.stats.prefix_hits_total > 0
+
+
+def test_two_stages_work_on_two_steps_at_once(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = references["qwen3-tied"]
+    with core_for(reference.folder, layout=ParallelLayout(pipeline=2), prefix_caching=False) as core:
+        plans: list[StepPlan] = []
+        submit = core.executor.submit
+        monkeypatch.setattr(core.executor, "submit", lambda plan: (plans.append(plan), submit(plan)))
+        for name in "abcd":
+            assert core.add(greedy(name, reference.prompt)) is None
+        in_flight = []
+        while core.has_work:
+            core.step()
+            in_flight.append(core.scheduler.num_in_flight)
+        decodes = [set(plan.slots) for plan in plans if set(plan.num_tokens) == {1} and len(plan.slots) == 2]
+        assert len(decodes) > 100  # of 126: two at a time of four
+        assert all(not first & second for first, second in pairwise(decodes))
+        # A step that was collected leaves the other stage's in flight.
+        assert in_flight.count(1) > 100

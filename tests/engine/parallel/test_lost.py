@@ -1,0 +1,95 @@
+"""A rank that dies, hangs, or never comes: the others end, and the error says which it was."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starling_engine import SamplingParams
+from starling_engine.errors import ConfigError, EngineDead, RankLost, WeightError
+from starling_engine.executor.processes import ProcessExecutor
+from starling_engine.layout import ParallelLayout
+
+from tests.engine.checkpoints import PROMPT, VARIANTS, write_checkpoint
+from tests.engine.cores import core_for, greedy
+from tests.engine.running import running
+
+TP2 = ParallelLayout(tensor=2)
+TOKENS = list(range(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, VARIANTS["qwen3"])
+    return folder
+
+
+def pids(executor: Any) -> list[int]:
+    assert isinstance(executor, ProcessExecutor)
+    return [process.pid for process in executor._processes]
+
+
+@pytest.mark.parametrize(
+    ("rank", "how", "said"),
+    [
+        (0, signal.SIGKILL, "was ended by SIGKILL"),
+        (1, signal.SIGKILL, "was ended by SIGKILL"),
+        (0, signal.SIGSTOP, "made no progress for 2 s"),
+        (1, signal.SIGSTOP, "made no progress for 2 s"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_is_named(folder: Path, rank: int, how: signal.Signals, said: str) -> None:
+    with core_for(folder, layout=TP2, patience=2.0) as core:
+        assert core.add(greedy("long", TOKENS)) is None
+        for _ in range(3):
+            core.step()
+        own = pids(core.executor)
+        os.kill(own[rank], how)
+        began = time.monotonic()
+        with pytest.raises(RankLost, match=rf"^rank {rank} .*{said}"):
+            while True:
+                core.step()
+        assert time.monotonic() - began < 6
+    for pid in own:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_what_one_rank_cannot_load_is_said(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    (tmp_path / "model.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(WeightError, match="damaged"), core_for(tmp_path, layout=TP2):
+        pass
+
+
+async def test_streams_hear_which_rank_it_was() -> None:
+    async with running(tensor_parallel_size=2) as engine:
+        stream = engine.stream(TOKENS, SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+        await anext(stream)
+        os.kill(_child_ranks(engine._processes[0].pid)[1], signal.SIGKILL)
+        with pytest.raises(EngineDead, match=r"rank 1 \(process \d+\) was ended by SIGKILL"):
+            async for _ in stream:
+                pass
+
+
+async def test_a_layout_that_the_model_does_not_allow_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size: 3 ranks cannot share this model"):
+        async with running(tensor_parallel_size=3):
+            pass
+
+
+def _child_ranks(core: int) -> list[int]:
+    """Worker processes of a core, by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if parent == core and b"starling_engine.worker" in command:
+            found[int(command[-2])] = int(folder.name)
+    return [found[rank] for rank in sorted(found)]
