@@ -58,10 +58,19 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    widths = 4 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
-    rotations = max_model_len * model.head_dim * 4
-    return max_tokens * widths * dtype_bytes + 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 + rotations
+    widths = 4 * model.hidden_size + max(_attention_width(model), 3 * model.intermediate_size)
+    scratch = model.mla.scratch_elements(max_tokens, max_model_len) if model.mla else 0
+    rotations = max_model_len * model.rotary_dim * 4
+    logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4
+    return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations
+
+
+def _attention_width(model: ModelConfig) -> int:
+    """Elements of one token between the norm before attention and the projection after it."""
+    if model.mla:
+        mla = model.mla
+        return mla.num_heads * (2 * mla.key_dim + mla.value_dim) + 2 * (mla.q_rank + mla.latent_dim)
+    return 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
 
 
 def plan_memory(

@@ -41,6 +41,24 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_type": "llama3",
 }
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DENSE: dict[str, Any] = {**MLA, "first_k_dense_replace": 3}
+DEEPSEEK_ROPE = {
+    "type": "yarn",
+    "factor": 32,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
     "llama2": Variant("llama", {"num_key_value_heads": 4}),
@@ -86,6 +104,22 @@ VARIANTS = {
             "layer_types": [SLIDING, FULL, SLIDING],
         },
     ),
+    "deepseek-v2-dense": Variant(
+        "deepseek_v2", {**DENSE, "v_head_dim": 12, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}
+    ),
+    "deepseek-v2-lite-dense": Variant(
+        "deepseek_v2",
+        {**DENSE, "q_lora_rank": None, "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4}},
+        {"rope_parameters": None, "rope_theta": 10000, "rope_scaling": DEEPSEEK_ROPE, "head_dim": None},
+    ),
+    "deepseek-v3-dense": Variant(
+        "deepseek_v3",
+        {
+            **DENSE,
+            "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
+    "deepseek-v3-halves-dense": Variant("deepseek_v3", {**DENSE, "q_lora_rank": None, "v_head_dim": 32, "rope_interleave": False}),
 }
 
 

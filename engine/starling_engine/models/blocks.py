@@ -1,34 +1,13 @@
 """The halves of a decoder layer. Another kind of attention or MLP is another class with the same `forward` and `slots`."""
 
-from dataclasses import dataclass
-
 import torch
 
-from starling_engine.attention.base import AttentionBackend, AttentionMetadata, AttentionWeights
-from starling_engine.layers.linear import Linear, LinearShape, MethodSelector, stacked
-from starling_engine.layers.norm import RMSNorm
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.definition import TensorNames
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.mla import TorchMla
+from starling_engine.layers.linear import stacked
+from starling_engine.models.build import BuildContext
+from starling_engine.models.mla import LatentAttention
 from starling_engine.weights.slot import Slot, copy_slot
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildContext:
-    """What every part of a model is built with. `cos_sin` as in `AttentionWeights`, one table for all layers."""
-
-    config: ModelConfig
-    names: TensorNames
-    dtype: torch.dtype
-    device: torch.device
-    methods: MethodSelector
-    backend: AttentionBackend
-    cos_sin: torch.Tensor
-
-    def linear(self, shape: LinearShape) -> Linear:
-        return Linear(shape, self.methods(shape), self.dtype, self.device)
-
-    def norm(self, name: str) -> RMSNorm:
-        return RMSNorm(name, self.config.hidden_size, self.config.rms_eps, self.dtype, self.device)
 
 
 class Attention:
@@ -48,6 +27,7 @@ class Attention:
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q_size, config.o_bias))
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
         self._weights = _attention_weights(build, window)
+        assert not isinstance(build.backend, TorchMla), "selected for a model with latents"
         self._attend = build.backend.forward
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -119,7 +99,11 @@ class DecoderLayer:
     def __init__(self, build: BuildContext, index: int) -> None:
         prefix = build.names.layer.format(index)
         self._input_norm = build.norm(f"{prefix}.{build.names.input_norm}")
-        self._attention = Attention(build, prefix, build.config.windows[index])
+        self._attention: Attention | LatentAttention
+        if build.config.mla:
+            self._attention = LatentAttention(build, prefix, build.config.mla)
+        else:
+            self._attention = Attention(build, prefix, build.config.windows[index])
         self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
         self._mlp = Mlp(build, prefix)
 

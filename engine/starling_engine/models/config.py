@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.models.definition import ModelDefinition
 from starling_engine.models.fields import Fields
@@ -19,8 +20,10 @@ class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
     windows             per layer the tokens that a query sees, itself included; 0 means all
-    qkv_bias, o_bias    biases of the attention's projections; `mlp_bias` those of the three of the MLP
+    mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
+    qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress); `mlp_bias` of the MLP's
     qk_norm             RMSNorm of each query and key head before rotation
+    num_draft_layers    layers that a checkpoint may hold behind the last one; not loaded
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     """
 
@@ -42,10 +45,17 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    mla: MlaShape | None
+    num_draft_layers: int
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, float]
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.mla.rope_dim if self.mla else self.head_dim
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -68,6 +78,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     num_heads, num_kv_heads = _read_heads(config)
     rope = read_rope(config)
     traits = definition.traits(config)
+    mla = definition.mla(config, num_heads)
     bos = config.token_ids("bos_token_id")
     return ModelConfig(
         architecture=definition.architecture,
@@ -75,7 +86,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_read_head_dim(config, num_heads, definition),
+        head_dim=mla.key_dim if mla else _read_head_dim(config, num_heads, definition),
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
         max_position=rope.max_position(config.integer("max_position_embeddings")),
@@ -88,6 +99,8 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         windows=definition.windows(config, num_layers),
+        mla=mla,
+        num_draft_layers=traits.num_draft_layers,
         dtype=_read_dtype(config),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),

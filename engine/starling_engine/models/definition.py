@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import UnsupportedModel
 from starling_engine.models.fields import Fields
 
@@ -11,12 +12,13 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The yes-or-no differences between decoders; see `ModelConfig`."""
+    """The small differences between decoders; see `ModelConfig`."""
 
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    num_draft_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,12 @@ class TensorNames:
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    q_a: str = "self_attn.q_a_proj"
+    q_a_norm: str = "self_attn.q_a_layernorm"
+    q_b: str = "self_attn.q_b_proj"
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "self_attn.kv_a_layernorm"
+    kv_b: str = "self_attn.kv_b_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -49,6 +57,11 @@ def full_attention(_config: Fields, num_layers: int) -> tuple[int, ...]:
     return (0,) * num_layers
 
 
+def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
+    """The `MlaShape` of a family that caches keys and values."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
     """One architecture. `head_dim` is what the family takes when the config has none; 0 means hidden size / heads."""
@@ -56,6 +69,7 @@ class ModelDefinition:
     architecture: str
     traits: Callable[[Fields], Traits]
     windows: Callable[[Fields, int], tuple[int, ...]] = full_attention
+    mla: Callable[[Fields, int], MlaShape | None] = no_latents
     head_dim: int | None = None
     names: TensorNames = field(default_factory=TensorNames)
 

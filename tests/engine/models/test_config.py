@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import ModelError, UnsupportedModel
-from starling_engine.kv.spec import KVSpec, WindowSpec
+from starling_engine.kv.spec import KVSpec, LatentSpec, WindowSpec
 from starling_engine.models.config import ModelConfig, load_model_config, parse_model_config
 from starling_engine.models.fields import Fields
 from starling_engine.models.kv import kv_specs
@@ -225,6 +226,46 @@ def test_the_folder_may_lack_a_generation_config(tmp_path: Path) -> None:
 def test_each_layer_says_what_it_caches() -> None:
     config = of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=8, max_window_layers=3)
     assert kv_specs(config, 16, 2) == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
+
+
+def deepseek(version: int, **changes: Any) -> ModelConfig:
+    return of(f"DeepseekV{version}ForCausalLM", **{"num_key_value_heads": 4, "first_k_dense_replace": 4, **changes})
+
+
+def test_a_latent_model_caches_one_latent_a_token() -> None:
+    config = deepseek(3, kv_lora_rank=96, qk_rope_head_dim=32, qk_nope_head_dim=48)
+    assert (config.head_dim, config.rotary_dim) == (80, 32)
+    specs = kv_specs(config, 16, 2)
+    assert specs == [LatentSpec(16, 1, 128, 2)] * 4
+    assert specs[0].page_shape == (16, 128) and specs[0].page_bytes == 16 * 128 * 2
+
+
+def test_deepseek_defaults_are_those_of_transformers() -> None:
+    for version, changes in ((2, {}), (3, {}), (3, {"rope_interleave": False, "q_lora_rank": 8})):
+        mla = deepseek(version, head_dim=64, **changes).mla
+        assert mla == MlaShape(
+            num_heads=4,
+            q_rank=changes.get("q_lora_rank", 0),
+            kv_rank=512,
+            nope_dim=128,
+            rope_dim=64,
+            value_dim=128,
+            interleaved=changes.get("rope_interleave", True),
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 2}, ["num_key_value_heads", "num_attention_heads (4)", "2"]),
+        ({"qk_rope_head_dim": 7}, ["qk_rope_head_dim", "even", "7"]),
+        ({"kv_lora_rank": 0}, ["kv_lora_rank", "at least 1"]),
+    ],
+)
+def test_a_bad_field_of_a_latent_model_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        deepseek(3, **changes)
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_a_config_is_read_without_torch() -> None:

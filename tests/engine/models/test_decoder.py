@@ -4,6 +4,7 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.select import select_linear_method
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 
 def build(reference: Reference, backend: AttentionBackend, dtype: torch.dtype = torch.float32) -> Decoder:
     config = load_model_config(reference.folder)
-    model = Decoder(config, dtype, CPU, select_linear_method(dtype, CPU), backend)
+    model = Decoder(config, dtype, CPU, select_linear_method(dtype, CPU), TorchMla() if config.mla else backend)
     load_weights(model, reference.folder)
     return model
 
@@ -58,7 +59,7 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
 
 
 @pytest.mark.parametrize("chunks", [[1] * PROMPT, [7, 8, 9, 16], [39, 1], [3, 37]], ids=str)
-@pytest.mark.parametrize("name", ["llama3.1", "qwen2-mixed", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2-mixed", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense"])
 def test_chunks_of_a_prompt_do_not_change_the_logits(
     name: str, chunks: list[int], backend: AttentionBackend, reference_of: ReferenceOf
 ) -> None:
@@ -71,7 +72,7 @@ def test_chunks_of_a_prompt_do_not_change_the_logits(
     torch.testing.assert_close(torch.cat(found), reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-mixed", "ministral-mixed"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-mixed", "ministral-mixed", "deepseek-v2-dense", "deepseek-v3-dense"])
 def test_sequences_in_one_step_do_not_disturb_each_other(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
     """Decoding rows beside prefill chunks of other lengths."""
     reference = reference_of(name)
@@ -86,7 +87,7 @@ def test_sequences_in_one_step_do_not_disturb_each_other(name: str, backend: Att
             torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["qwen3-mixed", "llama3.1"])
+@pytest.mark.parametrize("name", ["qwen3-mixed", "llama3.1", "deepseek-v3-dense"])
 def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
     reference = reference_of(name)
     driver = PagedDriver(build(reference, backend), torch.float32, block_size=8, sequences=2)
@@ -105,7 +106,9 @@ def test_an_mlp_in_pieces_gives_the_same(
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.85), (torch.float16, 0.97)], ids=str)
-@pytest.mark.parametrize("name", ["llama3.1", "qwen2", "qwen3-tied", "mistral-window"])
+@pytest.mark.parametrize(
+    "name", ["llama3.1", "qwen2", "qwen3-tied", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense"]
+)
 def test_half_precision_agrees_in_its_first_choice(
     name: str, dtype: torch.dtype, least: float, backend: AttentionBackend, reference_of: ReferenceOf
 ) -> None:
