@@ -41,6 +41,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_type": "llama3",
 }
+EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
     "llama2": Variant("llama", {"num_key_value_heads": 4}),
@@ -86,6 +87,14 @@ VARIANTS = {
             "layer_types": [SLIDING, FULL, SLIDING],
         },
     ),
+    "qwen3-moe": Variant("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-every-second": Variant("qwen3_moe", {**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "qwen3-moe-some-plain": Variant(
+        "qwen3_moe",
+        {**EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12},
+    ),
+    "mixtral": Variant("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": Variant("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 12}),
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.models.definition import ModelDefinition
 from starling_engine.models.fields import Fields
+from starling_engine.models.moe import MoeConfig
 from starling_engine.models.registry import find_definition
 from starling_engine.models.rope import RopeConfig, read_rope
 
@@ -18,6 +19,7 @@ ACTIVATIONS = ("silu",)
 class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
+    intermediate_size   of a plain MLP; where `moe` says so, a layer has experts instead
     windows             per layer the tokens that a query sees, itself included; 0 means all
     qkv_bias, o_bias    biases of the attention's projections; `mlp_bias` those of the three of the MLP
     qk_norm             RMSNorm of each query and key head before rotation
@@ -42,6 +44,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    moe: MoeConfig | None
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -66,7 +69,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     _refuse_quantized(config)
     num_layers = config.integer("num_hidden_layers")
     num_heads, num_kv_heads = _read_heads(config)
-    rope = read_rope(config)
+    rope = read_rope(config, definition.rope_theta)
     traits = definition.traits(config)
     bos = config.token_ids("bos_token_id")
     return ModelConfig(
@@ -79,7 +82,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
         max_position=rope.max_position(config.integer("max_position_embeddings")),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", definition.rms_eps),
         hidden_act=_read_activation(config),
         rope=rope,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
@@ -88,6 +91,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         windows=definition.windows(config, num_layers),
+        moe=definition.moe(config, num_layers),
         dtype=_read_dtype(config),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),
