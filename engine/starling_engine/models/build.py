@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from starling_engine.attention.selector import Backend
+from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.linear import Linear, LinearShape, MethodSelector
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.models.config import ModelConfig
@@ -20,6 +21,7 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     methods: MethodSelector
+    experts: ExpertsSelector
     backend: Backend
     cos_sin: torch.Tensor
 

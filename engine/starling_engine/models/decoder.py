@@ -6,6 +6,8 @@ import torch
 
 from starling_engine.attention.selector import Backend
 from starling_engine.layers.embedding import Embedding
+from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.models.blocks import DecoderLayer
@@ -26,7 +28,7 @@ class Decoder:
     """Embedding, layers, final norm and logits head. Built empty; `weights/loader.py` fills it.
 
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
-    table of rotations.
+    table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Decoder:
         linear_method_selector: MethodSelector,
         attention_backend: Backend,
         max_position: int | None = None,
+        experts_method_selector: ExpertsSelector | None = None,
     ) -> None:
         self.config = config
         self._names = DEFINITIONS[config.architecture].names
@@ -46,6 +49,7 @@ class Decoder:
             dtype=dtype,
             device=device,
             methods=linear_method_selector,
+            experts=experts_method_selector or select_experts_method(dtype, device),
             backend=attention_backend,
             cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
         )

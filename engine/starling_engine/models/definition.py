@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import UnsupportedModel
 from starling_engine.models.fields import Fields
+from starling_engine.models.moe import MoeConfig, no_experts
+from starling_engine.models.rope import DEFAULT_THETA
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -24,6 +26,9 @@ class Traits:
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
     """Where a checkpoint keeps its tensors: names of modules, to which ".weight" or ".bias" is added.
+
+    Expert n is `experts`.n, its gate, up and down are `expert_shards`; `router_bias` is a tensor's whole name. The two that begin
+    with `fused` are where transformers keeps the same when it holds all experts in one tensor.
 
     `ignored` are endings of names that hold nothing to load (older checkpoints saved computed buffers).
     """
@@ -47,6 +52,13 @@ class TensorNames:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    router_bias: str = "mlp.gate.e_score_correction_bias"
+    experts: str = "mlp.experts"
+    expert_shards: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_experts: str = "mlp.shared_experts"
+    fused_router: str = "mlp.gate"
+    fused_experts: str = "mlp.experts"
     input_norm: str = "input_layernorm"
     post_norm: str = "post_attention_layernorm"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
@@ -64,13 +76,19 @@ def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
-    """One architecture. `head_dim` is what the family takes when the config has none; 0 means hidden size / heads."""
+    """One architecture. `head_dim`, `rope_theta` and `rms_eps` are what the family takes when the config has none.
+
+    No head_dim means hidden size / heads.
+    """
 
     architecture: str
     traits: Callable[[Fields], Traits]
     windows: Callable[[Fields, int], tuple[int, ...]] = full_attention
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
+    moe: Callable[[Fields, int], MoeConfig | None] = no_experts
     head_dim: int | None = None
+    rope_theta: float = DEFAULT_THETA
+    rms_eps: float = 1e-6
     names: TensorNames = field(default_factory=TensorNames)
 
 

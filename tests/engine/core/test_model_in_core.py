@@ -23,7 +23,10 @@ TIE = 1e-4
 MAX_MODEL_LEN = 128
 
 
-@pytest.fixture(scope="module", params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1", "deepseek-v3-dense"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1", "qwen3-moe", "deepseek-v3"],
+)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[request.param])
 
