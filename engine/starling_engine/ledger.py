@@ -67,10 +67,14 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
 
 
 def _attention_width(model: ModelConfig) -> int:
-    """Elements of one token between the norm before attention and the projection after it."""
+    """Elements of one token between the norm before attention and the projection after it.
+
+    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs.
+    """
     if model.mla:
         mla = model.mla
-        return mla.num_heads * (2 * mla.key_dim + mla.value_dim) + 2 * (mla.q_rank + mla.latent_dim)
+        head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
+        return mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim)
     return 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
 
 

@@ -82,6 +82,16 @@ def test_a_plain_layer_among_those_with_experts_counts() -> None:
     assert some - activations(intermediate_size=4096) >= 1000 * 3 * 4000 * 2 - activations()
 
 
+def test_what_latent_attention_makes_of_a_long_context_counts() -> None:
+    """At the least the latents of one sequence, and keys and values of one head."""
+    latent = {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": None, "first_k_dense_replace": 4}
+    config = parse_model_config(Fields({**SMALL, **latent}, "config.json"), Fields({}, ""))
+    short, long = (activation_bytes(config, 2, 1000, 1, length) for length in (1, 100_000))
+    assert config.mla is not None
+    rotations, scratch = 100_000 * 64 * 4, config.mla.scratch_elements(1000, 1) * 2
+    assert long - short >= 100_000 * (512 + 64 + 128 + 64 + 128) * 2 + rotations - scratch
+
+
 FULL, WINDOW = KVSpec(8, 1, 8, 4), WindowSpec(8, 1, 8, 4, 16)
 
 

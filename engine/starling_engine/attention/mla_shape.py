@@ -18,6 +18,9 @@ SCRATCH = 1 << 24
 """Elements that a layer's attention takes at once beside its inputs and outputs, unless a single sequence (a single head, where
 expanded) takes more by itself."""
 
+MASK = 4
+"""Elements that a pair of query and key takes of a mask: torch makes one in the model's dtype of it, and one in fp32 of that."""
+
 QUERY_ROWS = 256
 """Queries that attend at once in the expanded form: the mask stays small, and keys after the last of them are left out."""
 
@@ -68,12 +71,13 @@ class MlaShape:
 
     def absorbed_elements(self, queries: int, context: int) -> int:
         """Scratch of one sequence in the absorbed form: latents, queries and outputs of their width, and the mask."""
-        return context * self.latent_dim + 2 * queries * self.num_heads * self.latent_dim + 2 * queries * context
+        heads = 3 * queries * self.num_heads * self.latent_dim
+        return context * self.latent_dim + heads + MASK * queries * context
 
     def expanded_elements(self, heads: int, context: int) -> int:
         """Scratch of one sequence in the expanded form, `heads` at once: latents, keys and values twice, mask."""
         width = self.nope_dim + self.value_dim + 2 * self.expanded_dim
-        return context * (self.latent_dim + heads * width + 2 * QUERY_ROWS)
+        return context * (self.latent_dim + heads * width + MASK * QUERY_ROWS)
 
     def heads_at_once(self, context: int) -> int:
         """Heads that are expanded together."""
