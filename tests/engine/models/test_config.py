@@ -307,6 +307,7 @@ def test_each_layer_says_what_it_caches() -> None:
     assert kv_specs(config, 16, 2) == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
 
 
-def test_a_config_is_read_without_torch() -> None:
-    code = "import sys; import starling_engine.models.config, starling_engine.models.kv; assert 'torch' not in sys.modules"
+def test_a_config_is_read_and_memory_planned_without_torch() -> None:
+    modules = "starling_engine.models.config, starling_engine.models.kv, starling_engine.ledger"
+    code = f"import sys; import {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
