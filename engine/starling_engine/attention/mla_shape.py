@@ -19,7 +19,7 @@ SCRATCH = 1 << 24
 expanded) takes more by itself."""
 
 MASK = 4
-"""Elements that a pair of query and key takes of a mask: torch makes one in the model's dtype of it, and one in fp32 of that."""
+"""Elements that a mask takes for each query and key: torch turns one of bool into the model's dtype, and that into fp32."""
 
 QUERY_ROWS = 256
 """Queries that attend at once in the expanded form: the mask stays small, and keys after the last of them are left out."""
@@ -62,8 +62,8 @@ class MlaShape:
     def most_absorbed(self, context: int) -> int:
         """The most queries that attend to `context` tokens at no more cost in the absorbed form than in the expanded.
 
-        A head takes 2 * latent_dim multiplications for a query and a key there, 2 * expanded_dim here; and to go through W_UK and
-        W_UV kv_rank * (nope_dim + value_dim), for each query there, for each key here.
+        Absorbed, a head multiplies 2 * latent_dim times for each query and key, and kv_rank * (nope_dim + value_dim) times for each
+        query, to go through W_UK and W_UV. Expanded it is 2 * expanded_dim for each query and key, and the same way for each key.
         """
         through = self.kv_rank * (self.nope_dim + self.value_dim)
         extra = ATTENTION_COST * 2 * max(0, self.latent_dim - self.expanded_dim)
