@@ -21,6 +21,8 @@ class LinearShape:
     names   the modules, as the checkpoint calls them
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
     gated   of two modules as large as each other: silu of the first one's product times the second's is what comes out
+    exact   the fp32 product is wanted as it is summed, not rounded to the weights' dtype on its way: a router's, whose near ties
+            would fall otherwise
     """
 
     names: tuple[str, ...]
@@ -29,6 +31,7 @@ class LinearShape:
     bias: bool = False
     lookup: bool = False
     gated: bool = False
+    exact: bool = False
 
     @property
     def out_size(self) -> int:
@@ -105,6 +108,13 @@ class Linear:
 
 
 def stacked(
-    names: Sequence[str], out_sizes: Sequence[int], in_size: int, bias: bool = False, *, lookup: bool = False, gated: bool = False
+    names: Sequence[str],
+    out_sizes: Sequence[int],
+    in_size: int,
+    bias: bool = False,
+    *,
+    lookup: bool = False,
+    gated: bool = False,
+    exact: bool = False,
 ) -> LinearShape:
-    return LinearShape(tuple(names), tuple(out_sizes), in_size, bias, lookup, gated)
+    return LinearShape(tuple(names), tuple(out_sizes), in_size, bias, lookup, gated, exact)

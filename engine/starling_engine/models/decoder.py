@@ -4,11 +4,14 @@ from typing import Protocol
 
 import torch
 
-from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.selector import Backend
 from starling_engine.layers.embedding import Embedding
+from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.blocks import BuildContext, DecoderLayer
+from starling_engine.models.blocks import DecoderLayer
+from starling_engine.models.build import BuildContext
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext
 from starling_engine.models.registry import DEFINITIONS
@@ -25,7 +28,7 @@ class Decoder:
     """Embedding, layers, final norm and logits head. Built empty; `weights/loader.py` fills it.
 
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
-    table of rotations.
+    table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
     """
 
     def __init__(
@@ -34,8 +37,9 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         linear_method_selector: MethodSelector,
-        attention_backend: AttentionBackend,
+        attention_backend: Backend,
         max_position: int | None = None,
+        experts_method_selector: ExpertsSelector | None = None,
     ) -> None:
         self.config = config
         self._names = DEFINITIONS[config.architecture].names
@@ -45,8 +49,9 @@ class Decoder:
             dtype=dtype,
             device=device,
             methods=linear_method_selector,
+            experts=experts_method_selector or select_experts_method(dtype, device),
             backend=attention_backend,
-            cos_sin=build_cos_sin(config.rope, config.head_dim, max_position or config.max_position, device),
+            cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
         )
         self._layers = [DecoderLayer(build, index) for index in range(config.num_layers)]
         self._norm = build.norm(self._names.norm)
@@ -80,7 +85,10 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        return name.endswith(self._names.ignored)
+        """Also the layers behind the last one: they draft tokens for speculative decoding."""
+        first = self.config.num_layers
+        drafts = tuple(f"{self._names.layer.format(i)}." for i in range(first, first + self.config.num_draft_layers))
+        return name.endswith(self._names.ignored) or name.startswith(drafts)
 
     def _build_ends(self, build: BuildContext) -> None:
         """The embedding and the head; tied, they are one matrix under the embedding's name."""

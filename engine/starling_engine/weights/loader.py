@@ -3,8 +3,11 @@
 The most that is held at once is the model, what a linear method stages for one matrix, and the pages of one file.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -31,39 +34,73 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
     """
     slots = model.slots()
     found = read_checkpoint(folder)
-    wanted = _match(model, slots, found)
-    total = sum(found[name].num_bytes for name in slots)
+    sources = _match(model, slots, found)
+    total = sum(source.num_bytes for source in sources.values())
     done = 0
-    for path, names in wanted.items():
+    for path, names in _by_file(sources).items():
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
-                slots[name].load(file.get_tensor(name))
-                done += found[name].num_bytes
+                slots[name].load(_read(file, sources[name]))
+                done += sources[name].num_bytes
                 progress(done, total)
     _check_duplicates(model, found)
 
 
-def _match(model: Loadable, slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[Path, list[str]]:
-    """The names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
-    known = slots.keys() | model.duplicates().keys()
-    _refuse("is missing", [name for name in slots if name not in found])
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What fills a slot of `shape`: `tensor`, or `index` of it, which should be of the shape `expected`."""
+
+    tensor: str
+    info: TensorInfo
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.info.dtype]
+
+
+def _match(model: Loadable, slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
+    """The source of each slot. Raises WeightError when any is not as it should be."""
+    sources = {name: source for name, slot in slots.items() if (source := _source(name, slot, found))}
+    _refuse("is missing", [name for name in slots if name not in sources])
+    known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
     _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
+    # One tensor may be the source of many slots, and is named once.
+    each = {source.tensor: source for source in sources.values()}
     _refuse(
         "has the wrong shape",
-        [
-            f"{name} {list(found[name].shape)} (expected {list(slot.shape)})"
-            for name, slot in slots.items()
-            if found[name].shape != slot.shape
-        ],
+        [f"{name} {list(s.info.shape)} (expected {list(s.expected)})" for name, s in each.items() if s.info.shape != s.expected],
     )
     _refuse(
         "has a dtype that cannot be loaded",
-        [f"{name} ({found[name].dtype})" for name in slots if found[name].dtype not in DTYPE_BYTES],
+        [f"{name} ({s.info.dtype})" for name, s in each.items() if s.info.dtype not in DTYPE_BYTES],
     )
+    return sources
+
+
+def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source | None:
+    if name in found:
+        return _Source(name, found[name], slot.shape, slot.shape)
+    alias = slot.alias
+    if alias is None or alias.tensor not in found:
+        return None
+    return _Source(alias.tensor, found[alias.tensor], slot.shape, alias.shape, alias.index)
+
+
+def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
+    """The names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
     wanted: dict[Path, list[str]] = {}
-    for name in slots:
-        wanted.setdefault(found[name].file, []).append(name)
+    for name, source in sources.items():
+        wanted.setdefault(source.info.file, []).append(name)
     return wanted
+
+
+def _read(file: Any, source: _Source) -> torch.Tensor:
+    """A part of a tensor is read alone: the whole may hold all experts of a layer."""
+    tensor: torch.Tensor = file.get_slice(source.tensor)[source.index] if source.index else file.get_tensor(source.tensor)
+    return tensor
 
 
 def _refuse(fault: str, names: list[str]) -> None:
@@ -77,11 +114,11 @@ def _refuse(fault: str, names: list[str]) -> None:
 def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
     """A tied tensor that was saved twice must hold the same twice, or the model would answer wrongly without a word."""
     for name, original in model.duplicates().items():
-        if name in found and not torch.equal(_read(found, name), _read(found, original)):
+        if name in found and not torch.equal(_whole(found, name), _whole(found, original)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
 
 
-def _read(found: Mapping[str, TensorInfo], name: str) -> torch.Tensor:
+def _whole(found: Mapping[str, TensorInfo], name: str) -> torch.Tensor:
     with safe_open(found[name].file, framework="pt", device="cpu") as file:
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor

@@ -8,12 +8,22 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Alias:
+    """Where else a checkpoint may keep what belongs in a slot: at `index` of `tensor`, which is of `shape`."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """`load` copies a tensor of `shape` to its place, converting to the place's dtype; the tensor may be a memory map
     that is closed right after. Called once."""
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
+    alias: Alias | None = None
 
 
 class Loadable(Protocol):

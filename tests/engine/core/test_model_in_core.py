@@ -12,6 +12,8 @@ import pytest
 from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.executor.thread import ThreadExecutor
+from starling_engine.models.config import load_model_config
+from starling_engine.models.kv import kv_specs
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 
@@ -21,7 +23,10 @@ TIE = 1e-4
 MAX_MODEL_LEN = 128
 
 
-@pytest.fixture(scope="module", params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1", "qwen3-moe", "deepseek-v3"],
+)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[request.param])
 
@@ -45,7 +50,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         max_num_seqs=8,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         block_size=8,
-        kv_cache_memory_bytes=kv_blocks * 3 * 2 * 2 * 8 * 16 * 4,
+        kv_cache_memory_bytes=kv_blocks * sum(spec.page_bytes for spec in kv_specs(load_model_config(folder), 8, 4)),
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,
@@ -103,6 +108,18 @@ def test_many_at_once_under_pressure(reference: Reference) -> None:
         again = run(core, [greedy("again", reference.prompt, cache_salt="0")])
         assert_greedy(again["again"][0], reference)
         assert core.scheduler.stats.prefix_hits_total > 0
+
+
+def test_a_fork_copies_what_it_writes(reference: Reference) -> None:
+    """The prompt's last block is shared by two that go on differently."""
+    with core_for(reference.folder) as core:
+        sampled = SamplingParams(temperature=1.0, max_tokens=STEPS, ignore_eos=True)
+        alone = run(core, [EngineRequest(id="alone", prompt_ids=reference.prompt, params=sampled, seed=5)])
+        fork = EngineRequest(id="fork", prompt_ids=reference.prompt, params=sampled, seed=5, fork_of="parent")
+        results = run(core, [greedy("parent", reference.prompt, cache_salt="new"), fork])
+        assert results["fork"] == alone["alone"]
+        assert results["fork"][0] != results["parent"][0]
+        assert_greedy(results["parent"][0], reference)
 
 
 def test_a_resume_record_continues_where_another_core_stopped(reference: Reference) -> None:
