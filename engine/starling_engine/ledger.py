@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup
 from starling_engine.models.config import ModelConfig
+from starling_engine.models.moe import MoeConfig
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -58,10 +59,46 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    widths = 4 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
-    rotations = max_model_len * model.head_dim * 4
-    return max_tokens * widths * dtype_bytes + 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 + rotations
+    widths = 4 * model.hidden_size + max(_attention_width(model), _mlp_width(model, dtype_bytes))
+    scratch = model.mla.scratch_elements(max_tokens, max_model_len) if model.mla else 0
+    rotations = max_model_len * model.rotary_dim * 4
+    logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4
+    return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations
+
+
+def _attention_width(model: ModelConfig) -> int:
+    """Elements of one token between the norm before attention and the projection after it.
+
+    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs.
+    """
+    if model.mla:
+        mla = model.mla
+        head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
+        return mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim)
+    return 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+
+
+def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:
+    """Elements of one token inside the widest MLP."""
+    moe = model.moe
+    if moe is None:
+        return 3 * model.intermediate_size
+    plain = 0 if len(moe.layers) == model.num_layers else 3 * model.intermediate_size
+    shared = model.hidden_size + 3 * moe.shared_size
+    return max(plain, shared, _experts_width(moe, model.hidden_size, dtype_bytes))
+
+
+def _experts_width(moe: MoeConfig, hidden_size: int, dtype_bytes: int) -> int:
+    """Elements of one token among its experts.
+
+    What lies between their matrices is held of all of them at once, or gate, up and product of one that all tokens may go to; then
+    there are the token's row, gathered and multiplied, and in fp32 what it gives and the sum. Its choice has the affinities of all
+    experts, and indices of 8 bytes.
+    """
+    routing = moe.routing
+    choice = (4 * routing.num_experts * 4 + 6 * routing.top_k * 8) // dtype_bytes
+    sums = 2 * hidden_size + 2 * hidden_size * 4 // dtype_bytes
+    return choice + sums + max(routing.top_k, 3) * moe.intermediate_size
 
 
 def plan_memory(

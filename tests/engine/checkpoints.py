@@ -41,6 +41,32 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_type": "llama3",
 }
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DENSE: dict[str, Any] = {**MLA, "first_k_dense_replace": 3}
+DEEPSEEK_EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+DEEPSEEK_ROPE = {
+    "type": "yarn",
+    "factor": 32,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
     "llama2": Variant("llama", {"num_key_value_heads": 4}),
@@ -86,6 +112,50 @@ VARIANTS = {
             "layer_types": [SLIDING, FULL, SLIDING],
         },
     ),
+    "deepseek-v2-dense": Variant(
+        "deepseek_v2", {**DENSE, "v_head_dim": 12, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}
+    ),
+    "deepseek-v2-lite-dense": Variant(
+        "deepseek_v2",
+        {**DENSE, "q_lora_rank": None, "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4}},
+        {"rope_parameters": None, "rope_theta": 10000, "rope_scaling": DEEPSEEK_ROPE, "head_dim": None},
+    ),
+    "deepseek-v3-dense": Variant(
+        "deepseek_v3",
+        {
+            **DENSE,
+            "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
+    "deepseek-v2-lite": Variant(
+        "deepseek_v2", {**MLA, **DEEPSEEK_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "routed_scaling_factor": 1.5}
+    ),
+    "deepseek-v2": Variant(
+        "deepseek_v2",
+        {
+            **MLA,
+            **DEEPSEEK_EXPERTS,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "mlp_bias": True,
+            "routed_scaling_factor": 16.0,
+        },
+    ),
+    "deepseek-v3": Variant("deepseek_v3", {**MLA, **DEEPSEEK_EXPERTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
+    "deepseek-v3-one-group": Variant(
+        "deepseek_v3",
+        {**MLA, **DEEPSEEK_EXPERTS, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ),
+    "deepseek-v3-halves-dense": Variant("deepseek_v3", {**DENSE, "q_lora_rank": None, "v_head_dim": 32, "rope_interleave": False}),
+    "qwen3-moe": Variant("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-every-second": Variant("qwen3_moe", {**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "qwen3-moe-some-plain": Variant(
+        "qwen3_moe",
+        {**EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12},
+    ),
+    "mixtral": Variant("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": Variant("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 12}),
 }
 
 
@@ -129,6 +199,9 @@ def spread(model: PreTrainedModel) -> None:
             torch.nn.init.normal_(weight, std=gain * weight.shape[-1] ** -0.5)
         else:
             torch.nn.init.normal_(weight, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
 
 
 def edit_json(path: Path, edits: dict[str, Any]) -> None:

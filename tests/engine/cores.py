@@ -10,6 +10,8 @@ from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.executor.select import make_executor
 from starling_engine.layout import ParallelLayout
+from starling_engine.models.config import load_model_config
+from starling_engine.models.kv import kv_specs
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 
@@ -41,7 +43,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         max_num_seqs=8,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         block_size=8,
-        kv_cache_memory_bytes=kv_blocks * 3 * 2 * 2 * 8 * 16 * 4,
+        kv_cache_memory_bytes=kv_blocks * sum(spec.page_bytes for spec in kv_specs(load_model_config(folder), 8, 4)),
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,

@@ -6,6 +6,7 @@ import torch
 from starling_engine.attention.base import AttentionMetadata
 from starling_engine.models.context import ForwardContext
 from starling_engine.models.decoder import Decoder
+from starling_engine.models.kv import kv_specs
 
 MAX_BLOCKS = 32
 
@@ -16,10 +17,10 @@ class PagedDriver:
     def __init__(self, model: Decoder, dtype: torch.dtype, block_size: int, sequences: int = 1) -> None:
         config = model.config
         pages = sequences * MAX_BLOCKS + 1
-        shape = (pages, 2, config.num_kv_heads, block_size, config.head_dim)
+        specs = kv_specs(config, block_size, dtype.itemsize)
         self._model = model
         self._block_size = block_size
-        self._kv = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(config.num_layers)]
+        self._kv = [torch.full((pages, *spec.page_shape), float("nan"), dtype=dtype) for spec in specs]
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(2)) + 1
         self._tables = order.view(sequences, MAX_BLOCKS).to(torch.int32)
         self.lengths = [0] * sequences

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks
-from starling_engine.ledger import plan_memory
+from starling_engine.ledger import activation_bytes, plan_memory
+from starling_engine.models.config import parse_model_config
+from starling_engine.models.fields import Fields
 
 PLAN: dict[str, Any] = {
     "total": 1000,
@@ -47,6 +49,47 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
 def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_memory(**{**PLAN, **changes})
+
+
+SMALL: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 1,
+    "intermediate_size": 32,
+    "vocab_size": 1,
+    "max_position_embeddings": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+def activations(**changes: Any) -> int:
+    fields = Fields({**SMALL, **changes}, "config.json")
+    return activation_bytes(parse_model_config(fields, Fields({}, "")), 2, 1000, 1, 1)
+
+
+def test_what_a_step_needs_grows_with_the_experts_of_a_token() -> None:
+    wide = {"moe_intermediate_size": 512, "num_experts": 8}
+    four, eight = activations(**wide, num_experts_per_tok=4), activations(**wide, num_experts_per_tok=8)
+    # Of each expert a row of its intermediate size; and a few indices.
+    assert 4 * 1000 * 512 * 2 <= eight - four <= 4.5 * 1000 * 512 * 2
+
+
+def test_a_plain_layer_among_those_with_experts_counts() -> None:
+    some = activations(mlp_only_layers=[1], intermediate_size=4096)
+    assert some - activations(intermediate_size=4096) >= 1000 * 3 * 4000 * 2 - activations()
+
+
+def test_what_latent_attention_makes_of_a_long_context_counts() -> None:
+    """At the least the latents of one sequence, and keys and values of one head."""
+    latent = {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": None, "first_k_dense_replace": 4}
+    config = parse_model_config(Fields({**SMALL, **latent}, "config.json"), Fields({}, ""))
+    short, long = (activation_bytes(config, 2, 1000, 1, length) for length in (1, 100_000))
+    assert config.mla is not None
+    rotations, scratch = 100_000 * 64 * 4, config.mla.scratch_elements(1000, 1) * 2
+    assert long - short >= 100_000 * (512 + 64 + 128 + 64 + 128) * 2 + rotations - scratch
 
 
 FULL, WINDOW = KVSpec(8, 1, 8, 4), WindowSpec(8, 1, 8, 4, 16)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from starling_engine.native import build, load, ops, reference
+from starling_engine.native.packed import PackedExperts
 from torch import Tensor
 
 pytestmark = [
@@ -71,6 +72,60 @@ def test_a_gated_linear(m: int, n: int, k: int, bias: bool, out_dtype: torch.dty
 def test_linear_reads_strided_rows() -> None:
     x, packed = torch.randn(5, 200).to(BF16), ops.pack_linear(torch.randn(40, 64).to(BF16))
     assert torch.equal(ops.linear(x[:, 64:128], packed), ops.linear(x[:, 64:128].contiguous(), packed))
+
+
+PAIRS = [[1], [0, 1, 0], [3, 0, 1, 8, 40], [0, 600, 9], [0, 0]]
+"""So many pairs of each expert."""
+
+
+def packed_experts(count: int, n: int, k: int, gated: bool = False) -> tuple[PackedExperts, PackedExperts]:
+    """The same random weights, packed and as the reference keeps them."""
+    packed, plain = ops.empty_experts(count, n, k, gated=gated), reference.empty_experts(count, n, k, gated=gated)
+    for index, weight in enumerate(torch.randn(count, n, k).to(BF16)):
+        ops.pack_expert(weight, packed, index)
+        reference.pack_expert(weight, plain, index)
+    return packed, plain
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("counts", PAIRS, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(16, 2), (48, 64), (112, 70), (32, 4098)])
+def test_a_grouped_linear(n: int, k: int, counts: list[int], gated: bool) -> None:
+    pairs, num_tokens = sum(counts), max(5, sum(counts) // 3)
+    packed, plain = packed_experts(len(counts), n, k, gated)
+    x, tokens = torch.randn(num_tokens, k).to(BF16), torch.randint(0, num_tokens, (pairs,))
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    actual = ops.grouped_linear(x, tokens, starts, packed)
+    assert actual.shape == (pairs, n // 2 if gated else n)
+    if pairs:
+        # The same sums as one linear for each expert, to the bit.
+        each = [ops.linear(piece, packed.expert(e)) for e, piece in enumerate(x[tokens].split(counts))]
+        assert torch.equal(actual, torch.cat(each))
+        assert_close(actual, reference.grouped_linear(x, tokens, starts, plain), 1.6e-2)
+
+
+def test_a_grouped_linear_reads_strided_rows() -> None:
+    packed, _ = packed_experts(2, 48, 64)
+    x, tokens, starts = torch.randn(5, 200).to(BF16), torch.tensor([4, 0, 2]), torch.tensor([0, 2, 3])
+    whole = ops.grouped_linear(x[:, 64:128].contiguous(), tokens, starts, packed)
+    assert torch.equal(ops.grouped_linear(x[:, 64:128], tokens, starts, packed), whole)
+
+
+@pytest.mark.parametrize("counts", PAIRS, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(1, 2), (48, 64), (100, 70), (32, 4098)])
+def test_a_grouped_sum(n: int, k: int, counts: list[int]) -> None:
+    pairs, num_tokens = sum(counts), max(5, *counts)
+    packed, plain = packed_experts(len(counts), n, k)
+    x, weights = torch.randn(pairs, k).to(BF16), torch.rand(pairs)
+    # A token goes to an expert once at most, and some go nowhere.
+    tokens = torch.cat([torch.randperm(num_tokens)[:count] for count in counts])
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    actual = ops.grouped_sum(x, tokens, weights, starts, packed, num_tokens)
+    expected = reference.grouped_sum(x, tokens, weights, starts, plain, num_tokens)
+    if pairs:
+        assert_close(actual, expected, 8e-3)
+    else:
+        assert torch.equal(actual, torch.zeros(num_tokens, n, dtype=BF16))
 
 
 def test_linear_of_no_rows() -> None:

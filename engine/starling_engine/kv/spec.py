@@ -3,6 +3,7 @@
 Layers of equal spec form a KV group with block tables of its own; all groups draw pages of equal bytes from one pool.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,13 @@ class KVSpec:
     dtype_bytes: int
 
     @property
+    def page_shape(self) -> tuple[int, ...]:
+        """One layer's page, in elements."""
+        return (2, self.num_kv_heads, self.block_size, self.head_dim)
+
+    @property
     def page_bytes(self) -> int:
-        return 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype_bytes
+        return math.prod(self.page_shape) * self.dtype_bytes
 
     @property
     def window(self) -> int:
@@ -45,6 +51,20 @@ class WindowSpec(KVSpec):
 
     def first_needed_block(self, num_computed: int) -> int:
         return max(0, num_computed - self.sliding_window + 1) // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec(KVSpec):
+    """One latent of every token of a sequence, of which all heads make their keys and values (arXiv 2405.04434, section 2.1).
+
+    `num_kv_heads` is 1 and `head_dim` kv_lora_rank + rope_dim. A page of one layer is [block_size, head_dim], a token's row
+
+        | compressed keys and values, normalised (kv_lora_rank) | the heads' common key part, rotated (rope_dim) |
+    """
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        return (self.block_size, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

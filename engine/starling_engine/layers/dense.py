@@ -1,4 +1,4 @@
-"""The plain linear method: one tensor and torch's own matrix product. Works for every dtype on every device."""
+"""The plain linear methods: one tensor and torch's own matrix product. They work for every dtype on every device."""
 
 from abc import ABC, abstractmethod
 
@@ -92,3 +92,15 @@ class DenseLinear(StackedMethod):
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)
+
+
+class ExactLinear(DenseLinear):
+    """W and the product in fp32 whatever the model's dtype, for a small matrix whose product must not be rounded."""
+
+    name = "exact"
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:  # noqa: ARG002
+        return super().create(shape, torch.float32, device)
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return super().apply(x.float(), out_dtype or x.dtype)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from starling_engine.parallel.shard import Share
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.slot import Slot, part_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class LinearShape:
             several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
     gated   of two modules as large as each other: silu of the first one's product times the second's is what comes out
+    exact   the fp32 product is wanted as it is summed, not rounded to the weights' dtype on its way: a router's, whose near ties
+            would fall otherwise
     """
 
     names: tuple[str, ...]
@@ -32,6 +34,7 @@ class LinearShape:
     bias: bool = False
     lookup: bool = False
     gated: bool = False
+    exact: bool = False
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -62,10 +65,6 @@ class Part:
     shard: int
     name: str
     shares: tuple[Share, ...]
-
-    def slot(self, load: Callable[[torch.Tensor], None]) -> Slot:
-        whole = all(share.size == share.whole for share in self.shares)
-        return Slot(tuple(share.whole for share in self.shares), load, () if whole else tuple(s.slice for s in self.shares))
 
 
 class LinearMethod(Protocol):
@@ -121,7 +120,10 @@ class Linear:
         self.forward = method.apply if add_up is None else self._summed
 
     def slots(self) -> dict[str, Slot]:
-        return {f"{self.shape.names[part.shard]}.{part.name}": part.slot(partial(self._load, part)) for part in self._parts}
+        return {self._name(part): part_slot(part.shares, partial(self._load, part)) for part in self._parts}
+
+    def _name(self, part: Part) -> str:
+        return f"{self.shape.names[part.shard]}.{part.name}"
 
     def _summed(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         assert self._add_up is not None
@@ -143,9 +145,10 @@ def stacked(
     *,
     lookup: bool = False,
     gated: bool = False,
+    exact: bool = False,
 ) -> LinearShape:
     """A plain number is a dimension that this rank holds whole."""
-    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated)
+    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact)
 
 
 def _share(size: int | Share) -> Share:

@@ -71,5 +71,16 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
     return _mscale(scaling.factor, 1.0)
 
 
+def mscale_all_dim(rope: RopeConfig) -> float:
+    """What multiplies queries, and keys as well, where a latent model scales by YaRN; 1 for all others.
+
+    The published formula's "mscale" of all dimensions (DeepSeek-V2): rotated ones have their part of it in the table already.
+    """
+    match rope.scaling:
+        case YarnScaling(factor=factor, mscale_all_dim=weight) if weight:
+            return _mscale(factor, weight)
+    return 1.0
+
+
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from starling_engine import native
-from starling_engine.layers.dense import DenseLinear
+from starling_engine.layers.dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.packed import MkldnnLinear, NativeLinear
 
@@ -19,8 +19,9 @@ def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSele
     logger.info("linear layers: %s (%s)", method.name, reason)
 
     def select(shape: LinearShape) -> LinearMethod:
-        fits = _FITS.get(method)
-        return method() if fits is None or fits(shape) else DenseLinear()
+        if _FITS[method](shape):
+            return method()
+        return ExactLinear() if shape.exact else DenseLinear()
 
     return select
 
@@ -51,6 +52,7 @@ _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
     # The kernel multiplies pairs of columns, and opens eight gates at a time.
     NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
     # A tied head is also the embedding: stored plainly, for a second copy would cost more than the slower product.
-    MkldnnLinear: lambda shape: not shape.lookup,
+    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact,
+    DenseLinear: lambda shape: not shape.exact,
 }
-"""Which matrices a method can hold; the others are dense."""
+"""Which matrices a method can hold; the others are dense, or exact."""

@@ -1,41 +1,15 @@
 """The halves of a decoder layer. Another kind of attention or MLP is another class with the same `forward` and `slots`."""
 
-from dataclasses import dataclass
-
 import torch
 
-from starling_engine.attention.base import AttentionBackend, AttentionMetadata, AttentionWeights
-from starling_engine.layers.linear import Linear, LinearShape, MethodSelector, stacked
-from starling_engine.layers.norm import RMSNorm
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.definition import TensorNames
-from starling_engine.parallel.communicator import Communicator
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.mla import TorchMla
+from starling_engine.layers.linear import stacked
+from starling_engine.models.build import BuildContext
+from starling_engine.models.mla import LatentAttention
+from starling_engine.models.mlp import Mlp
+from starling_engine.models.moe_block import MoeBlock
 from starling_engine.weights.slot import Slot, copy_slot
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildContext:
-    """What every part of a model is built with.
-
-    cos_sin as in `AttentionWeights`, one table for all layers
-    tensor  the ranks that split every matrix among them
-    """
-
-    config: ModelConfig
-    names: TensorNames
-    dtype: torch.dtype
-    device: torch.device
-    methods: MethodSelector
-    backend: AttentionBackend
-    cos_sin: torch.Tensor
-    tensor: Communicator
-
-    def linear(self, shape: LinearShape) -> Linear:
-        split = shape.ins.size < shape.ins.whole
-        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor.all_reduce if split else None)
-
-    def norm(self, name: str) -> RMSNorm:
-        return RMSNorm(name, self.config.hidden_size, self.config.rms_eps, self.dtype, self.device)
 
 
 class Attention:
@@ -56,6 +30,7 @@ class Attention:
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, config.o_bias))
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
         self._weights = _attention_weights(build, window)
+        assert not isinstance(build.backend, TorchMla), "selected for a model with latents"
         self._attend = build.backend.forward
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,44 +67,20 @@ def _attention_weights(build: BuildContext, window: int) -> AttentionWeights:
     )
 
 
-CACHED_ROWS = 512
-"""Tokens that a CPU takes through the MLP at once: what lies between its two matrices then stays in the processor's cache, and the
-weights are read no more often, for the matrix product goes through them once for as many rows anyway."""
-
-
-class Mlp:
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
-
-    def __init__(self, build: BuildContext, prefix: str) -> None:
-        config, names = build.config, build.names
-        size, hidden = build.tensor.shard.of(config.intermediate_size), config.hidden_size
-        self._gate_up = build.linear(
-            stacked([f"{prefix}.{names.gate}", f"{prefix}.{names.up}"], [size, size], hidden, config.mlp_bias, gated=True)
-        )
-        self._down = build.linear(stacked([f"{prefix}.{names.down}"], [hidden], size, config.mlp_bias))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
-        if x.device.type != "cpu" or len(x) <= CACHED_ROWS:
-            return self._forward(x)
-        return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
-
-    def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down.forward(self._gate_up.forward(x))
-
-    def slots(self) -> dict[str, Slot]:
-        return {**self._gate_up.slots(), **self._down.slots()}
-
-
 class DecoderLayer:
-    """Pre-norm attention and MLP around one residual stream."""
+    """Pre-norm attention and MLP, plain or of experts, around one residual stream."""
 
     def __init__(self, build: BuildContext, index: int) -> None:
         prefix = build.names.layer.format(index)
         self._input_norm = build.norm(f"{prefix}.{build.names.input_norm}")
-        self._attention = Attention(build, prefix, build.config.windows[index])
+        self._attention: Attention | LatentAttention
+        if build.config.mla:
+            self._attention = LatentAttention(build, prefix, build.config.mla)
+        else:
+            self._attention = Attention(build, prefix, build.config.windows[index])
         self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
-        self._mlp = Mlp(build, prefix)
+        moe = build.config.moe
+        self._mlp = MoeBlock(build, moe, prefix) if moe and index in moe.layers else Mlp.plain(build, prefix)
 
     def forward(
         self,

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.models.definition import ModelDefinition
 from starling_engine.models.fields import Fields
+from starling_engine.models.moe import MoeConfig
 from starling_engine.models.registry import find_definition
 from starling_engine.models.rope import RopeConfig, read_rope
 
@@ -18,9 +20,12 @@ ACTIVATIONS = ("silu",)
 class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
+    intermediate_size   of a plain MLP; where `moe` says so, a layer has experts instead
     windows             per layer the tokens that a query sees, itself included; 0 means all
-    qkv_bias, o_bias    biases of the attention's projections; `mlp_bias` those of the three of the MLP
+    mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
+    qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress); `mlp_bias` of the MLP's
     qk_norm             RMSNorm of each query and key head before rotation
+    num_draft_layers    layers that a checkpoint may hold behind the last one; not loaded
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     """
 
@@ -42,10 +47,18 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    mla: MlaShape | None
+    num_draft_layers: int
+    moe: MoeConfig | None
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, float]
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.mla.rope_dim if self.mla else self.head_dim
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -66,8 +79,9 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     _refuse_quantized(config)
     num_layers = config.integer("num_hidden_layers")
     num_heads, num_kv_heads = _read_heads(config)
-    rope = read_rope(config)
+    rope = read_rope(config, definition.rope_theta)
     traits = definition.traits(config)
+    mla = definition.mla(config, num_heads)
     bos = config.token_ids("bos_token_id")
     return ModelConfig(
         architecture=definition.architecture,
@@ -75,11 +89,11 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_read_head_dim(config, num_heads, definition),
+        head_dim=mla.key_dim if mla else _read_head_dim(config, num_heads, definition),
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
         max_position=rope.max_position(config.integer("max_position_embeddings")),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", definition.rms_eps),
         hidden_act=_read_activation(config),
         rope=rope,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
@@ -88,6 +102,9 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         windows=definition.windows(config, num_layers),
+        mla=mla,
+        num_draft_layers=traits.num_draft_layers,
+        moe=definition.moe(config, num_layers),
         dtype=_read_dtype(config),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),

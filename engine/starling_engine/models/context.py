@@ -16,7 +16,7 @@ def no_tick() -> None:
 class ForwardContext:
     """One step's cache and positions, per layer. Valid for one forward pass.
 
-    kv         [num_blocks, 2, num_kv_heads, block_size, head_dim] of each layer; written by the pass
+    kv         [num_blocks, *page_shape] of each layer (see `kv/spec.py`); written by the pass
     attention  each layer's metadata; layers of one KV group share the object
     rows       [R] int64, the tokens whose hidden states are wanted, or None for all: past its attention, the last layer computes
                no others

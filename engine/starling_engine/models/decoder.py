@@ -4,11 +4,14 @@ from typing import Protocol
 
 import torch
 
-from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.selector import Backend
 from starling_engine.layers.embedding import Embedding, Vocabulary
+from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.blocks import BuildContext, DecoderLayer
+from starling_engine.models.blocks import DecoderLayer
+from starling_engine.models.build import BuildContext
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext
 from starling_engine.models.kv import stage_layers
@@ -28,8 +31,9 @@ class Decoder:
     """Embedding, layers, final norm and logits head. Built empty; `weights/loader.py` fills it.
 
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
-    table of rotations. `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says
-    which of its layers are here. The first stage embeds, the last one has the final norm and the head.
+    table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
+    `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says which of its layers
+    are here. The first stage embeds, the last one has the final norm and the head.
     """
 
     def __init__(
@@ -38,8 +42,9 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         linear_method_selector: MethodSelector,
-        attention_backend: AttentionBackend,
+        attention_backend: Backend,
         max_position: int | None = None,
+        experts_method_selector: ExpertsSelector | None = None,
         tensor: Communicator = ALONE,
         stage: Shard = ALL,
     ) -> None:
@@ -53,8 +58,9 @@ class Decoder:
             dtype=dtype,
             device=device,
             methods=linear_method_selector,
+            experts=experts_method_selector or select_experts_method(dtype, device),
             backend=attention_backend,
-            cos_sin=build_cos_sin(config.rope, config.head_dim, max_position or config.max_position, device),
+            cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
             tensor=tensor,
         )
         self._layers = [DecoderLayer(build, index) for index in self.layers]
@@ -93,13 +99,15 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        """Also what other stages load."""
-        elsewhere = [f"{self._names.layer.format(i)}." for i in range(self.config.num_layers) if i not in self.layers]
+        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other stages load."""
+        behind = range(self.config.num_layers, self.config.num_layers + self.config.num_draft_layers)
+        elsewhere = [i for i in range(self.config.num_layers) if i not in self.layers]
+        others = [f"{self._names.layer.format(i)}." for i in (*elsewhere, *behind)]
         if not self.stage.first:
-            elsewhere.append(f"{self._names.embedding}.")
+            others.append(f"{self._names.embedding}.")
         if not self.stage.last:
-            elsewhere += [f"{self._names.norm}.", f"{self._names.head}."]
-        return name.endswith(self._names.ignored) or name.startswith(tuple(elsewhere))
+            others += [f"{self._names.norm}.", f"{self._names.head}."]
+        return name.endswith(self._names.ignored) or name.startswith(tuple(others))
 
     def _build_ends(self, build: BuildContext) -> None:
         """The embedding and the head; tied, they are one matrix under the embedding's name. Those of other stages stay empty."""

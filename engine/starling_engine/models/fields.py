@@ -81,6 +81,13 @@ class Fields:
             raise self.error(name, "must be a list of strings")
         return value
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers of at least 0; empty when absent."""
+        value = self._values.get(name) or []
+        if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in value):
+            raise self.error(name, "must be a list of integers of at least 0")
+        return tuple(value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One id or a list of them; empty when absent."""
         value = self._values.get(name)

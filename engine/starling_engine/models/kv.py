@@ -1,7 +1,7 @@
 """What each layer of a model keeps in the paged cache. Imports no torch, so that memory can be planned without it."""
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers
+from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, WindowSpec, group_layers
 from starling_engine.models.config import ModelConfig
 from starling_engine.parallel.shard import ALL, Shard
 
@@ -29,6 +29,8 @@ def kv_specs(config: ModelConfig, block_size: int, dtype_bytes: int, tensor: Sha
 
 
 def _spec(config: ModelConfig, heads: int, window: int, block_size: int, dtype_bytes: int) -> KVSpec:
+    if config.mla:  # one latent for all heads, and so on every rank
+        return LatentSpec(block_size, 1, config.mla.latent_dim, dtype_bytes)
     if window:
         return WindowSpec(block_size, heads, config.head_dim, dtype_bytes, window)
     return KVSpec(block_size, heads, config.head_dim, dtype_bytes)

@@ -5,9 +5,9 @@ from starling_engine.models.fields import Fields
 from starling_engine.models.qwen2 import qwen_windows
 
 
-def _traits(config: Fields) -> Traits:
+def qwen3_traits(config: Fields) -> Traits:
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
-QWEN3 = ModelDefinition(architecture="Qwen3ForCausalLM", traits=_traits, windows=qwen_windows, head_dim=128)
+QWEN3 = ModelDefinition(architecture="Qwen3ForCausalLM", traits=qwen3_traits, windows=qwen_windows, head_dim=128)

@@ -4,13 +4,19 @@ A new one is a small file like `llama.py` and its line here.
 """
 
 from starling_engine.errors import UnsupportedModel
+from starling_engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from starling_engine.models.definition import ModelDefinition
 from starling_engine.models.llama import LLAMA
 from starling_engine.models.mistral import MINISTRAL, MISTRAL
+from starling_engine.models.mixtral import MIXTRAL
 from starling_engine.models.qwen2 import QWEN2
 from starling_engine.models.qwen3 import QWEN3
+from starling_engine.models.qwen3_moe import QWEN3_MOE
 
-DEFINITIONS = {definition.architecture: definition for definition in (LLAMA, MISTRAL, MINISTRAL, QWEN2, QWEN3)}
+DEFINITIONS = {
+    definition.architecture: definition
+    for definition in (DEEPSEEK_V2, DEEPSEEK_V3, LLAMA, MISTRAL, MINISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE)
+}
 
 
 def find_definition(architectures: list[str]) -> ModelDefinition:

@@ -67,12 +67,12 @@ class RopeConfig:
                 return written
 
 
-def read_rope(config: Fields) -> RopeConfig:
+def read_rope(config: Fields, default_theta: float = DEFAULT_THETA) -> RopeConfig:
     """Raises UnsupportedModel for a kind of scaling that is not known, ModelError for a bad field."""
     fields = _rope_fields(config)
     if config.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModel(f"{config.source}: partial_rotary_factor: only whole heads can be rotated")
-    theta = fields.number("rope_theta", config.number("rope_theta", DEFAULT_THETA), low=1.0)
+    theta = fields.number("rope_theta", config.number("rope_theta", default_theta), low=1.0)
     kind = fields.text("rope_type", fields.text("type", "default"))
     return RopeConfig(theta=theta, scaling=_read_scaling(kind, fields, config))
 

@@ -14,13 +14,26 @@ def check_split(model: ModelConfig, layout: ParallelLayout) -> None:
         )
     if not _splits(model, tensor):
         possible = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _splits(model, n))
+        parts = ", ".join(f"{name} ({size})" for name, size in _divided(model).items())
+        shared = "" if model.mla else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
         raise ConfigError(
-            f"{tensor} ranks cannot share this model: {model.num_heads} attention heads and an MLP of {model.intermediate_size}"
-            f" must be multiples of it, and {model.num_kv_heads} key-value heads a multiple or a divisor; possible: {possible}",
-            "tensor_parallel_size",
+            f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
         )
+
+
+def _divided(model: ModelConfig) -> dict[str, int]:
+    """What every rank holds an equal part of, and how much of it there is."""
+    sizes = {"its attention heads": model.num_heads}
+    if model.moe is None or len(model.moe.layers) < model.num_layers:
+        sizes["the width of its MLP"] = model.intermediate_size
+    if model.moe is not None:
+        sizes["the width of an expert"] = model.moe.intermediate_size
+        if model.moe.shared_size:
+            sizes["the width of its shared experts"] = model.moe.shared_size
+    return sizes
 
 
 def _splits(model: ModelConfig, tensor: int) -> bool:
     heads = model.num_kv_heads
-    return not (model.num_heads % tensor or model.intermediate_size % tensor) and not (heads % tensor and tensor % heads)
+    shared = model.mla is not None or not (heads % tensor and tensor % heads)
+    return shared and not any(size % tensor for size in _divided(model).values())

@@ -12,16 +12,25 @@ import torch
 from torch import Tensor
 
 from starling_engine.native.build import load
-from starling_engine.native.packed import BLOCK_COLUMNS, PackedWeight
+from starling_engine.native.packed import BLOCK_COLUMNS, PackedExperts, PackedWeight
 
 _ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int}
 """What functions return; those that are not here return nothing."""
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
+    "starling_huge_pages": (c_void_p, c_int64),
     "starling_pack_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int),
     "starling_linear": (
         *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64),
         *(c_void_p, c_int, c_void_p, c_int, c_int),
+    ),
+    "starling_grouped_linear": (
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_int64, c_int64, c_int, c_void_p, c_int),
+    ),
+    "starling_grouped_sum": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int),
     ),
     "starling_embedding_packed": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
     "starling_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
@@ -63,11 +72,31 @@ def _is_float(tensor: Tensor) -> bool:
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
     """Packs a linear layer's weight [N, K] bf16 (K even; N a multiple of 16 where gated) for `linear` and `embedding_packed`."""
     n, k = weight.shape
-    assert weight.dtype == torch.bfloat16 and weight.is_contiguous() and k % 2 == 0
-    assert not gated or n % BLOCK_COLUMNS == 0
-    data = torch.empty(-(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2, dtype=torch.bfloat16)
-    _lib().starling_pack_linear(weight.data_ptr(), n, k, data.data_ptr(), gated, torch.get_num_threads())
-    return PackedWeight(data, n, k, gated)
+    packed = PackedWeight(_empty_packed(n, k, gated), n, k, gated)
+    _pack(weight, packed)
+    return packed
+
+
+def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
+    """Memory for the weights [n, k] of so many experts, each to be filled by `pack_expert`; taken when it is written."""
+    return PackedExperts(_empty_packed(n, k, gated, experts), n, k, gated)
+
+
+def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
+    """Packs the weight [N, K] bf16 of one expert to its place."""
+    _pack(weight, experts.expert(index))
+
+
+def _empty_packed(n: int, k: int, gated: bool, *leading: int) -> Tensor:
+    assert k % 2 == 0 and (not gated or n % BLOCK_COLUMNS == 0)
+    data = torch.empty(*leading, -(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2, dtype=torch.bfloat16)
+    _lib().starling_huge_pages(data.data_ptr(), data.nbytes)
+    return data
+
+
+def _pack(weight: Tensor, to: PackedWeight) -> None:
+    assert weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape == (to.n, to.k)
+    _lib().starling_pack_linear(weight.data_ptr(), to.n, to.k, to.data.data_ptr(), to.gated, torch.get_num_threads())
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -86,6 +115,43 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
         *(out_dtype is torch.float32, torch.get_num_threads()),
     )
     return out
+
+
+def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
+    """Each of S pairs of a token and an expert: x[token] times the expert's weight -> [S, N] bf16, or gated as `linear` [S, N / 2].
+
+    x [T, K] bf16 (rows may be strided). Pairs are sorted by expert: those of e are [starts[e], starts[e + 1]) of [E + 1] int64,
+    and tokens [S] int64.
+    """
+    assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
+    _check_pairs(tokens, starts, experts)
+    out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
+    _lib().starling_grouped_linear(
+        *(x.data_ptr(), x.stride(0), tokens.data_ptr(), starts.data_ptr(), starts.shape[0] - 1, experts.data.data_ptr()),
+        *(experts.n, experts.k, experts.gated, out.data_ptr(), torch.get_num_threads()),
+    )
+    return out
+
+
+def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
+    """Each pair's x [S, K] bf16 times its expert's weight, times weights [S] fp32, summed by token -> [num_tokens, N] bf16.
+
+    For the pairs see `grouped_linear`. Summed in fp32, in the order of the experts.
+    """
+    assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
+    assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
+    _check_pairs(tokens, starts, experts)
+    out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
+    _lib().starling_grouped_sum(
+        *(x.data_ptr(), tokens.data_ptr(), weights.data_ptr(), starts.data_ptr(), starts.shape[0] - 1, experts.data.data_ptr()),
+        *(experts.n, experts.k, out.data_ptr(), num_tokens, torch.get_num_threads()),
+    )
+    return out
+
+
+def _check_pairs(tokens: Tensor, starts: Tensor, experts: PackedExperts) -> None:
+    assert starts.dtype == torch.int64 and starts.shape == (experts.data.shape[0] + 1,) and starts.is_contiguous()
+    assert tokens.dtype == torch.int64 and tokens.is_contiguous()
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A linear layer's weight in the layout that the matrix kernel reads."""
+"""Weights in the layout that the matrix kernel reads: a linear layer's, and those of a layer's experts."""
 
 from dataclasses import dataclass
 
@@ -24,3 +24,12 @@ class PackedWeight:
     def width(self) -> int:
         """Columns of what `linear` makes of it."""
         return self.n // 2 if self.gated else self.n
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts(PackedWeight):
+    """One such weight [n, k] for each expert: `data` has the experts as its first dimension."""
+
+    def expert(self, index: int) -> PackedWeight:
+        """The weight of one expert, in the same memory."""
+        return PackedWeight(self.data[index], self.n, self.k, self.gated)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from starling_engine.native.packed import PackedWeight
+from starling_engine.native.packed import PackedExperts, PackedWeight
 from starling_engine.sampling.rng import gumbel
 
 
@@ -18,6 +18,30 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
     """x [M, K] times the weight, plus bias [N], summed in fp32 -> [M, N] of `out_dtype`; gated, as `silu_mul` of that."""
     sums = F.linear(x.float(), packed.data.float(), None if bias is None else bias.float())
     return (silu_mul(sums) if packed.gated else sums).to(out_dtype)
+
+
+def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
+    """Memory for the weights [n, k] of so many experts."""
+    return PackedExperts(torch.empty(experts, n, k, dtype=torch.bfloat16), n, k, gated)
+
+
+def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
+    """Keeps the weight [N, K] of one expert as it is."""
+    experts.data[index] = weight
+
+
+def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
+    """x[token] times the weight of the expert, as `linear` of that expert alone. For the arguments see `ops`."""
+    pieces = x[tokens].split_with_sizes(starts.diff().tolist())
+    return torch.cat([linear(piece, experts.expert(index)) for index, piece in enumerate(pieces)])
+
+
+def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
+    """x times the weight of the expert, times `weights`, summed by token in fp32. For the arguments see `ops`."""
+    pieces = x.split_with_sizes(starts.diff().tolist())
+    each = [linear(piece, experts.expert(index), out_dtype=torch.float32) for index, piece in enumerate(pieces)]
+    out = torch.zeros(num_tokens, experts.n)
+    return out.index_add_(0, tokens, torch.cat(each) * weights[:, None]).to(x.dtype)
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:

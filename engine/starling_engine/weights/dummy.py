@@ -10,6 +10,9 @@ from starling_engine.weights.slot import Loadable, Slot
 POOL = 1 << 22
 """Random numbers drawn in all. A matrix's rows are stretches of the pool, so that filling costs a copy, not a draw."""
 
+QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
+"""What decides how sharply attention chooses."""
+
 
 def load_dummy(model: Loadable, seed: int) -> None:
     """Fills every slot with numbers that depend on `seed` and the slot's name alone.
@@ -43,5 +46,5 @@ def _matrix(name: str, slot: Slot, pool: torch.Tensor, scaled: dict[float, torch
 def _scale(name: str, columns: int) -> float:
     if "embed" in name:
         return 1.0
-    gain = 3.0 if "q_proj" in name or "k_proj" in name else 1.5
+    gain = 3.0 if any(part in name for part in QUERY_AND_KEY) else 1.5
     return gain / math.sqrt(columns)

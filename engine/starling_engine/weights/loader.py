@@ -5,7 +5,9 @@ The most that is held at once is the model, what a linear method stages for one 
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -32,41 +34,73 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
     """
     slots = model.slots()
     found = read_checkpoint(folder)
-    wanted = _match(model, slots, found)
-    sizes = {name: math.prod(slot.taken) * DTYPE_BYTES[found[name].dtype] for name, slot in slots.items()}
-    total = sum(sizes.values())
+    sources = _match(model, slots, found)
+    total = sum(source.num_bytes for source in sources.values())
     done = 0
-    for path, names in wanted.items():
+    for path, names in _by_file(sources).items():
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
-                slot = slots[name]
-                slot.load(file.get_slice(name)[slot.take] if slot.take else file.get_tensor(name))
-                done += sizes[name]
+                slots[name].load(_read(file, sources[name]))
+                done += sources[name].num_bytes
                 progress(done, total)
     _check_duplicates(model, found)
 
 
-def _match(model: Loadable, slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[Path, list[str]]:
-    """The names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
-    known = slots.keys() | model.duplicates().keys()
-    _refuse("is missing", [name for name in slots if name not in found])
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What fills a slot with a tensor of `shape`: `tensor`, which should be of the shape `expected`, or `index` of it."""
+
+    tensor: str
+    info: TensorInfo
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.info.dtype]
+
+
+def _match(model: Loadable, slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
+    """The source of each slot. Raises WeightError when any is not as it should be."""
+    sources = {name: source for name, slot in slots.items() if (source := _source(name, slot, found))}
+    _refuse("is missing", [name for name in slots if name not in sources])
+    known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
     _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
+    # One tensor may be the source of many slots, and is named once.
+    each = {source.tensor: source for source in sources.values()}
     _refuse(
         "has the wrong shape",
-        [
-            f"{name} {list(found[name].shape)} (expected {list(slot.shape)})"
-            for name, slot in slots.items()
-            if found[name].shape != slot.shape
-        ],
+        [f"{name} {list(s.info.shape)} (expected {list(s.expected)})" for name, s in each.items() if s.info.shape != s.expected],
     )
     _refuse(
         "has a dtype that cannot be loaded",
-        [f"{name} ({found[name].dtype})" for name in slots if found[name].dtype not in DTYPE_BYTES],
+        [f"{name} ({s.info.dtype})" for name, s in each.items() if s.info.dtype not in DTYPE_BYTES],
     )
+    return sources
+
+
+def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source | None:
+    if name in found:
+        return _Source(name, found[name], slot.taken, slot.shape, slot.take)
+    alias = slot.alias
+    if alias is None or alias.tensor not in found:
+        return None
+    return _Source(alias.tensor, found[alias.tensor], slot.taken, alias.shape, alias.index)
+
+
+def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
+    """The names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
     wanted: dict[Path, list[str]] = {}
-    for name in slots:
-        wanted.setdefault(found[name].file, []).append(name)
+    for name, source in sources.items():
+        wanted.setdefault(source.info.file, []).append(name)
     return wanted
+
+
+def _read(file: Any, source: _Source) -> torch.Tensor:
+    """A part of a tensor is read alone: the whole may hold all experts of a layer."""
+    tensor: torch.Tensor = file.get_slice(source.tensor)[source.index] if source.index else file.get_tensor(source.tensor)
+    return tensor
 
 
 def _refuse(fault: str, names: list[str]) -> None:
@@ -82,11 +116,11 @@ def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
     slots = model.slots()
     for name, original in model.duplicates().items():
         take = slots[original].take
-        if name in found and not torch.equal(_read(found, name, take), _read(found, original, take)):
+        if name in found and not torch.equal(_part(found, name, take), _part(found, original, take)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
 
 
-def _read(found: Mapping[str, TensorInfo], name: str, take: tuple[slice, ...]) -> torch.Tensor:
+def _part(found: Mapping[str, TensorInfo], name: str, take: tuple[slice, ...]) -> torch.Tensor:
     with safe_open(found[name].file, framework="pt", device="cpu") as file:
         tensor: torch.Tensor = file.get_slice(name)[take] if take else file.get_tensor(name)
         return tensor

@@ -1,10 +1,21 @@
 """A place in a model for one tensor of a checkpoint: what the loader knows of a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from starling_engine.parallel.shard import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Where else a checkpoint may keep what a slot takes: at `index` of `tensor`, which is of `shape`."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +29,7 @@ class Slot:
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     take: tuple[slice, ...] = ()
+    alias: Alias | None = None
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -49,3 +61,9 @@ def copy_slot(target: torch.Tensor) -> Slot:
         target.copy_(tensor)
 
     return Slot(tuple(target.shape), load)
+
+
+def part_slot(shares: Sequence[Share], load: Callable[[torch.Tensor], None], alias: Alias | None = None) -> Slot:
+    """The slot that takes `shares` of the dimensions of a tensor."""
+    whole = all(share.size == share.whole for share in shares)
+    return Slot(tuple(share.whole for share in shares), load, () if whole else tuple(share.slice for share in shares), alias)

@@ -58,7 +58,9 @@ class Worker:
             dtype: torch.dtype = getattr(torch, config.dtype)
             platform.check_dtype(dtype)
             model_config = load_model_config(Path(config.model_path))
-            attention, _ = select_attention(config.attention_backend, platform, dtype, model_config.head_dim)
+            attention, _ = select_attention(
+                config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
+            )
             methods = select_linear_method(dtype, platform.device)
             self._ranks = join_ranks(config, self._tick)
             ranks = self._ranks
@@ -152,15 +154,14 @@ class Worker:
 def _allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
     """One storage tensor for each place in a group; layers of different groups share a place, since they never share a page.
 
-    Returns each layer's view [num_blocks, 2, num_kv_heads, block_size, head_dim]. Pages are zero, so nothing read is ever NaN.
+    Returns each layer's view [num_blocks, *page_shape]. Pages are zero, so nothing read is ever NaN.
     """
     size = max(len(group.layers) for group in groups)
     places = [_zeros(num_blocks * groups[0].spec.page_bytes, device) for _ in range(size)]
     views: dict[int, torch.Tensor] = {}
     for group in groups:
-        spec = group.spec
         for place, layer in zip(places, group.layers, strict=False):
-            views[layer] = place.view(dtype).view(num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+            views[layer] = place.view(dtype).view(num_blocks, *group.spec.page_shape)
     return [views[layer] for layer in sorted(views)]
 
 

@@ -1,8 +1,11 @@
 """The choice of an attention backend, and what it says of it."""
 
+import re
+
 import pytest
 import torch
 from starling_engine import native
+from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.selector import select_attention
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cpu import CpuPlatform
@@ -39,6 +42,16 @@ def test_takes_the_first_that_can_and_says_why(
     assert backend.name == chosen
     assert why.startswith(reason)
     assert caplog.messages == [f"attention: {chosen} ({why})"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("auto", "not native: .*grouped-query"), ("torch", "asked for")])
+def test_latents_have_a_backend_of_their_own(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", object)
+    backend, why = select_attention(name, CpuPlatform(), BF16, 128, latent=True)
+    assert isinstance(backend, TorchMla)
+    assert re.match(reason, why)
+    with pytest.raises(ConfigError, match=r"'native' is not possible .*grouped-query.*possible: auto, torch"):
+        select_attention("native", CpuPlatform(), BF16, 128, latent=True)
 
 
 @pytest.mark.parametrize(

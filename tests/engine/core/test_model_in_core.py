@@ -5,12 +5,17 @@ chunks, prefix hits, and faults of a step.
 from typing import Any
 
 import pytest
+from starling_engine.params import SamplingParams
+from starling_engine.request import EngineRequest
 
 from tests.engine.checkpoints import STEPS, VARIANTS, VOCAB, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run
 
 
-@pytest.fixture(scope="module", params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3-mixed", "ministral-mixed", "mistral-window", "llama3.1", "qwen3-moe", "deepseek-v3"],
+)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[request.param])
 
@@ -27,6 +32,18 @@ def test_many_at_once_under_pressure(reference: Reference) -> None:
         again = run(core, [greedy("again", reference.prompt, cache_salt="0")])
         assert_greedy(again["again"][0], reference)
         assert core.scheduler.stats.prefix_hits_total > 0
+
+
+def test_a_fork_copies_what_it_writes(reference: Reference) -> None:
+    """The prompt's last block is shared by two that go on differently."""
+    with core_for(reference.folder) as core:
+        sampled = SamplingParams(temperature=1.0, max_tokens=STEPS, ignore_eos=True)
+        alone = run(core, [EngineRequest(id="alone", prompt_ids=reference.prompt, params=sampled, seed=5)])
+        fork = EngineRequest(id="fork", prompt_ids=reference.prompt, params=sampled, seed=5, fork_of="parent")
+        results = run(core, [greedy("parent", reference.prompt, cache_salt="new"), fork])
+        assert results["fork"] == alone["alone"]
+        assert results["fork"][0] != results["parent"][0]
+        assert_greedy(results["parent"][0], reference)
 
 
 def test_a_resume_record_continues_where_another_core_stopped(reference: Reference) -> None:

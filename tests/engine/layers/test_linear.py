@@ -63,6 +63,18 @@ def test_a_gated_matrix_gives_the_gated_product(make: Callable[[], LinearMethod]
     torch.testing.assert_close(out.float(), F.silu(gate) * up, atol=1e-4 if dtype == torch.float32 else 0.2, rtol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("has_native", [False, True])
+def test_an_exact_matrix_is_not_rounded_on_its_way(dtype: torch.dtype, has_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_native:
+        monkeypatch.setattr(native, "load", lambda: None)
+    shape = stacked(["gate"], [24], 64, exact=True)
+    layer, weight, _ = filled(select_linear_method(dtype, CPU)(shape), shape, dtype)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    out = layer.forward(x, torch.float32)
+    torch.testing.assert_close(out, F.linear(x.float(), weight), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(("make", "dtype"), cases()[:3])
 def test_looks_rows_up_in_the_matrix_that_it_multiplies(make: Callable[[], LinearMethod], dtype: torch.dtype) -> None:
     layer, weight, _ = filled(make(), stacked(["embed"], [50], 32, lookup=True), dtype)
@@ -90,6 +102,7 @@ def test_packing_keeps_no_second_copy(make: Callable[[], LinearMethod], dtype: t
 
 
 WIDE = stacked(["a"], [64], 64)
+EXACT = stacked(["a"], [64], 64, exact=True)
 TIED = stacked(["a"], [64], 64, lookup=True)
 
 
@@ -106,6 +119,9 @@ TIED = stacked(["a"], [64], 64, lookup=True)
         (BF16, False, False, WIDE, "mkldnn"),
         (BF16, True, True, WIDE, "mkldnn"),
         (BF16, True, True, TIED, "dense"),
+        (BF16, False, True, EXACT, "native"),
+        (BF16, True, True, EXACT, "exact"),
+        (torch.float16, False, True, EXACT, "exact"),
     ],
 )
 def test_the_selector_says_what_it_takes(

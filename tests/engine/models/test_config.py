@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from starling_engine.kv.spec import KVSpec, WindowSpec
 from starling_engine.models.config import ModelConfig, load_model_config, parse_model_config
 from starling_engine.models.fields import Fields
 from starling_engine.models.kv import kv_specs
+from starling_engine.models.moe import MoeConfig, Routing, checked
 from starling_engine.models.rope import LinearScaling, Llama3Scaling, YarnScaling
 
 SMALL: dict[str, Any] = {
@@ -133,6 +135,78 @@ def test_theta_beside_or_inside_the_scaling() -> None:
     assert parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
 
 
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_a_dense_model_has_no_experts() -> None:
+    assert of("Qwen3ForCausalLM", num_experts=8).moe is None
+    assert parse(**QWEN3_MOE, mlp_only_layers=[0, 1, 2, 3]).moe is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "moe"),
+    [
+        (QWEN3_MOE, MoeConfig(layers=(0, 1, 2, 3), intermediate_size=32, routing=Routing(num_experts=8, top_k=2))),
+        (
+            {**QWEN3_MOE, "num_experts": None, "num_local_experts": 6, "norm_topk_prob": True, "decoder_sparse_step": 2},
+            MoeConfig(layers=(1, 3), intermediate_size=32, routing=Routing(num_experts=6, top_k=2, renormalize=True)),
+        ),
+        (
+            {**QWEN3_MOE, "mlp_only_layers": [3, 1]},
+            MoeConfig(layers=(0, 2), intermediate_size=32, routing=Routing(num_experts=8, top_k=2)),
+        ),
+        (
+            MIXTRAL,
+            MoeConfig(layers=(0, 1, 2, 3), intermediate_size=128, routing=Routing(num_experts=4, top_k=2, renormalize=True)),
+        ),
+    ],
+)
+def test_experts(changes: dict[str, Any], moe: MoeConfig) -> None:
+    assert parse(**changes).moe == moe
+
+
+def test_mixtral_has_defaults_of_its_own() -> None:
+    config = parse(**MIXTRAL, sliding_window=8)
+    assert (config.rope.theta, config.rms_eps, config.windows) == (1e6, 1e-5, (8, 8, 8, 8))
+
+
+def test_qwen3_moe_slides_in_all_layers_or_none() -> None:
+    assert parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2).windows == (0, 0, 0, 0)
+    config = parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2, use_sliding_window=True)
+    assert (config.windows, config.qk_norm, config.head_dim) == ((8, 8, 8, 8), True, 16)
+
+
+SOME_GROUPS = Routing(num_experts=8, top_k=3, num_groups=4, top_groups=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"num_groups": 3}, ["n_group", "divide", "(8)"]),
+        ({"top_groups": 5}, ["topk_group", "n_group (4)"]),
+        ({"top_groups": 1}, ["num_experts_per_tok", "at most 2"]),
+        ({"num_groups": 8, "group_score": "best two"}, ["n_group", "at least 2"]),
+        ({"num_groups": 1, "top_groups": 1, "top_k": 9}, ["num_experts_per_tok", "at most 8"]),
+    ],
+)
+def test_a_routing_that_cannot_be_names_its_field(changes: dict[str, Any], words: list[str] | None) -> None:
+    routing = replace(SOME_GROUPS, **changes)
+    fields = Fields({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "config.json")
+    if words is None:
+        assert checked(fields, routing) is routing
+        return
+    with pytest.raises(ModelError) as caught:
+        checked(fields, routing)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
 def test_generation_config_adds_stop_tokens_and_defaults() -> None:
     config = parse({"eos_token_id": [9, 7], "temperature": 0.6, "top_k": 20, "do_sample": True}, eos_token_id=7, bos_token_id=1)
     assert config.eos_token_ids == (7, 9)
@@ -166,6 +240,12 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling: factor is missing"]),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": None}}, ["low_freq_factor"]),
         ({"architectures": "LlamaForCausalLM"}, ["architectures", "list"]),
+        ({**QWEN3_MOE, "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
+        ({**QWEN3_MOE, "num_experts": None}, ["num_experts is missing"]),
+        ({**QWEN3_MOE, "moe_intermediate_size": None}, ["moe_intermediate_size is missing"]),
+        ({**QWEN3_MOE, "mlp_only_layers": [-1]}, ["mlp_only_layers", "integers"]),
+        ({**QWEN3_MOE, "decoder_sparse_step": 0}, ["decoder_sparse_step", "at least 1"]),
+        ({**MIXTRAL, "num_local_experts": None}, ["num_local_experts is missing"]),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]},
             ["layer_types", "(4)"],
@@ -227,6 +307,7 @@ def test_each_layer_says_what_it_caches() -> None:
     assert kv_specs(config, 16, 2) == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
 
 
-def test_a_config_is_read_without_torch() -> None:
-    code = "import sys; import starling_engine.models.config, starling_engine.models.kv; assert 'torch' not in sys.modules"
+def test_a_config_is_read_and_memory_planned_without_torch() -> None:
+    modules = "starling_engine.models.config, starling_engine.models.kv, starling_engine.ledger"
+    code = f"import sys; import {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,6 +18,10 @@ CASES = [
     ("qwen3-tied", ParallelLayout(pipeline=2)),
     ("qwen3-mixed", ParallelLayout(pipeline=3)),
     ("llama3.1", ParallelLayout(pipeline=2, tensor=2)),
+    ("qwen3-moe", ParallelLayout(tensor=2)),
+    ("mixtral", ParallelLayout(pipeline=2, tensor=2)),
+    ("deepseek-v3", ParallelLayout(tensor=2)),
+    ("deepseek-v2", ParallelLayout(pipeline=3)),
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
 from starling_engine.layers.select import select_linear_method
@@ -25,7 +26,9 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def empty_model(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder(load_model_config(folder), dtype, CPU, select_linear_method(dtype, CPU), TorchPagedAttention())
+    config = load_model_config(folder)
+    attention = TorchMla() if config.mla else TorchPagedAttention()
+    return Decoder(config, dtype, CPU, select_linear_method(dtype, CPU), attention)
 
 
 def logits(model: Decoder, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -106,6 +109,88 @@ def test_buffers_that_old_checkpoints_saved_are_ignored(folder: Path, rewrite: C
     assert torch.equal(loaded(folder), before)
 
 
+def test_layers_that_draft_are_not_loaded(tmp_path: Path) -> None:
+    """DeepSeek-V3 is published with one layer more than the model has, for speculative decoding."""
+    write_checkpoint(tmp_path, VARIANTS["deepseek-v3-dense"])
+    file, extra = tmp_path / "model.safetensors", torch.zeros(64, 128)
+    tensors, before = load_file(file), loaded(tmp_path)
+    save_file({**tensors, "model.layers.3.eh_proj.weight": extra}, file)
+    assert torch.equal(loaded(tmp_path), before)
+    save_file({**tensors, "model.layers.4.eh_proj.weight": extra}, file)
+    with pytest.raises(WeightError, match=r"layers\.4\.eh_proj\.weight is not known"):
+        loaded(tmp_path)
+
+
+def test_the_matrix_that_expands_latents_is_checked_like_any(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["deepseek-v3-dense"])
+    name, file = "model.layers.1.self_attn.kv_b_proj.weight", tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name][:-1]}, file)
+    with pytest.raises(WeightError, match=r"kv_b_proj\.weight \[127, 32\] \(expected \[128, 32\]\)"):
+        loaded(tmp_path)
+
+
+FUSED = "model.layers.1.mlp.experts.gate_up_proj"
+EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
+
+
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-plain", "mixtral"])
+def test_experts_may_be_one_tensor_each_or_all_in_one(variant: str, tmp_path: Path) -> None:
+    split, fused = tmp_path / "split", tmp_path / "fused"
+    write_checkpoint(split, VARIANTS[variant])
+    write_checkpoint(fused, VARIANTS[variant], save_original_format=False)
+    names = {name for name in load_file(fused / "model.safetensors") if "expert" in name}
+    assert names and all(name.endswith(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")) for name in names)
+    assert not names & load_file(split / "model.safetensors").keys()
+    assert torch.equal(loaded(split), loaded(fused))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_progress_counts_every_byte_of_experts(fused: bool, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-moe"], save_original_format=not fused)
+    seen: list[tuple[int, int]] = []
+    load_weights(empty_model(tmp_path), tmp_path, lambda done, total: seen.append((done, total)))
+    size = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert {total for _, total in seen} == {size} and seen[-1][0] == size
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(EXPERT), [EXPERT, "is missing"]),
+        (lambda t: t.update({EXPERT: torch.zeros(64, 48)}), [EXPERT, "[64, 48]", "[48, 64]", "wrong shape"]),
+        (lambda t: t.update({EXPERT.replace("5", "8"): torch.zeros(48, 64)}), ["experts.8", "not known"]),
+        (lambda t: t.pop("model.layers.0.mlp.gate.weight"), ["layers.0.mlp.gate.weight", "is missing"]),
+    ],
+)
+def test_a_wrong_expert_is_named(change: Callable[[Tensors], object], words: list[str], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-moe"])
+    assert_refused(tmp_path, change, words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(FUSED), ["layers.1.mlp.experts.0.gate_proj.weight", "and 11 more", "is missing"]),
+        (lambda t: t.update({FUSED: torch.zeros(7, 96, 64)}), [f"{FUSED} [7, 96, 64] (expected [8, 96, 64])", "wrong shape"]),
+        (lambda t: t.update({FUSED: torch.zeros(8, 96, 64, dtype=torch.int8)}), [f"{FUSED} (I8)", "dtype"]),
+    ],
+)
+def test_a_wrong_tensor_of_all_experts_is_named_once(change: Callable[[Tensors], object], words: list[str], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-moe"], save_original_format=False)
+    assert_refused(tmp_path, change, words)
+
+
+def assert_refused(folder: Path, change: Callable[[Tensors], object], words: list[str]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightError) as caught:
+        loaded(folder)
+    message = str(caught.value)
+    assert all(word in message and message.count(word) == 1 for word in words), message
+
+
 def test_a_tied_tensor_may_be_there_twice_but_not_differ(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
     file = tmp_path / "model.safetensors"
@@ -162,10 +247,12 @@ def test_dummy_weights_depend_on_the_seed_alone(folder: Path) -> None:
     assert not torch.equal(dummy(1), dummy(2))
 
 
-def test_dummy_weights_give_varied_output(folder: Path) -> None:
+@pytest.mark.parametrize("variant", ["qwen2", "deepseek-v3-dense"])
+def test_dummy_weights_give_varied_output(variant: str, tmp_path: Path) -> None:
     """They stand in for a model in tests of speed, where one token repeated for ever would hide what sampling costs."""
-    edit_json(folder / "config.json", {"tie_word_embeddings": True})
-    model = empty_model(folder)
+    write_checkpoint(tmp_path, VARIANTS[variant])
+    edit_json(tmp_path / "config.json", {"tie_word_embeddings": True})
+    model = empty_model(tmp_path)
     load_dummy(model, 0)
     driver = PagedDriver(model, torch.float32, block_size=8)
     first = int(driver.run([(0, PROMPT)])[0][-1].argmax())

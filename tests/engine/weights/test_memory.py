@@ -13,7 +13,7 @@ from starling_engine.layers.dense import DenseLinear
 from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 
-CONFIG = {
+DENSE = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 512,
     "num_hidden_layers": 8,
@@ -23,6 +23,13 @@ CONFIG = {
     "vocab_size": 24000,
     "max_position_embeddings": 64,
     "dtype": "bfloat16",
+}
+EXPERTS = {
+    **DENSE,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
 }
 SHARDS = 5
 SLACK = 24 << 20
@@ -70,11 +77,11 @@ print(peak - start, resident() - start)
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[DENSE, EXPERTS], ids=["dense", "experts"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 110 MB of bf16 in five shards, cut in the order of names, as transformers cuts them."""
     folder = tmp_path_factory.mktemp("large")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(request.param))
     config = load_model_config(folder)
     device = torch.device("cpu")
     slots = Decoder(config, torch.bfloat16, device, lambda _: DenseLinear(), TorchPagedAttention()).slots()

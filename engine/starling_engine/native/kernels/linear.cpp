@@ -1,114 +1,19 @@
 // y = x W^T + b with bf16 x and W; W packed once (see gemm_tile.h), so that every batch size reads it in order.
-// A gated matrix is two, gate then up, and y = silu(gate) * up, half as wide: each block of 16 columns then holds 8 of the
-// gate and the same 8 of up, so that both sums are at hand when they are finished.
+#include "linear.h"
+
 #include <sys/mman.h>
-
-#include <algorithm>
-#include <vector>
-
-#include "gemm_tile.h"
-#include "parallel.h"
 
 namespace starling {
 namespace {
 
-// A panel of B and the panel being fetched after it share the 1 MB second-level cache with the rows of x.
-constexpr int64_t kPanelBytes = 384 * 1024;
-constexpr int64_t kMaxKPairs = 2048;
-constexpr int64_t kMaxRows = 512;
-// With so few rows the lines are used as fast as they come, and the hardware's own prefetching does better.
-constexpr int64_t kHardwareRows = 2;
-
 template <typename Out>
-struct Linear {
-  const bf16* x;
-  int64_t x_stride, rows;
-  const bf16* packed;
-  int64_t n, k;
-  const bf16* bias;  // [n], or null
-  bool gated;
-  Out* out;  // [rows][n], or gated [rows][n / 2]
-
-  // Writes `rows` x `cols` sums at (row, col), with the bias, in the output's type.
-  void finish(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
-    if (gated) return finish_gated(c, c_stride, row, rows_here, col, cols);
-    for (int64_t j = 0; j < cols; j += 16) {
-      const __mmask16 lanes = first_lanes(cols - j);
-      const __m512 add = bias ? load16(bias + col + j, lanes) : _mm512_setzero_ps();
-      for (int64_t i = 0; i < rows_here; ++i)
-        store16(out + (row + i) * n + col + j, _mm512_add_ps(_mm512_loadu_ps(c + i * c_stride + j), add), lanes);
-    }
-  }
-
-  // Two blocks at a time, which make 16 columns of the output; n is a multiple of 16.
-  void finish_gated(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
-    for (int64_t j = 0; j < cols; j += 32) {
-      const bool both = j + 16 < cols;
-      const __mmask16 lanes = first_lanes(both ? 16 : 8);
-      const int64_t at = (col + j) / 2;
-      const __m512 none = _mm512_setzero_ps();
-      const __m512 add_gate = bias ? load16(bias + at, lanes) : none, add_up = bias ? load16(bias + n / 2 + at, lanes) : none;
-      for (int64_t i = 0; i < rows_here; ++i) {
-        const float* sums = c + i * c_stride + j;
-        const __m512 first = _mm512_loadu_ps(sums), second = both ? _mm512_loadu_ps(sums + 16) : none;
-        const __m512 gate = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x44), add_gate);
-        const __m512 up = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0xEE), add_up);
-        store16(out + (row + i) * (n / 2) + at, _mm512_mul_ps(silu(gate), up), lanes);
-      }
-    }
-  }
-
-  // Rows [row0, row0 + m) of the output for the column blocks of one thread.
-  void run_span(Span blocks, int64_t row0, int64_t m) const {
-    const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
-    const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
-    const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles);
-    const int64_t tiles_in_panel =
-        row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (k_step * 64 * kTileBlocks));
-    const int64_t panel_blocks = tiles_in_panel * kTileBlocks, width = panel_blocks * kBlockCols;
-    // The sums of a panel wait in `sums` when K is cut in chunks; else each tile is finished at once.
-    const bool chunked = k_chunks > 1;
-    alignas(64) float tile_sums[kTileRows * kTileBlocks * kBlockCols];
-    std::vector<float> panel_sums(chunked ? m * width : 0);
-
-    for (int64_t panel = blocks.begin; panel < blocks.end; panel += panel_blocks) {
-      const int64_t panel_end = std::min(panel + panel_blocks, blocks.end);
-      for (int64_t chunk = 0; chunk < k_chunks; ++chunk) {
-        const int64_t k0 = chunk * k_step, k_here = std::min(k_step, k_pairs - k0);
-        const bool last = chunk + 1 == k_chunks;
-        // What follows this chunk of this panel: the next chunk, or the next panel's first.
-        const ptrdiff_t next = last ? panel_blocks * block_size - k0 * 32 : k_step * 32;
-        const bool fetch = m > kHardwareRows && (!last || panel + panel_blocks < blocks.end);
-        for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
-          const int rows_here = static_cast<int>(std::min(row_step, m - row));
-          for (int64_t block = panel; block < panel_end; block += kTileBlocks) {
-            const int blocks_here = static_cast<int>(std::min<int64_t>(kTileBlocks, panel_end - block));
-            const bf16* b = packed + block * block_size + k0 * 32;
-            // The row tiles share in fetching the next panel, a block or so each.
-            const int64_t ahead = fetch ? blocks_here * r / row_tiles : 0;
-            const int64_t ahead_end = fetch ? blocks_here * (r + 1) / row_tiles : 0;
-            const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
-            float* c = chunked ? panel_sums.data() + row * width + (block - panel) * kBlockCols : tile_sums;
-            const ptrdiff_t c_stride = chunked ? width : kTileBlocks * kBlockCols;
-            gemm_tile<bf16>({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
-                       b + next + ahead * block_size},
-                      rows_here, blocks_here, static_cast<int>(ahead_end - ahead));
-            if (last) finish(c, c_stride, row0 + row, rows_here, col, cols);
-          }
-        }
-      }
-    }
-  }
-
-  void run(int threads) const {
-    const int64_t blocks = ceil_div(n, kBlockCols);
+void run_linear(const PackedProduct& product, int64_t m, const StoreSums<Out>& store, int threads) {
 #pragma omp parallel num_threads(threads)
-    {
-      const Span mine = my_share(blocks);
-      for (int64_t row = 0; row < rows; row += kMaxRows) run_span(mine, row, std::min(kMaxRows, rows - row));
-    }
+  {
+    const Span mine = my_share(ceil_div(product.n, kBlockCols));
+    for (int64_t row = 0; row < m; row += kMaxRows) product.run_span(mine, row, std::min(kMaxRows, m - row), store);
   }
-};
+}
 
 // One block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
 void pack_block(const bf16* w, const bf16* up, int64_t rows, int64_t k, bf16* out) {
@@ -132,13 +37,16 @@ using namespace starling;
 
 extern "C" {
 
+// Asks for huge pages, before the first touch: fewer page faults then, and far fewer table walks in every later read.
+void starling_huge_pages(char* memory, int64_t bytes) {
+  const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(memory) + page - 1) & ~(page - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(memory + bytes);
+  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+}
+
 // w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even, and n a multiple of 16 where it is gated.
 void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int gated, int threads) {
   const int64_t blocks = ceil_div(n, kBlockCols);
-  // Huge pages before the first touch: fewer page faults now, and far fewer table walks in every later read.
-  const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(out) + page - 1) & ~(page - 1);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(out + blocks * k * kBlockCols);
-  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 #pragma omp parallel num_threads(threads)
   {
     const Span mine = my_share(blocks);
@@ -153,10 +61,11 @@ void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int ga
 // x [m, k] (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `bias` may be null.
 void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k,
                      const bf16* bias, int gated, void* out, int out_fp32, int threads) {
+  const PackedProduct product{x, x_stride, packed, n, k};
   if (out_fp32)
-    Linear<float>{x, x_stride, m, packed, n, k, bias, gated != 0, static_cast<float*>(out)}.run(threads);
+    run_linear(product, m, StoreSums<float>{bias, n, gated != 0, static_cast<float*>(out)}, threads);
   else
-    Linear<bf16>{x, x_stride, m, packed, n, k, bias, gated != 0, static_cast<bf16*>(out)}.run(threads);
+    run_linear(product, m, StoreSums<bf16>{bias, n, gated != 0, static_cast<bf16*>(out)}, threads);
 }
 
 // Rows `ids` of the packed weight -> out [tokens, k].

@@ -1,0 +1,55 @@
+"""Experts for bf16 on CPUs: packed weights, and all experts of a layer in one call of the native kernel."""
+
+import torch
+
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_expert, plain_parts
+from starling_engine.native import ops
+from starling_engine.native.packed import PackedExperts
+
+
+class NativeExperts:
+    """Each matrix is packed as it is loaded; besides the packed ones, only a gate that waits for its up is held."""
+
+    name = "native"
+    _gate_up: PackedExperts | None = None
+    _down: PackedExperts | None = None
+
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
+        assert dtype == torch.bfloat16 and device.type == "cpu"
+        self._shape = shape
+        self._staged: dict[int, torch.Tensor] = {}
+        return plain_parts(shape)
+
+    def load_shard(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+        if part.shard == "down":
+            self._load_down(part, tensor)
+        else:
+            self._load_half(part, tensor)
+
+    def finish(self) -> None:
+        assert not self._staged, "a gate or an up is missing"
+
+    def apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
+        groups = group_by_expert(ids, self._shape.num_experts)
+        weights = weights.flatten()[groups.order]
+        opened = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
+        return ops.grouped_sum(opened, groups.tokens, weights, groups.starts, self._down, len(x))
+
+    def _load_down(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+        if self._down is None:
+            self._down = ops.empty_experts(self._shape.num_experts, self._shape.hidden_size, self._shape.intermediate_size)
+        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, part.expert)
+
+    def _load_half(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+        """Gate and up are packed together, so the first of the two to come waits."""
+        size, hidden = self._shape.intermediate_size, self._shape.hidden_size
+        both = part.expert in self._staged
+        whole = self._staged.pop(part.expert) if both else torch.empty(2, size, hidden, dtype=torch.bfloat16)
+        whole[int(part.shard == "up")].copy_(tensor)
+        if not both:
+            self._staged[part.expert] = whole
+            return
+        if self._gate_up is None:
+            self._gate_up = ops.empty_experts(self._shape.num_experts, 2 * size, hidden, gated=True)
+        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, part.expert)

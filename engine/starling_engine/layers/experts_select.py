@@ -1,0 +1,40 @@
+"""Chooses how the experts of each layer are stored and multiplied."""
+
+import functools
+import logging
+
+import torch
+
+from starling_engine import native
+from starling_engine.layers.experts import ExpertsMethod, ExpertsSelector, ExpertsShape
+from starling_engine.layers.experts_dense import DenseExperts
+from starling_engine.layers.experts_packed import NativeExperts
+
+logger = logging.getLogger("starling.layers")
+
+
+def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSelector:
+    """The selector for the experts of a model of `dtype` on `device`; logs once for each shape what it takes and why."""
+
+    @functools.cache
+    def choose(shape: ExpertsShape) -> type[DenseExperts] | type[NativeExperts]:
+        method, reason = _choose(shape, dtype, device)
+        logger.info("experts: %s (%s)", method.name, reason)
+        return method
+
+    def select(shape: ExpertsShape) -> ExpertsMethod:
+        return choose(shape)()
+
+    return select
+
+
+def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[DenseExperts] | type[NativeExperts], str]:
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return DenseExperts, f"{dtype} on {device.type}: only bfloat16 on a CPU has a grouped kernel"
+    if native.load() is None:
+        return DenseExperts, "no native kernels here"
+    # The kernel multiplies pairs of columns, and opens eight gates at a time.
+    if shape.hidden_size % 2 or shape.intermediate_size % 8:
+        sizes = f"{shape.hidden_size} and {shape.intermediate_size}"
+        return DenseExperts, f"sizes of {sizes}: the grouped kernel needs multiples of 2 and 8"
+    return NativeExperts, "bfloat16 and AVX-512"

@@ -1,0 +1,60 @@
+"""Which experts each token goes to."""
+
+from dataclasses import replace
+
+import torch
+
+from starling_engine.layers.linear import Linear
+from starling_engine.models.moe import Routing
+from starling_engine.weights.slot import Alias, Slot, copy_slot
+
+TINY = 1e-20
+"""Keeps a sum of affinities that are all zero from dividing by zero; lost beside any other."""
+
+
+def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [T, num_experts] fp32 -> (weights [T, top_k] fp32, ids [T, top_k] int64) of the experts that each token goes to.
+
+    `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order.
+    """
+    affinities = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    wanted = affinities if bias is None else affinities + bias
+    if routing.top_groups < routing.num_groups:
+        wanted = _within_groups(wanted, routing)
+    ids = wanted.topk(routing.top_k, dim=-1).indices
+    weights = affinities.gather(-1, ids)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+    return (weights if routing.scaling == 1 else weights * routing.scaling), ids
+
+
+def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """`wanted` [T, num_experts] with -inf for the experts outside of each token's `top_groups` best groups."""
+    grouped = wanted.view(-1, routing.num_groups, routing.group_size)
+    worth = grouped.amax(-1) if routing.group_score == "best" else grouped.topk(2, dim=-1).values.sum(-1)
+    outside = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, worth.topk(routing.top_groups, dim=-1).indices, False)
+    return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+class Router:
+    """The gate's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
+
+    `fused` is the gate's name in checkpoints that hold all experts in one tensor.
+    """
+
+    def __init__(self, gate: Linear, routing: Routing, bias_name: str, fused: str, device: torch.device) -> None:
+        self._gate = gate
+        self._routing = routing
+        self._bias_name = bias_name
+        self._fused = fused
+        self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> (weights, ids), see `route`."""
+        return route(self._gate.forward(x, torch.float32), self._routing, self._bias)
+
+    def slots(self) -> dict[str, Slot]:
+        slots = {name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape)) for name, slot in self._gate.slots().items()}
+        if self._bias is not None:
+            slots[self._bias_name] = copy_slot(self._bias)
+        return slots

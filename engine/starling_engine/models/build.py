@@ -1,0 +1,38 @@
+"""What every part of a model is built with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.attention.selector import Backend
+from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.linear import Linear, LinearShape, MethodSelector
+from starling_engine.layers.norm import RMSNorm
+from starling_engine.models.config import ModelConfig
+from starling_engine.models.definition import TensorNames
+from starling_engine.parallel.communicator import ALONE, Communicator
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """One for all layers. `cos_sin` as in `AttentionWeights`; `tensor` are the ranks that split every matrix among them."""
+
+    config: ModelConfig
+    names: TensorNames
+    dtype: torch.dtype
+    device: torch.device
+    methods: MethodSelector
+    experts: ExpertsSelector
+    backend: Backend
+    cos_sin: torch.Tensor
+    tensor: Communicator = ALONE
+
+    def linear(self, shape: LinearShape) -> Linear:
+        """Where it holds some columns only, the ranks add their products up."""
+        split = shape.ins.size < shape.ins.whole
+        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor.all_reduce if split else None)
+
+    def norm(self, name: str, size: int | None = None, eps: float | None = None) -> RMSNorm:
+        """Of `size` elements, and with `eps` added to the mean square; without them the model's own."""
+        config = self.config
+        return RMSNorm(name, size or config.hidden_size, config.rms_eps if eps is None else eps, self.dtype, self.device)

@@ -1,0 +1,74 @@
+"""Multi-head latent attention (MLA) of DeepSeek-V2 and V3, arXiv 2405.04434, section 2.1."""
+
+from dataclasses import replace
+
+import torch
+
+from starling_engine.attention.base import AttentionMetadata
+from starling_engine.attention.mla import MlaWeights, TorchMla
+from starling_engine.attention.mla_shape import MlaShape
+from starling_engine.layers.linear import stacked
+from starling_engine.layers.rope import mscale_all_dim
+from starling_engine.models.build import BuildContext
+from starling_engine.parallel.shard import Share
+from starling_engine.weights.slot import Slot, part_slot
+
+LATENT_EPS = 1e-6
+"""Of the norms of compressed queries, keys and values, whatever the model's other norms have: so the authors' code has it."""
+
+
+class LatentAttention:
+    """Queries, keys and values through narrow bottlenecks; only the one of keys and values is cached, for all heads together.
+
+    What all heads share is one matrix: the compression of keys and values, and of queries where the model has it. It and the cache
+    are whole on every rank; the heads are split.
+    """
+
+    _weights: MlaWeights
+
+    def __init__(self, build: BuildContext, prefix: str, shape: MlaShape) -> None:
+        assert isinstance(build.backend, TorchMla), "selected for a model without latents"
+        config, names = build.config, build.names
+        share = build.tensor.shard.of(shape.num_heads)
+        shape = replace(shape, num_heads=share.size)
+        q, down, sizes = names.q, [names.kv_a], [shape.latent_dim]
+        self._q_norm = None
+        if shape.q_rank:
+            q, down, sizes = names.q_b, [names.q_a, *down], [shape.q_rank, *sizes]
+            self._q_norm = build.norm(f"{prefix}.{names.q_a_norm}", shape.q_rank, LATENT_EPS)
+        self._down = build.linear(stacked([f"{prefix}.{name}" for name in down], sizes, config.hidden_size, config.qkv_bias))
+        self._q = build.linear(stacked([f"{prefix}.{q}"], [share.times(shape.key_dim)], shape.q_rank or config.hidden_size))
+        self._kv_norm = build.norm(f"{prefix}.{names.kv_a_norm}", shape.kv_rank, LATENT_EPS)
+        self._kv_b = f"{prefix}.{names.kv_b}.weight"
+        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], share.times(shape.value_dim), config.o_bias))
+        self._build = build
+        self._shape = shape
+        self._heads = share
+        self._attend = build.backend.forward
+
+    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's latents into `kv`."""
+        shape = self._shape
+        c_q, c_kv, k_rope = torch.split(self._down.forward(x), [shape.q_rank, shape.kv_rank, shape.rope_dim], dim=-1)
+        q_in = x if self._q_norm is None else self._q_norm.forward(c_q.contiguous(), None)[0]
+        c, _ = self._kv_norm.forward(c_kv.contiguous(), None)
+        out = self._attend(self._q.forward(q_in), c, k_rope, self._weights, kv, meta)
+        return self._o.forward(out if rows is None else out[rows])
+
+    def slots(self) -> dict[str, Slot]:
+        shape = self._shape
+        rows = self._heads.times(shape.nope_dim + shape.value_dim)
+        norm = {} if self._q_norm is None else self._q_norm.slots()
+        kv_b = {self._kv_b: part_slot((rows, Share.all(shape.kv_rank)), self._load_kv_b)}
+        return {**self._down.slots(), **norm, **self._q.slots(), **self._kv_norm.slots(), **kv_b, **self._o.slots()}
+
+    def _load_kv_b(self, tensor: torch.Tensor) -> None:
+        """Splits kv_b_proj, whose rows are each head's W_UK and then its W_UV."""
+        shape, build = self._shape, self._build
+        heads = tensor.reshape(shape.num_heads, shape.nope_dim + shape.value_dim, shape.kv_rank)
+        w_uk, w_uv = (
+            torch.empty(part.shape, dtype=build.dtype, device=build.device).copy_(part)
+            for part in torch.split(heads, [shape.nope_dim, shape.value_dim], dim=1)
+        )
+        scale = shape.key_dim**-0.5 * mscale_all_dim(build.config.rope) ** 2
+        self._weights = MlaWeights(shape, scale, build.cos_sin, w_uk, w_uv)

@@ -1,0 +1,39 @@
+"""The plain MLP of a layer, which is also that of shared experts."""
+
+import torch
+
+from starling_engine.layers.linear import stacked
+from starling_engine.models.build import BuildContext
+from starling_engine.weights.slot import Slot
+
+CACHED_ROWS = 512
+"""Tokens that a CPU takes through the MLP at once: what lies between its two matrices then stays in the processor's cache, and the
+weights are read no more often, for the matrix product goes through them once for as many rows anyway."""
+
+
+class Mlp:
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix; `names` are the modules of the three."""
+
+    def __init__(self, build: BuildContext, names: tuple[str, str, str], size: int) -> None:
+        gate, up, down = names
+        hidden, bias, share = build.config.hidden_size, build.config.mlp_bias, build.tensor.shard.of(size)
+        self._gate_up = build.linear(stacked([gate, up], [share, share], hidden, bias, gated=True))
+        self._down = build.linear(stacked([down], [hidden], share, bias))
+
+    @classmethod
+    def plain(cls, build: BuildContext, prefix: str) -> "Mlp":
+        """That of a layer without experts."""
+        gate, up, down = (f"{prefix}.{name}" for name in (build.names.gate, build.names.up, build.names.down))
+        return cls(build, (gate, up, down), build.config.intermediate_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        if x.device.type != "cpu" or len(x) <= CACHED_ROWS:
+            return self._forward(x)
+        return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down.forward(self._gate_up.forward(x))
+
+    def slots(self) -> dict[str, Slot]:
+        return {**self._gate_up.slots(), **self._down.slots()}

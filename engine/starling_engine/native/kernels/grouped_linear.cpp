@@ -1,0 +1,162 @@
+// The experts of a mixture. Pairs of a token and an expert are sorted by expert; each expert's pairs are a run of rows that is
+// multiplied with its own packed matrix, and all runs are one parallel region.
+#include "linear.h"
+
+namespace starling {
+namespace {
+
+// A block of columns costs its reading from memory, or the products of its rows, whichever takes longer. A line of 64 bytes
+// arrives in about the time in which a core multiplies it with so many rows.
+constexpr int64_t kRowsPerRead = 32;
+
+struct Experts {
+  const int64_t* tokens;  // [starts[count]], the token of each pair
+  const int64_t* starts;  // [count + 1], the pairs of expert e are [starts[e], starts[e + 1])
+  int64_t count;
+  const bf16* packed;  // [count][ceil(n / 16)][k / 2][16][2]
+  int64_t n, k;
+
+  int64_t blocks() const { return ceil_div(n, kBlockCols); }
+  int64_t rows(int64_t e) const { return starts[e + 1] - starts[e]; }
+  const bf16* weight(int64_t e) const { return packed + e * blocks() * kBlockCols * k; }
+
+  int64_t active() const {
+    int64_t found = 0;
+    for (int64_t e = 0; e < count; ++e) found += rows(e) > 0;
+    return found;
+  }
+  int worth(int64_t pieces, int threads) const {
+    return threads_for(pieces, active() * blocks() * kBlockCols * k * 2, threads);
+  }
+};
+
+// Every token of a run is gathered from x, multiplied, and stored at its pair's place. Threads share out pairs of an expert and a
+// block, so that each takes few experts and gathers few tokens twice.
+struct GroupedLinear {
+  Experts experts;
+  const bf16* x;
+  int64_t x_stride;
+  bool gated;
+  bf16* out;  // [pairs][n], or gated [pairs][n / 2]
+
+  int64_t block_cost(int64_t e) const { return experts.rows(e) == 0 ? 0 : std::max(experts.rows(e), kRowsPerRead); }
+
+  void run(int threads) const {
+    int64_t cost = 0;
+    for (int64_t e = 0; e < experts.count; ++e) cost += block_cost(e) * experts.blocks();
+#pragma omp parallel num_threads(experts.worth(experts.active() * experts.blocks(), threads))
+    {
+      const Span mine = my_share(cost);
+      for (int64_t e = 0, at = 0; e < experts.count && at < mine.end; at += block_cost(e) * experts.blocks(), ++e)
+        if (experts.rows(e) > 0) run_expert(e, blocks_within(mine, at, block_cost(e)));
+    }
+  }
+
+  // The blocks that begin in `mine`, of an expert whose first one begins at `at`.
+  Span blocks_within(Span mine, int64_t at, int64_t cost) const {
+    const auto block = [&](int64_t edge) {
+      return std::min(experts.blocks(), ceil_div(std::max<int64_t>(0, edge - at), cost));
+    };
+    return {block(mine.begin), block(mine.end)};
+  }
+
+  void run_expert(int64_t e, Span mine) const {
+    if (mine.begin >= mine.end) return;
+    const int64_t width = gated ? experts.n / 2 : experts.n;
+    for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
+      const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row);
+      const PackedProduct product{gathered(row, m), experts.k, experts.weight(e), experts.n, experts.k};
+      product.run_span(mine, 0, m, StoreSums<bf16>{nullptr, experts.n, gated, out + row * width});
+    }
+  }
+
+  // The tokens of pairs [row, row + m), one after another; valid until this thread's next call.
+  const bf16* gathered(int64_t row, int64_t m) const {
+    if (m == 1) return x + experts.tokens[row] * x_stride;
+    const int64_t k = experts.k;
+    Scratch& scratch = Scratch::mine();
+    scratch.reset(Scratch::padded<bf16>(m * k));
+    bf16* rows = scratch.take<bf16>(m * k);
+    for (int64_t i = 0; i < m; ++i)
+      std::memcpy(rows + i * k, x + experts.tokens[row + i] * x_stride, k * sizeof(bf16));
+    return rows;
+  }
+};
+
+// What takes the sums of a thread's columns: each row times its pair's weight goes to its token's row of `totals`.
+struct AddWeighted {
+  const int64_t* tokens;  // of the pairs
+  const float* weights;
+  float* totals;  // [tokens][stride], from column `first_col` of the output on
+  int64_t stride, first_col;
+
+  void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
+    for (int64_t i = 0; i < rows_here; ++i) {
+      const __m512 weight = _mm512_set1_ps(weights[row + i]);
+      float* to = totals + tokens[row + i] * stride + col - first_col;
+      // Both rows are whole blocks: what lies past the last column is never read.
+      for (int64_t j = 0; j < cols; j += kBlockCols)
+        _mm512_store_ps(to + j, _mm512_fmadd_ps(weight, _mm512_loadu_ps(c + i * c_stride + j), _mm512_load_ps(to + j)));
+    }
+  }
+};
+
+// Each token's pairs come together again. A thread has columns of its own, of all experts, so that no two add to the same total,
+// and experts add up in their order whatever else is in the batch.
+struct GroupedSum {
+  Experts experts;
+  const bf16* x;         // [pairs][k]
+  const float* weights;  // [pairs]
+  int64_t num_tokens;
+  bf16* out;  // [num_tokens][n]
+
+  void run(int threads) const {
+#pragma omp parallel num_threads(experts.worth(experts.blocks(), threads))
+    {
+      const Span mine = my_share(experts.blocks());
+      const int64_t stride = (mine.end - mine.begin) * kBlockCols;
+      Scratch& scratch = Scratch::mine();
+      scratch.reset(Scratch::padded<float>(num_tokens * stride));
+      float* totals = scratch.take<float>(num_tokens * stride);
+      std::memset(totals, 0, num_tokens * stride * sizeof(float));
+      if (stride > 0) add_all(mine, AddWeighted{experts.tokens, weights, totals, stride, mine.begin * kBlockCols});
+      store(totals, stride, mine.begin * kBlockCols);
+    }
+  }
+
+  void add_all(Span mine, const AddWeighted& add) const {
+    for (int64_t e = 0; e < experts.count; ++e)
+      for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
+        const PackedProduct product{x, experts.k, experts.weight(e), experts.n, experts.k};
+        product.run_span(mine, row, std::min(kMaxRows, experts.starts[e + 1] - row), add);
+      }
+  }
+
+  void store(const float* totals, int64_t stride, int64_t first_col) const {
+    const int64_t cols = std::min(stride, experts.n - first_col);
+    for (int64_t t = 0; t < num_tokens; ++t)
+      for (int64_t j = 0; j < cols; j += kBlockCols)
+        store16(out + t * experts.n + first_col + j, _mm512_load_ps(totals + t * stride + j), first_lanes(cols - j));
+  }
+};
+
+}  // namespace
+}  // namespace starling
+
+using namespace starling;
+
+extern "C" {
+
+// Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
+void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
+                             const bf16* packed, int64_t n, int64_t k, int gated, bf16* out, int threads) {
+  GroupedLinear{{tokens, starts, count, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
+}
+
+// x[i] times the matrix of pair i's expert, times weights[i], added up over the pairs of each token -> out [num_tokens][n].
+void starling_grouped_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
+                          const bf16* packed, int64_t n, int64_t k, bf16* out, int64_t num_tokens, int threads) {
+  GroupedSum{{tokens, starts, count, packed, n, k}, x, weights, num_tokens, out}.run(threads);
+}
+
+}  // extern "C"

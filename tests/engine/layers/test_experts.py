@@ -1,0 +1,154 @@
+"""Every experts method gives what transformers' experts give, however the tokens are spread over them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from starling_engine import native
+from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_expert
+from starling_engine.layers.experts_dense import DenseExperts
+from starling_engine.layers.experts_packed import NativeExperts
+from starling_engine.layers.experts_select import select_experts_method
+from starling_engine.parallel.shard import Share
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+CPU = torch.device("cpu")
+FP32, BF16 = torch.float32, torch.bfloat16
+SHAPE = ExpertsShape(num_experts=7, hidden_size=50, intermediate=Share.all(24))
+NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
+
+needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
+METHODS = [
+    pytest.param(DenseExperts, FP32, id="dense-fp32"),
+    pytest.param(DenseExperts, BF16, id="dense-bf16"),
+    pytest.param(NativeExperts, BF16, id="native", marks=needs_native),
+]
+
+
+def reference(shape: ExpertsShape) -> Qwen3MoeExperts:
+    """Transformers' experts in fp32, with weights that are exact in bf16."""
+    config = Qwen3MoeConfig(
+        num_experts=shape.num_experts, hidden_size=shape.hidden_size, moe_intermediate_size=shape.intermediate_size
+    )
+    experts = Qwen3MoeExperts(config)
+    generator = torch.Generator().manual_seed(0)
+    for weight in (experts.gate_up_proj, experts.down_proj):
+        weight.data = (torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5).to(BF16).float()
+    return experts
+
+
+def filled(method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, source: Qwen3MoeExperts) -> Experts:
+    layer = Experts(NAMES, shape, method, dtype, CPU)
+    # The last part first: the order must not matter.
+    for name, slot in reversed(layer.slots().items()):
+        expert, module = name.split(".")[2:4]
+        gate, up = source.gate_up_proj[int(expert)].chunk(2)
+        slot.load({"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[int(expert)]}[module].detach())
+    return layer
+
+
+def routes(tokens: int, top_k: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights) of tokens that prefer low experts, so that some get many tokens and some none."""
+    generator = torch.Generator().manual_seed(tokens)
+    likely = 2.0 ** -torch.arange(experts, dtype=FP32).expand(tokens, experts)
+    if not tokens:
+        return torch.empty(0, top_k, dtype=torch.int64), torch.empty(0, top_k)
+    return torch.multinomial(likely, top_k, generator=generator), torch.rand(tokens, top_k, generator=generator)
+
+
+@pytest.mark.parametrize(("make", "dtype"), METHODS)
+@pytest.mark.parametrize("top_k", [1, 3, 7])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 9, 130, 700])
+def test_gives_what_the_reference_gives(make: Callable[[], ExpertsMethod], dtype: torch.dtype, top_k: int, tokens: int) -> None:
+    source = reference(SHAPE)
+    layer = filled(make(), dtype, SHAPE, source)
+    x = torch.randn(tokens, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids, weights = routes(tokens, top_k, SHAPE.num_experts)
+    out = layer.forward(x, ids, weights)
+    assert out.dtype == dtype and out.shape == x.shape
+    with torch.inference_mode():
+        expected = source(x.float(), ids, weights)
+    tolerance = 1e-5 if dtype == FP32 else 0.03
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("make", "dtype"), METHODS)
+def test_a_token_does_not_depend_on_the_others(make: Callable[[], ExpertsMethod], dtype: torch.dtype) -> None:
+    layer = filled(make(), dtype, SHAPE, reference(SHAPE))
+    x = torch.randn(40, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids, weights = routes(40, 3, SHAPE.num_experts)
+    alone = torch.cat([layer.forward(x[t : t + 1], ids[t : t + 1], weights[t : t + 1]) for t in range(40)])
+    torch.testing.assert_close(layer.forward(x, ids, weights), alone, atol=1e-6 if dtype == FP32 else 0.03, rtol=0.01)
+
+
+@needs_native
+def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
+    shape = ExpertsShape(num_experts=5, hidden_size=96, intermediate=Share.all(64))
+    layer = filled(NativeExperts(), BF16, shape, reference(shape))
+    x = torch.randn(60, 96, generator=torch.Generator().manual_seed(1)).to(BF16)
+    ids, weights = routes(60, 2, 5)
+    alone = torch.cat([layer.forward(x[t : t + 1], ids[t : t + 1], weights[t : t + 1]) for t in range(60)])
+    assert torch.equal(layer.forward(x, ids, weights), alone)
+
+
+def test_names_its_tensors_as_checkpoints_do() -> None:
+    names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), "l.mlp.experts")
+    slots = Experts(names, ExpertsShape(2, 6, Share.all(4)), DenseExperts(), FP32, CPU).slots()
+    assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {
+        "0.w1.weight": (4, 6),
+        "0.w3.weight": (4, 6),
+        "0.w2.weight": (6, 4),
+        "1.w1.weight": (4, 6),
+        "1.w3.weight": (4, 6),
+        "1.w2.weight": (6, 4),
+    }
+    up = slots["l.block_sparse_moe.experts.1.w3.weight"].alias
+    assert up is not None and (up.tensor, up.shape) == ("l.mlp.experts.gate_up_proj", (2, 8, 6))
+    assert up.index == (1, slice(4, 8))
+
+
+@needs_native
+def test_packing_holds_no_more_than_one_expert_besides() -> None:
+    shape = ExpertsShape(num_experts=3, hidden_size=32, intermediate=Share.all(16))
+    method = NativeExperts()
+    layer = Experts(NAMES, shape, method, BF16, CPU)
+    for slot in layer.slots().values():
+        slot.load(torch.zeros(slot.shape))
+        assert len(method._staged) <= 1
+    assert not method._staged
+
+
+def test_tokens_are_sorted_by_expert_and_stay_in_order() -> None:
+    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2]]), 5)
+    assert groups.starts.tolist() == [0, 2, 2, 4, 6, 6]
+    assert groups.tokens.tolist() == [0, 1, 1, 2, 0, 2]
+    assert groups.order.tolist() == [1, 2, 3, 5, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_native", "shape", "method", "reason"),
+    [
+        (FP32, True, SHAPE, "dense", "only bfloat16"),
+        (torch.float16, True, SHAPE, "dense", "only bfloat16"),
+        (BF16, True, SHAPE, "native", "AVX-512"),
+        (BF16, False, SHAPE, "dense", "no native kernels"),
+        (BF16, True, ExpertsShape(4, 64, Share.all(28)), "dense", "64 and 28"),
+        (BF16, True, ExpertsShape(4, 63, Share.all(32)), "dense", "63 and 32"),
+    ],
+)
+def test_the_selector_says_what_it_takes_and_why(
+    dtype: torch.dtype,
+    has_native: bool,
+    shape: ExpertsShape,
+    method: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(native, "load", lambda: object() if has_native else None)
+    with caplog.at_level("INFO", "starling.layers"):
+        select = select_experts_method(dtype, CPU)
+        assert [select(shape).name, select(shape).name] == [method, method]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"experts: {method} (") and reason in caplog.messages[0]
