@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = Clock(arguments.seconds)
-    shape = ExpertsShape(arguments.experts, HIDDEN, Share.all(SIZE))
+    shape = ExpertsShape(Share.all(arguments.experts), HIDDEN, Share.all(SIZE))
     routing = Routing(num_experts=arguments.experts, top_k=TOP_K, renormalize=True)
     native, dense = build(NativeExperts(), shape), build(DenseExperts(), shape)
     print(memory_bandwidth(clock))
@@ -67,7 +67,7 @@ def main() -> None:
             flush=True,
         )
     ids, _ = draw(1, routing)[0]
-    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_expert, ids, arguments.experts)
+    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_expert, ids, shape.experts)
     print(f"of one token: route {chosen * 1e6:.0f} us, sort {sorted_ * 1e6:.0f} us")
 
 

@@ -29,6 +29,7 @@ class EngineArgs:
     kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
                              None takes 0.5 of a CPU machine
+    enable_expert_parallel   tensor parallel ranks hold some experts each, whole, in place of a part of every expert
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -55,6 +56,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     num_threads: int | None = None
     progress_timeout: float = 20.0
     show_progress: bool = True
@@ -120,6 +122,7 @@ class WorkerConfig:
     attention_backend: str
     num_threads: int
     layout: ParallelLayout = field(default_factory=ParallelLayout)
+    expert_parallel: bool = False
     rank: int = 0
     rendezvous: Rendezvous | None = None
     """Where there are several ranks; the executor fills it in, as it does `counters`."""

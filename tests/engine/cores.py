@@ -26,6 +26,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     """A core with its workers. `kv_blocks` counts blocks of the largest group on one rank; the pool is sized in bytes."""
     patience = settings.pop("patience", 60.0)
     layout = settings.pop("layout", ParallelLayout())
+    expert_parallel = settings.pop("expert_parallel", False)
     scheduler = SchedulerConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8,
@@ -48,6 +49,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         attention_backend="auto",
         num_threads=1,
         layout=layout,
+        expert_parallel=expert_parallel,
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=patience)
     executor = make_executor(config)

@@ -35,7 +35,7 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         eos_token_ids=model.eos_token_ids,
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
-    check_split(model, layout)
+    check_split(model, layout, expert_parallel=args.enable_expert_parallel)
     worker = WorkerConfig(
         model_path=str(folder),
         load_format=args.load_format,
@@ -52,6 +52,7 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         attention_backend=args.attention_backend,
         num_threads=max(1, (args.num_threads or cpu_limit()) // layout.world_size),
         layout=layout,
+        expert_parallel=args.enable_expert_parallel,
     )
     config = EngineConfig(
         scheduler=scheduler,

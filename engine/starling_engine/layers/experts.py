@@ -15,14 +15,20 @@ Shard = Literal["gate", "up", "down"]
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """`num_experts` gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
+    """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
-    `intermediate` is the share of each that this rank holds: with less than all, what comes out is one of several parts of a sum.
+    This rank holds the share `experts` of them, and of each the share `intermediate`: with less than all of either, what comes out
+    is one of several parts of a sum.
     """
 
-    num_experts: int
+    experts: Share
     hidden_size: int
     intermediate: Share
+
+    @property
+    def num_experts(self) -> int:
+        """That this rank holds."""
+        return self.experts.size
 
     @property
     def intermediate_size(self) -> int:
@@ -37,7 +43,7 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One tensor that a method wants: matrix `shard` of expert `expert`, named `name` after the module ("weight").
+    """One tensor that a method wants: matrix `shard` of expert `expert`, of all, named `name` after the module ("weight").
 
     `shares` is what it wants of each dimension of the checkpoint's tensor.
     """
@@ -121,7 +127,7 @@ class Experts:
 
     def _alias(self, part: ExpertPart) -> Alias:
         shape, fused = self.shape, self._names.fused
-        experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
+        experts, hidden, share = shape.experts.whole, shape.hidden_size, shape.intermediate
         if part.shard == "down":
             return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (part.expert, slice(None), share.slice))
         first = share.start + (share.whole if part.shard == "up" else 0)
@@ -137,12 +143,15 @@ class Experts:
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
     """The parts of a method that wants every matrix as it stands in the checkpoint."""
     shards: tuple[Shard, ...] = ("gate", "up", "down")
-    return [ExpertPart(expert, shard, "weight", shape.shard(shard)) for expert in range(shape.num_experts) for shard in shards]
+    held = range(shape.experts.start, shape.experts.start + shape.experts.size)
+    return [ExpertPart(expert, shard, "weight", shape.shard(shard)) for expert in held for shard in shards]
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A step's pairs of token and expert, sorted by expert, so that each expert's tokens are neighbours; S = T * top_k of them.
+    """A step's pairs of token and expert, sorted by expert, so that each expert's tokens are neighbours.
+
+    There are S of them: T * top_k where all experts are here.
 
     starts   [E + 1] int64: the pairs of expert e are [starts[e], starts[e + 1])
     tokens   [S] int64: the token of each pair
@@ -154,10 +163,18 @@ class Grouping:
     order: torch.Tensor
 
 
-def group_by_expert(ids: torch.Tensor, num_experts: int) -> Grouping:
-    """ids [T, top_k] int64. Stable: an expert's tokens stay in order, so that its sums do not depend on the other experts."""
+def group_by_expert(ids: torch.Tensor, experts: Share) -> Grouping:
+    """ids [T, top_k] int64, of all experts; pairs with those that are not in `experts` are left out.
+
+    Stable: an expert's tokens stay in order, so that its sums do not depend on the other experts.
+    """
     flat = ids.flatten()
+    if experts.size < experts.whole:
+        here = (flat >= experts.start) & (flat < experts.start + experts.size)
+        flat = torch.where(here, flat - experts.start, experts.size)
     order = flat.argsort(stable=True)
-    starts = torch.zeros(num_experts + 1, dtype=torch.int64, device=ids.device)
-    torch.cumsum(torch.bincount(flat, minlength=num_experts), 0, out=starts[1:])
+    starts = torch.zeros(experts.size + 1, dtype=torch.int64, device=ids.device)
+    torch.cumsum(torch.bincount(flat, minlength=experts.size)[: experts.size], 0, out=starts[1:])
+    if experts.size < experts.whole:
+        order = order[: int(starts[-1])]
     return Grouping(starts, order // ids.shape[1], order)

@@ -30,7 +30,7 @@ class DenseExperts:
 
     def apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        groups = group_by_expert(ids, self._shape.num_experts)
+        groups = group_by_expert(ids, self._shape.experts)
         starts, weights = groups.starts.tolist(), weights.flatten()[groups.order].unsqueeze(-1)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in groups.starts.diff().nonzero().flatten().tolist():
@@ -42,11 +42,12 @@ class DenseExperts:
 
     def _place(self, part: ExpertPart) -> torch.Tensor:
         """Where the part lies. Each tensor is allocated at its first part, and its pages are taken as they are written."""
+        at = part.expert - self._shape.experts.start
         experts, hidden, size = self._shape.num_experts, self._shape.hidden_size, self._shape.intermediate_size
         if part.shard == "down":
             if self._down is None:
                 self._down = torch.empty(experts, hidden, size, dtype=self._dtype, device=self._device)
-            return self._down[part.expert]
+            return self._down[at]
         if self._gate_up is None:
             self._gate_up = torch.empty(experts, 2 * size, hidden, dtype=self._dtype, device=self._device)
-        return self._gate_up[part.expert].view(2, size, hidden)[int(part.shard == "up")]
+        return self._gate_up[at].view(2, size, hidden)[int(part.shard == "up")]

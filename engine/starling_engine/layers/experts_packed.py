@@ -31,7 +31,7 @@ class NativeExperts:
 
     def apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        groups = group_by_expert(ids, self._shape.num_experts)
+        groups = group_by_expert(ids, self._shape.experts)
         weights = weights.flatten()[groups.order]
         opened = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
         return ops.grouped_sum(opened, groups.tokens, weights, groups.starts, self._down, len(x))
@@ -39,7 +39,7 @@ class NativeExperts:
     def _load_down(self, part: ExpertPart, tensor: torch.Tensor) -> None:
         if self._down is None:
             self._down = ops.empty_experts(self._shape.num_experts, self._shape.hidden_size, self._shape.intermediate_size)
-        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, part.expert)
+        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, part.expert - self._shape.experts.start)
 
     def _load_half(self, part: ExpertPart, tensor: torch.Tensor) -> None:
         """Gate and up are packed together, so the first of the two to come waits."""
@@ -52,4 +52,4 @@ class NativeExperts:
             return
         if self._gate_up is None:
             self._gate_up = ops.empty_experts(self._shape.num_experts, 2 * size, hidden, gated=True)
-        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, part.expert)
+        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, part.expert - self._shape.experts.start)

@@ -33,7 +33,7 @@ class Decoder:
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
     table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
     `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says which of its layers
-    are here. The first stage embeds, the last one has the final norm and the head.
+    are here: the first stage embeds, the last one has the final norm and the head. `expert_parallel` as in `BuildContext`.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Decoder:
         experts_method_selector: ExpertsSelector | None = None,
         tensor: Communicator = ALONE,
         stage: Shard = ALL,
+        expert_parallel: bool = False,
     ) -> None:
         self.config = config
         self.stage = stage
@@ -62,7 +63,9 @@ class Decoder:
             backend=attention_backend,
             cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
             tensor=tensor,
+            expert_parallel=expert_parallel,
         )
+        self._elsewhere = self._held_elsewhere(build)
         self._layers = [DecoderLayer(build, index) for index in self.layers]
         self._norm = build.norm(self._names.norm)
         self._build_ends(build)
@@ -99,15 +102,24 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other stages load."""
-        behind = range(self.config.num_layers, self.config.num_layers + self.config.num_draft_layers)
-        elsewhere = [i for i in range(self.config.num_layers) if i not in self.layers]
-        others = [f"{self._names.layer.format(i)}." for i in (*elsewhere, *behind)]
+        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other ranks load."""
+        return name.endswith(self._names.ignored) or name.startswith(self._elsewhere)
+
+    def _held_elsewhere(self, build: BuildContext) -> tuple[str, ...]:
+        """How the names begin of tensors that this rank has no part of."""
+        config, names = self.config, self._names
+        behind = range(config.num_layers, config.num_layers + config.num_draft_layers)
+        layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
+        others = [f"{names.layer.format(i)}." for i in layers]
         if not self.stage.first:
-            others.append(f"{self._names.embedding}.")
+            others.append(f"{names.embedding}.")
         if not self.stage.last:
-            others += [f"{self._names.norm}.", f"{self._names.head}."]
-        return name.endswith(self._names.ignored) or name.startswith(tuple(others))
+            others += [f"{names.norm}.", f"{names.head}."]
+        if config.moe is not None:
+            held = range(config.moe.num_experts)[build.experts_held(config.moe).slice]
+            foreign = [e for e in range(config.moe.num_experts) if e not in held]
+            others += [f"{names.layer.format(i)}.{names.experts}.{e}." for i in self.layers for e in foreign]
+        return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:
         """The embedding and the head; tied, they are one matrix under the embedding's name. Those of other stages stay empty."""

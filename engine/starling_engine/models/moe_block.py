@@ -44,7 +44,7 @@ def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
-    shape = ExpertsShape(moe.num_experts, build.config.hidden_size, build.tensor.shard.of(moe.intermediate_size))
+    shape = ExpertsShape(build.experts_held(moe), build.config.hidden_size, build.expert_width(moe))
     tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_shards, f"{prefix}.{names.fused_experts}")
     return Experts(tensors, shape, build.experts(shape), build.dtype, build.device)
 

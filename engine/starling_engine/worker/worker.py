@@ -69,6 +69,7 @@ class Worker:
                 max_position=config.max_model_len,
                 tensor=ranks.tensor,
                 stage=ranks.pipeline.shard,
+                expert_parallel=config.expert_parallel,
             )
         with self._phase("load"), torch.inference_mode():
             self._load(model)

@@ -104,6 +104,9 @@ def serve(
     # parallelism
     tensor_parallel_size: Annotated[int, _option("--tensor-parallel-size", "-tp", text="TP.", panel=PARALLEL)] = 1,
     pipeline_parallel_size: Annotated[int, _option("--pipeline-parallel-size", "-pp", text="PP.", panel=PARALLEL)] = 1,
+    enable_expert_parallel: Annotated[
+        bool, _option("--enable-expert-parallel", "-ep", text="Whole experts on TP ranks.", panel=PARALLEL)
+    ] = False,
     data_parallel_size: Annotated[int, _option("--data-parallel-size", "-dp", text="DP.", panel=PARALLEL)] = 1,
 ) -> None:
     """Serve MODEL over OpenAI's API."""

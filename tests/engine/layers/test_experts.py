@@ -1,6 +1,7 @@
 """Every experts method gives what transformers' experts give, however the tokens are spread over them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +10,13 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.parallel.shard import Share
+from starling_engine.parallel.shard import Shard, Share
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
-SHAPE = ExpertsShape(num_experts=7, hidden_size=50, intermediate=Share.all(24))
+SHAPE = ExpertsShape(experts=Share.all(7), hidden_size=50, intermediate=Share.all(24))
 NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
@@ -44,7 +45,8 @@ def filled(method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, sourc
     for name, slot in reversed(layer.slots().items()):
         expert, module = name.split(".")[2:4]
         gate, up = source.gate_up_proj[int(expert)].chunk(2)
-        slot.load({"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[int(expert)]}[module].detach())
+        whole = {"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[int(expert)]}[module].detach()
+        slot.load(whole[slot.take])
     return layer
 
 
@@ -84,7 +86,7 @@ def test_a_token_does_not_depend_on_the_others(make: Callable[[], ExpertsMethod]
 
 @needs_native
 def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
-    shape = ExpertsShape(num_experts=5, hidden_size=96, intermediate=Share.all(64))
+    shape = ExpertsShape(experts=Share.all(5), hidden_size=96, intermediate=Share.all(64))
     layer = filled(NativeExperts(), BF16, shape, reference(shape))
     x = torch.randn(60, 96, generator=torch.Generator().manual_seed(1)).to(BF16)
     ids, weights = routes(60, 2, 5)
@@ -94,7 +96,7 @@ def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
 
 def test_names_its_tensors_as_checkpoints_do() -> None:
     names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), "l.mlp.experts")
-    slots = Experts(names, ExpertsShape(2, 6, Share.all(4)), DenseExperts(), FP32, CPU).slots()
+    slots = Experts(names, ExpertsShape(Share.all(2), 6, Share.all(4)), DenseExperts(), FP32, CPU).slots()
     assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {
         "0.w1.weight": (4, 6),
         "0.w3.weight": (4, 6),
@@ -110,7 +112,7 @@ def test_names_its_tensors_as_checkpoints_do() -> None:
 
 @needs_native
 def test_packing_holds_no_more_than_one_expert_besides() -> None:
-    shape = ExpertsShape(num_experts=3, hidden_size=32, intermediate=Share.all(16))
+    shape = ExpertsShape(experts=Share.all(3), hidden_size=32, intermediate=Share.all(16))
     method = NativeExperts()
     layer = Experts(NAMES, shape, method, BF16, CPU)
     for slot in layer.slots().values():
@@ -120,7 +122,7 @@ def test_packing_holds_no_more_than_one_expert_besides() -> None:
 
 
 def test_tokens_are_sorted_by_expert_and_stay_in_order() -> None:
-    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2]]), 5)
+    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2]]), Share.all(5))
     assert groups.starts.tolist() == [0, 2, 2, 4, 6, 6]
     assert groups.tokens.tolist() == [0, 1, 1, 2, 0, 2]
     assert groups.order.tolist() == [1, 2, 3, 5, 0, 4]
@@ -133,8 +135,8 @@ def test_tokens_are_sorted_by_expert_and_stay_in_order() -> None:
         (torch.float16, True, SHAPE, "dense", "only bfloat16"),
         (BF16, True, SHAPE, "native", "AVX-512"),
         (BF16, False, SHAPE, "dense", "no native kernels"),
-        (BF16, True, ExpertsShape(4, 64, Share.all(28)), "dense", "64 and 28"),
-        (BF16, True, ExpertsShape(4, 63, Share.all(32)), "dense", "63 and 32"),
+        (BF16, True, ExpertsShape(Share.all(4), 64, Share.all(28)), "dense", "64 and 28"),
+        (BF16, True, ExpertsShape(Share.all(4), 63, Share.all(32)), "dense", "63 and 32"),
     ],
 )
 def test_the_selector_says_what_it_takes_and_why(
@@ -152,3 +154,26 @@ def test_the_selector_says_what_it_takes_and_why(
         assert [select(shape).name, select(shape).name] == [method, method]
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"experts: {method} (") and reason in caplog.messages[0]
+
+
+def test_pairs_with_experts_of_other_ranks_are_left_out() -> None:
+    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2], [1, 0]]), Share(2, 2, 4))
+    assert groups.starts.tolist() == [0, 2, 4]
+    assert groups.tokens.tolist() == [1, 2, 0, 2]
+    assert groups.order.tolist() == [3, 5, 0, 4]
+
+
+@pytest.mark.parametrize(("make", "dtype"), METHODS)
+@pytest.mark.parametrize("split", ["experts", "intermediate"])
+@pytest.mark.parametrize("tokens", [1, 9, 130])
+def test_what_ranks_give_adds_up(make: Callable[[], ExpertsMethod], dtype: torch.dtype, split: str, tokens: int) -> None:
+    whole = ExpertsShape(experts=Share.all(6), hidden_size=48, intermediate=Share.all(32))
+    source = reference(whole)
+    parts = [replace(whole, **{split: Shard(rank, 2).of(getattr(whole, split).whole)}) for rank in range(2)]
+    x = torch.randn(tokens, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids, weights = routes(tokens, 2, 6)
+    out = sum(filled(make(), dtype, shape, source).forward(x, ids, weights).float() for shape in parts)
+    with torch.inference_mode():
+        expected = source(x.float(), ids, weights)
+    tolerance = 1e-5 if dtype == FP32 else 0.03
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)

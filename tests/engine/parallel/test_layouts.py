@@ -1,6 +1,7 @@
 """Every layout of ranks gives what transformers gives: chunked, batched, preempted, and after prefix hits."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from starling_engine.layout import ParallelLayout
@@ -23,18 +24,29 @@ CASES = [
     ("deepseek-v3", ParallelLayout(tensor=2)),
     ("deepseek-v2", ParallelLayout(pipeline=3)),
 ]
+EXPERT_PARALLEL = [("qwen3-moe", TP2), ("deepseek-v3", TP4)]
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
-    names = dict.fromkeys(name for name, _ in CASES)
+    names = dict.fromkeys(name for name, _ in CASES + EXPERT_PARALLEL)
     return {name: make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[name]) for name in names}
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{name}-{layout}" for name, layout in CASES])
 def test_the_same_greedy_tokens(name: str, layout: ParallelLayout, references: dict[str, Reference]) -> None:
-    reference = references[name]
-    with core_for(reference.folder, kv_blocks=34, budget=24, layout=layout) as core:
+    check_layout(references[name], layout=layout)
+
+
+@pytest.mark.parametrize(("name", "layout"), EXPERT_PARALLEL, ids=[f"{name}-{layout}" for name, layout in EXPERT_PARALLEL])
+def test_the_same_greedy_tokens_with_whole_experts_on_each_rank(
+    name: str, layout: ParallelLayout, references: dict[str, Reference]
+) -> None:
+    check_layout(references[name], layout=layout, expert_parallel=True)
+
+
+def check_layout(reference: Reference, **settings: Any) -> None:
+    with core_for(reference.folder, kv_blocks=34, budget=24, **settings) as core:
         results = run(core, [greedy(str(i), reference.prompt, cache_salt=str(i % 3)) for i in range(6)])
         again = run(core, [greedy("again", reference.prompt, cache_salt="0")])
         for tokens, error in (*results.values(), *again.values()):

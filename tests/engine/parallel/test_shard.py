@@ -1,5 +1,7 @@
 """The arithmetic of splitting."""
 
+from pathlib import Path
+
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.layout import ParallelLayout
@@ -42,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 @pytest.mark.parametrize("tensor", [3, 8, 5])
 def test_a_split_that_cannot_be_names_those_that_can(model: ModelConfig, tensor: int) -> None:
-    with pytest.raises(ConfigError, match=rf"tensor_parallel_size: {tensor} ranks .* possible: 1, 2, 4$"):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size: {tensor} ranks cannot share this model.* possible: 1, 2, 4$"):
         check_split(model, ParallelLayout(tensor=tensor))
     for possible in (1, 2, 4):
         check_split(model, ParallelLayout(tensor=possible))
@@ -51,3 +53,17 @@ def test_a_split_that_cannot_be_names_those_that_can(model: ModelConfig, tensor:
 def test_more_stages_than_layers_are_refused(model: ModelConfig) -> None:
     with pytest.raises(ConfigError, match="pipeline_parallel_size: must be at most 3"):
         check_split(model, ParallelLayout(pipeline=4))
+
+
+def test_whole_experts_on_each_rank_must_divide(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["mixtral"])
+    experts = load_model_config(tmp_path)
+    check_split(experts, ParallelLayout(tensor=4), expert_parallel=True)
+    write_checkpoint(tmp_path, VARIANTS["mixtral-window"])  # six experts
+    with pytest.raises(ConfigError, match=r"the experts of a layer \(6\).* possible: 1, 2$"):
+        check_split(load_model_config(tmp_path), ParallelLayout(tensor=4), expert_parallel=True)
+
+
+def test_a_model_without_experts_has_none_to_spread(model: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match="enable_expert_parallel: this model has no experts"):
+        check_split(model, ParallelLayout(tensor=2), expert_parallel=True)
