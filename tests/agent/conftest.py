@@ -83,9 +83,11 @@ StartServer = Callable[..., LiveServer]
 def _servers(folder: Path) -> Iterator[StartServer]:
     with contextlib.ExitStack() as stack:
 
-        def start(*flags: str, api_key: str | None = None, environment: dict[str, str] | None = None) -> LiveServer:
+        def start(
+            *flags: str, model: str = MODEL, api_key: str | None = None, environment: dict[str, str] | None = None
+        ) -> LiveServer:
             log = folder / f"server-{time.monotonic_ns()}.log"
-            command = [sys.executable, "-m", "starling_operator.cli", "serve", MODEL, "--port", "0", *flags]
+            command = [sys.executable, "-m", "starling_operator.cli", "serve", model, "--port", "0", *flags]
             with log.open("wb") as errors:
                 process = subprocess.Popen(
                     command,

@@ -64,6 +64,15 @@ def test_a_request_is_counted(server, http):
     assert value(http, "vllm:generation_tokens_total") == generated + 30
 
 
+def test_an_embedding_is_counted(http):
+    names = ("vllm:e2e_request_latency_seconds_count", "vllm:request_prompt_tokens_count", "vllm:request_prompt_tokens_sum")
+    before = [value(http, name) for name in names]
+    stopped = value(http, "vllm:request_success_total", finished_reason="stop")
+    assert http.post("/v1/embeddings", json={"input": [[5, 6, 7], [8, 9]]}).status_code == 200
+    assert [value(http, name) - old for name, old in zip(names, before, strict=True)] == [2, 2, 5]
+    assert value(http, "vllm:request_success_total", finished_reason="stop") == stopped + 2
+
+
 def test_the_prefix_cache_is_counted(server, http):
     body = {"prompt": "The prefix cache keeps what prompts share. " * 8, "max_tokens": 1}
     http.post(COMPLETION, json=body)

@@ -1,9 +1,10 @@
 """What the endpoint itself measures: latencies and ends of requests."""
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import cast
 
 from starling_engine.outputs import StreamDelta
@@ -57,6 +58,22 @@ class RequestMetrics:
             raise
         finally:
             clock.ended("abort")
+
+    @contextmanager
+    def pooling(self, num_tokens: int) -> Iterator[None]:
+        """Times a prompt of `num_tokens` that becomes a vector: it has an end, and no tokens."""
+        began = time.monotonic()
+        reason = "error"
+        try:
+            yield
+            reason = "stop"
+            self.prompt_tokens.observe(num_tokens)
+        except asyncio.CancelledError:
+            reason = "abort"
+            raise
+        finally:
+            self.finished[reason] += 1
+            self.e2e_latency.observe(time.monotonic() - began)
 
 
 class _RequestClock:

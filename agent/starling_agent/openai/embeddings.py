@@ -59,7 +59,8 @@ async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: Pooli
 
 async def _embed(endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str) -> list[float]:
     async with gate:
-        output = await endpoint.engine.embed(ids, params, request_id=engine_id)
+        with endpoint.metrics.pooling(len(ids)):
+            output = await endpoint.engine.embed(ids, params, request_id=engine_id)
     return output.outputs.embedding
 
 

@@ -30,11 +30,16 @@ def plan(
     only_echo: bool = False,
     renamed: Mapping[str, str],
 ) -> Generation:
-    """Checks all that is left to check. `renamed` maps the engine's names of fields to those that this route has for them."""
+    """Checks all that is left to check. `renamed` maps the engine's names of fields to those that this route has for them.
+
+    `default_max_tokens` is the route's; what the model's authors recommend goes before it.
+    """
+    defaults = endpoint.engine.model_config.generation_defaults
     name, asked = body.output_limit()
-    budget = output_budget(prompts, 1 if only_echo else asked, default_max_tokens, endpoint.max_model_len, name)
+    usual = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
+    budget = output_budget(prompts, 1 if only_echo else asked, usual, endpoint.max_model_len, name)
     params = body.sampling(
-        endpoint.engine.model_config.generation_defaults,
+        defaults,
         max_tokens=budget,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

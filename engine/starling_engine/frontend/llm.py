@@ -75,8 +75,9 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend in generation_config.json."""
         defaults: dict[str, Any] = dict(self.engine.model_config.generation_defaults)
-        if "top_k" in defaults:
-            defaults["top_k"] = int(defaults["top_k"])
+        for name in ("top_k", "max_tokens"):
+            if name in defaults:
+                defaults[name] = int(defaults[name])
         return SamplingParams(**defaults)
 
     def generate(

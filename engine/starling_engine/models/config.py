@@ -169,4 +169,6 @@ def _read_generation_defaults(generation: Fields) -> dict[str, float]:
     found = {name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)}
     if generation.has("top_k"):
         found["top_k"] = generation.integer("top_k", low=-1)
+    if generation.has("max_new_tokens"):
+        found["max_tokens"] = generation.integer("max_new_tokens")
     return found

@@ -212,6 +212,7 @@ def test_generation_config_adds_stop_tokens_and_defaults() -> None:
     assert config.eos_token_ids == (7, 9)
     assert config.bos_token_id == 1
     assert config.generation_defaults == {"temperature": 0.6, "top_k": 20}
+    assert parse({"max_new_tokens": 12}).generation_defaults == {"max_tokens": 12}
     assert isinstance(config.generation_defaults["top_k"], int)
 
 
