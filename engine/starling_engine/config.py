@@ -29,6 +29,7 @@ class EngineArgs:
     kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
                              None takes 0.5 of a CPU machine
+    data_parallel_size       engine cores, each with all of the model and a KV cache of its own; a request runs on one of them
     enable_expert_parallel   tensor parallel ranks hold some experts each, whole, in place of a part of every expert
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
@@ -85,8 +86,13 @@ class EngineArgs:
             )
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
-        if self.data_parallel_size != 1:
-            raise ConfigError(f"only 1 is possible in this release, got {self.data_parallel_size}", "data_parallel_size")
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.enable_expert_parallel and self.data_parallel_size > 1:
+            raise ConfigError(
+                "in this release experts are spread over tensor parallel ranks only, so only a data_parallel_size of 1 is possible,"
+                f" got {self.data_parallel_size}",
+                "enable_expert_parallel",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

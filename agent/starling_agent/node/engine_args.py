@@ -15,6 +15,7 @@ SET_ELSEWHERE = {
     "progress_timeout": "recovery.progress_timeout_seconds",
     "tensor_parallel_size": "layout.tensor",
     "pipeline_parallel_size": "layout.pipeline",
+    "data_parallel_size": "the leader",
 }
 UNUSED = ("show_progress",)
 """Draws bars for a person at a terminal."""

@@ -29,8 +29,15 @@ class CoreClient:
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, address: str, progress_timeout: float, process: CoreHandle | None = None
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        progress_timeout: float,
+        process: CoreHandle | None = None,
+        name: str = "the engine core",
     ) -> None:
+        """`name` is what errors call it."""
+        self._name = name
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
@@ -125,7 +132,7 @@ class CoreClient:
                 self._take_pong(message)
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
-                    self._end_all("the engine core lost touch with this frontend and dropped its requests")
+                    self._end_all(f"{self._name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats = message, message.stats
             case Loading():
                 pass
@@ -133,7 +140,7 @@ class CoreClient:
     def _take_pong(self, pong: Pong) -> None:
         self.stats = pong.stats
         if self.hello is not None and pong.incarnation != self.hello.incarnation:
-            self._fail("the engine core was restarted")
+            self._fail(f"{self._name} was restarted")
         self._stalled = self._stalled + 1 if pong.busy and pong.progress == self._progress else 0
         self._progress = pong.progress
 
@@ -155,11 +162,11 @@ class CoreClient:
             await asyncio.sleep(PING_SECONDS)
             reason = self._process.exit_reason() if self._process is not None else None
             if reason is not None:
-                self._fail(f"the engine core died: {reason}")
+                self._fail(f"{self._name} died: {reason}")
             elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
-                self._fail(f"the engine core has not answered for {SILENCE_SECONDS:g} s")
+                self._fail(f"{self._name} has not answered for {SILENCE_SECONDS:g} s")
             elif self._stalled * PING_SECONDS > self._progress_timeout:
-                self._fail(f"the engine core has work but made no progress for {self._progress_timeout:g} s")
+                self._fail(f"{self._name} has work but made no progress for {self._progress_timeout:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -5,6 +5,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 import zmq.asyncio
@@ -16,6 +17,7 @@ from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache,
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
+from starling_engine.frontend.balance import Balancer
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -39,25 +41,30 @@ class AsyncEngine:
         self._longest = max_tokens_per_request
         self._seeds = random.Random(config.seed)
         self._clients: list[CoreClient] = []
+        self._balancer = Balancer(1)
         self._processes: list[CoreHandle] = []
         self._context: zmq.asyncio.Context | None = None
 
     @classmethod
     async def start(cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None) -> "AsyncEngine":
-        """Starts an engine core in a process of its own and waits until it is ready; `on_phase` hears what it does meanwhile.
+        """Starts an engine core for each data parallel rank, each in a process of its own, and waits until they are ready.
+
+        `on_phase` hears what they do meanwhile.
 
         Raises ConfigError or ModelError when it cannot be.
         """
         folder, model_config, config = await asyncio.to_thread(resolve, args)
-        process = CoreHandle(config)
+        processes = [CoreHandle(config) for _ in range(args.data_parallel_size)]
         try:
             tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-            engine = await cls._connect(tokenizer, model_config, config, [(process.address, process)], on_phase)
+            cores: list[tuple[str, CoreHandle | None]] = [(process.address, process) for process in processes]
+            engine = await cls._connect(tokenizer, model_config, config, cores, on_phase)
         except BaseException:
-            process.kill()
-            process.close()
+            for process in processes:
+                process.kill()
+                process.close()
             raise
-        engine._processes.append(process)
+        engine._processes += processes
         return engine
 
     @classmethod
@@ -77,7 +84,11 @@ class AsyncEngine:
         on_phase: Callable[[Loading], None] | None,
     ) -> "AsyncEngine":
         context = zmq.asyncio.Context()
-        clients = [CoreClient(context, address, config.progress_timeout, process) for address, process in cores]
+        names = [f"engine core {i}" for i in range(len(cores))] if len(cores) > 1 else ["the engine core"]
+        clients = [
+            CoreClient(context, address, config.progress_timeout, process, name)
+            for name, (address, process) in zip(names, cores, strict=True)
+        ]
         try:
             hellos = [await client.connect(on_phase) for client in clients]
         except BaseException:
@@ -87,6 +98,7 @@ class AsyncEngine:
             raise
         engine = cls(tokenizer, model_config, config, min(h.max_tokens_per_request for h in hellos))
         engine._clients, engine._context = clients, context
+        engine._balancer = Balancer(len(clients))
         return engine
 
     # ---- requests ----
@@ -161,7 +173,7 @@ class AsyncEngine:
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
         done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-        client = self._least_loaded()
+        client = self._core_for([])  # pooling reads no cached prefix
 
         def sink(delta: Delta) -> None:
             if not done.done():
@@ -205,7 +217,7 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
-        run = Run(self._least_loaded(), assembler)
+        run = Run(self._core_for(ids, cache_salt), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",
@@ -244,8 +256,8 @@ class AsyncEngine:
         if max(ids) >= vocab_size or min(ids) < 0:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
-    def _least_loaded(self) -> CoreClient:
-        return min(self._clients, key=lambda client: (client.failure is not None, client.load))
+    def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
+        return self._clients[self._balancer.choose(self._clients, ids, cache_salt)]
 
     # ---- the engine itself ----
 
@@ -265,8 +277,10 @@ class AsyncEngine:
 
     @property
     def membership(self) -> Membership:
-        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them."""
-        return self._hellos[0].membership
+        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank."""
+        each = [hello.membership for hello in self._hellos]
+        layout = replace(each[0].layout, data=len(each))
+        return Membership(each[0].epoch, layout, tuple(range(layout.world_size)))
 
     @property
     def memory(self) -> Ledger:

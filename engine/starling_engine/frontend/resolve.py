@@ -1,5 +1,6 @@
 """From what the user wrote to what a core is started with. Imports no torch, so that a server's start does not wait for it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
@@ -51,7 +52,8 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         memory_fraction=(args.gpu_memory_utilization or CPU_MEMORY_FRACTION) / layout.world_size,
         attention_backend=args.attention_backend,
         num_threads=max(1, (args.num_threads or cpu_limit()) // layout.world_size),
-        layout=layout,
+        # Data parallel ranks are engine cores that know nothing of each other.
+        layout=replace(layout, data=1),
         expert_parallel=args.enable_expert_parallel,
     )
     config = EngineConfig(

@@ -233,7 +233,7 @@ def test_every_engine_argument_is_one_of_the_possible(tmp_path: Path):
         ({"block_size": 7}, ["engine.block_size", "16"]),
         ({"load_format": "pickle"}, ["engine.load_format"]),
         ({"tensor_parallel_size": 2}, ["engine.tensor_parallel_size", "layout.tensor"]),
-        ({"data_parallel_size": 2}, ["engine.data_parallel_size", "only 1"]),
+        ({"data_parallel_size": 2}, ["engine.data_parallel_size", "the leader"]),
         ({"enable_prefix_caching": "yes"}, ["engine.enable_prefix_caching", "bool"]),
     ],
 )

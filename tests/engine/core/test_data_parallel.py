@@ -1,0 +1,106 @@
+"""Several engine cores behind one frontend: who takes a request, and what the death of one costs."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+from starling_engine import AsyncEngine, SamplingParams
+from starling_engine.errors import ConfigError, EngineDead
+from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
+from starling_engine.layout import ParallelLayout
+
+from tests.engine.running import engine_args, running
+
+PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
+SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+
+
+@dataclass
+class Core:
+    load: int = 0
+    failure: str | None = None
+
+
+def test_the_least_loaded_core_takes_a_new_prompt() -> None:
+    assert Balancer(3).choose([Core(4), Core(1), Core(2)], PROMPT) == 1
+
+
+def test_a_prompt_goes_where_its_beginning_went() -> None:
+    cores, balancer = [Core(), Core()], Balancer(2)
+    first = balancer.choose(cores, PROMPT)
+    cores[first].load = SPARE_LOAD
+    assert balancer.choose(cores, [*PROMPT, 1, 2, 3]) == first
+    assert balancer.choose(cores, [*PROMPT[:FIRST_PREFIX], *range(FIRST_PREFIX)]) == first
+    assert balancer.choose(cores, PROMPT, salt="another tenant") != first
+    cores[first].load += 1
+    assert balancer.choose(cores, PROMPT) != first, "too busy to be worth it"
+
+
+def test_prompts_without_a_common_beginning_spread() -> None:
+    cores, balancer = [Core(), Core()], Balancer(2)
+    for number in range(20):
+        chosen = balancer.choose(cores, [number, *PROMPT])
+        cores[chosen].load += 1
+    assert [core.load for core in cores] == [10, 10]
+
+
+def test_a_core_that_failed_gets_nothing_while_another_lives() -> None:
+    cores, balancer = [Core(), Core(5)], Balancer(2)
+    assert balancer.choose(cores, PROMPT) == 0
+    cores[0].failure = "it died"
+    assert balancer.choose(cores, PROMPT) == 1
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    balancer = Balancer(2)
+    for number in range(REMEMBERED + 10):
+        balancer.choose([Core(), Core()], [number] * FIRST_PREFIX)
+    assert len(balancer._chosen) == REMEMBERED
+
+
+async def spread(engine: AsyncEngine) -> list[int]:
+    """Tokens that each core has generated, once their counters have come."""
+    await asyncio.sleep(1.2)
+    return [client.stats.generated_tokens_total for client in engine._clients]
+
+
+async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:
+    async with running(data_parallel_size=2) as engine:
+        assert engine.membership.layout == ParallelLayout(data=2)
+        assert len(engine.membership.workers) == 2
+        await asyncio.gather(*(engine.complete([number, *PROMPT], SHORT) for number in range(300, 308)))
+        assert min(await spread(engine)) >= 4
+        hits = engine.stats.prefix_hits_total
+        alone = [(await engine.complete([7, *PROMPT], SHORT)).outputs[0].token_ids for _ in range(3)]
+        assert alone[0] == alone[1] == alone[2]
+        await asyncio.sleep(1.2)
+        assert engine.stats.prefix_hits_total - hits >= 2 * FIRST_PREFIX
+
+
+async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
+    async with running(data_parallel_size=2) as engine:
+        streams = [engine.stream([number, *PROMPT], LONG) for number in range(300, 302)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(engine._processes[1].pid, signal.SIGKILL)
+
+        async def outcome(index: int) -> str:
+            try:
+                async for _ in streams[index]:
+                    pass
+            except EngineDead as error:
+                return str(error)
+            return "whole"
+
+        assert await asyncio.gather(outcome(0), outcome(1)) == ["whole", "engine core 1 died: it was ended by SIGKILL"]
+        assert (await engine.complete(PROMPT, SHORT)).outputs[0].token_ids
+        with pytest.raises(EngineDead, match="engine core 1 died"):
+            engine.check_health()
+
+
+def test_experts_over_data_parallel_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"enable_expert_parallel: .* only a data_parallel_size of 1 is possible, got 2"):
+        engine_args(data_parallel_size=2, enable_expert_parallel=True)
