@@ -1,5 +1,6 @@
 """A rank that dies, hangs, or never comes: the others end, and the error says which it was."""
 
+import asyncio
 import os
 import signal
 import time
@@ -75,10 +76,25 @@ async def test_streams_hear_which_rank_it_was() -> None:
                 pass
 
 
+async def test_ranks_end_with_their_core() -> None:
+    async with running(tensor_parallel_size=2) as engine:
+        core = engine._processes[0].pid
+        ranks = _child_ranks(core)
+        os.kill(core, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while any(_is_there(pid) for pid in ranks):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+
 async def test_a_layout_that_the_model_does_not_allow_is_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size: 3 ranks cannot share this model"):
         async with running(tensor_parallel_size=3):
             pass
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _child_ranks(core: int) -> list[int]:
