@@ -1,6 +1,7 @@
 """Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starling_operator.cache import Cache, controller_of
@@ -26,10 +27,10 @@ class Outcome:
 
 
 class Applier:
-    """Writes children. The answers go into the cache, so the next decision sees them."""
+    """Writes children. The answers go into the cache, so the next decision sees them. `has`: whether the cluster knows a kind."""
 
-    def __init__(self, kube: Kube, cache: Cache) -> None:
-        self._kube = kube
+    def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
+        self._kube, self._has = kube, has
         self._cache = cache
         self._settled = Settled()
         self._ownership = Ownership()
@@ -74,6 +75,8 @@ class Applier:
             except ApiError as error:
                 if not error.is_users:
                     raise
+                if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
+                    return  # Its CRD was removed a moment ago.
                 refused = self._refusals.add(key, manifest, error.message)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
         outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
