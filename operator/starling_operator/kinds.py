@@ -35,6 +35,7 @@ class Kind:
 INFERENCE_SERVICE = Kind("InferenceService", f"{GROUP}/{VERSION}", "inferenceservices", selector="")
 POD = Kind("Pod", "v1", "pods", selector=SERVICE_LABEL)
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases", selector="")
+NODE = Kind("Node", "v1", "nodes", selector="")
 EVENT = Kind("Event", "events.k8s.io/v1", "events", selector="")
 CHILDREN = (
     Kind("ControllerRevision", "apps/v1", "controllerrevisions"),

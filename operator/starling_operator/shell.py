@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Self
 
 from starling_operator import metrics
+from starling_operator.absences import Absences
 from starling_operator.apply import Applier
 from starling_operator.audit import Audit
 from starling_operator.cache import Cache
@@ -15,6 +17,7 @@ from starling_operator.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.kube import Kube
 from starling_operator.lease import Lease
 from starling_operator.logs import Key
+from starling_operator.nodes import Nodes
 from starling_operator.observe import observe
 from starling_operator.optional import OptionalKinds
 from starling_operator.plan.observed import Manifest, Observed
@@ -40,6 +43,7 @@ class Shell:
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
         self._reports = Reports(self.reconciler.wake)
+        self._nodes, self._absences = Nodes(kube), Absences(kube)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
@@ -92,6 +96,8 @@ class Shell:
             return None
         self._reports.follow(key, observed.pods, observed.children)
         await self._reports.first_answers(key)
+        await self._nodes.look(observed.pods)
+        await self._absences.look(key, observed)
         heard = self._observe(key)
         return 0.0 if heard is None else await self._carry_out(key, heard)
 
@@ -102,7 +108,11 @@ class Shell:
         return self._waits_for or self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
 
     def _observe(self, key: Key) -> Observed | None:
-        return observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key)
+        observed = observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key)
+        if observed is None:
+            return None
+        pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
+        return replace(observed, pods=pods, refused_pods=refused)
 
     def _wait_for(self, what: str | None) -> None:
         self._waits_for = what
@@ -124,6 +134,7 @@ class Shell:
         self._reports.forget(key)
         self._gauges.forget(key)
         self._applier.forget(key)
+        self._absences.forget(key)
 
     async def _lead(self) -> None:
         """Nothing is decided before everything has been seen and the Lease is ours."""
