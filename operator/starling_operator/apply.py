@@ -13,6 +13,7 @@ from starling_operator.owned import Ownership
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.refusals import Refusals
+from starling_operator.strays import is_exact, strays
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Applier:
         return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
 
     def _matches(self, live: Manifest, manifest: Manifest) -> bool:
-        return holds(live, manifest) and not self._ownership.left_over(live, manifest)
+        return holds(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
 
     async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> None:
         """What was refused is not sent again, unless it changed or its time has come."""
@@ -90,6 +91,10 @@ class Applier:
             written = await self._apply_first(service, kind, manifest)
         else:
             written = await self._apply_again(kind, manifest, live)
+            foreign = strays(written, manifest)
+            if foreign:
+                log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
+                written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
         self._cache.put(kind, written)
         live = self._live(service, manifest)
         if not once and live is not None and not self._matches(live, manifest):
