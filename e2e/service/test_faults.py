@@ -115,8 +115,9 @@ def test_a_node_whose_kubelet_dies_is_left(service: MakeService, kubectl: Kubect
         def moved() -> bool:
             return any(one["metadata"]["uid"] != pod["metadata"]["uid"] and one["spec"].get("nodeName") for one in chat.pods())
 
-        wait_until("the pod runs elsewhere", moved, 120, chat.explain)
-        chat.wait_ready(120)
+        left = wait_until("the pod runs elsewhere", moved, 120, chat.explain)
+        took = chat.wait_ready(120)
+        print(f"kubelet killed, pod elsewhere: {left:.1f} s, Ready {took:.1f} s later")
         answers(kubectl, chat, cluster.agent_image)
     finally:
         cluster.harness("start-kubelet", number)

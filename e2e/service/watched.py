@@ -92,7 +92,7 @@ class Traffic:
             "spec": {
                 "restartPolicy": "Never",
                 # A node that is emptied must not empty itself of who watches it.
-                "tolerations": [{"operator": "Exists"}],
+                "tolerations": [{"key": "maintenance", "operator": "Exists"}],
                 "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
                 "containers": [container],
                 "volumes": [{"name": "source", "configMap": {"name": self._name}}],
