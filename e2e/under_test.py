@@ -32,8 +32,8 @@ class ClusterUnderTest:
         command, *rest = arguments
         subprocess.run([*HARNESS, command, str(self.folder), *rest], check=True)
 
-    def kill(self, pod_uid: str, word: str) -> int:
-        """kill -9 of the pod's processes with `word` in their command line, as seen from the machine: how many there were.
+    def kill(self, pod_uid: str, word: str, how: signal.Signals = signal.SIGKILL) -> int:
+        """Signals the pod's processes with `word` in their command line, as seen from the machine: how many there were.
 
         From inside, a container's first process cannot be killed.
         """
@@ -41,7 +41,7 @@ class ClusterUnderTest:
             pytest.skip(NOT_OURS)
         found = [process for process in Path("/proc").iterdir() if process.name.isdigit() and _is_of(process, pod_uid, word)]
         for process in found:
-            os.kill(int(process.name), signal.SIGKILL)
+            os.kill(int(process.name), how)
         return len(found)
 
 

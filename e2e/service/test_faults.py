@@ -2,11 +2,12 @@
 
 import base64
 import json
+import signal
 
 import pytest
 
 from e2e.service.conftest import MakeService
-from e2e.service.kubectl import Kubectl, wait_until
+from e2e.service.kubectl import Kubectl, Manifest, wait_until
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import OPERATOR_NAMESPACE, ClusterUnderTest
 
@@ -50,14 +51,57 @@ def test_a_killed_operator_is_replaced(service: MakeService, kubectl: Kubectl) -
     chat.wait_ready()
     uids = {pod["metadata"]["uid"] for pod in chat.pods()}
     operators = Kubectl(kubectl.program, kubectl.kubeconfig, OPERATOR_NAMESPACE)
-    (lease,) = [one for one in operators.find("leases") if "starling" in one["metadata"]["name"]]
-    holder = lease["spec"]["holderIdentity"]
-    (name,) = [pod["metadata"]["name"] for pod in operators.find("pods") if pod["metadata"]["name"] in holder]
-    operators("delete", "pod", name, "--grace-period=0", "--force")
+    operators("delete", "pod", acting(operators)["metadata"]["name"], "--grace-period=0", "--force")
     chat.patch(replicas=2)
     took = chat.wait_ready(60)
     print(f"operator killed, replicas 1 -> 2 to Ready: {took:.1f} s")
     assert uids < {pod["metadata"]["uid"] for pod in chat.pods()}, "pods that served should have stayed"
+
+
+def acting(operators: Kubectl) -> Manifest:
+    """The pod of the operator that holds the Lease."""
+    (lease,) = [one for one in operators.find("leases") if "starling" in one["metadata"]["name"]]
+    (pod,) = [pod for pod in operators.find("pods") if pod["metadata"]["name"] in lease["spec"]["holderIdentity"]]
+    return pod
+
+
+def test_an_operator_that_hangs_is_replaced_and_its_kubelet_restarts_it(
+    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
+) -> None:
+    chat = service()
+    chat.wait_ready()
+    operators = Kubectl(kubectl.program, kubectl.kubeconfig, OPERATOR_NAMESPACE)
+    hung = acting(operators)["metadata"]
+    assert cluster.kill(hung["uid"], "starling operator", signal.SIGSTOP) == 1
+    chat.patch(replicas=2)
+    took = chat.wait_ready(60)
+    print(f"operator hung, replicas 1 -> 2 to Ready: {took:.1f} s")
+
+    def restarted() -> bool:
+        (status,) = operators.get("pod", hung["name"])["status"]["containerStatuses"]
+        return bool(status["restartCount"] > 0 and status["ready"])
+
+    wait_until("/healthz is silent, and the container is started anew", restarted, 180)
+
+
+def test_a_node_that_is_emptied_lets_its_pods_drain(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    own = {"labelSelector": {"matchLabels": {"serving.starling.dev/service": "chat"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": own}]}
+    chat = service(replicas=2, template={"spec": {"affinity": {"podAntiAffinity": apart}}})
+    chat.wait_ready(120)
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    traffic.wait_for_more(3)
+    (leaving, staying) = chat.pods()
+    emptied, going = leaving["spec"]["nodeName"], {leaving["metadata"]["uid"]}
+    assert emptied != staying["spec"]["nodeName"]
+    kubectl("taint", "node", emptied, "maintenance=now:NoExecute")
+    try:
+        wait_until("its pods are gone", lambda: not going & {pod["metadata"]["uid"] for pod in chat.pods()}, 90, chat.explain)
+        chat.wait_ready(120)
+        traffic.wait_for_more(3)
+        assert failures(traffic.stop()) == []
+    finally:
+        kubectl("taint", "node", emptied, "maintenance-")
 
 
 def test_a_node_whose_kubelet_dies_is_left(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
@@ -71,8 +115,9 @@ def test_a_node_whose_kubelet_dies_is_left(service: MakeService, kubectl: Kubect
         def moved() -> bool:
             return any(one["metadata"]["uid"] != pod["metadata"]["uid"] and one["spec"].get("nodeName") for one in chat.pods())
 
-        wait_until("the pod runs elsewhere", moved, 120, chat.explain)
-        chat.wait_ready(120)
+        left = wait_until("the pod runs elsewhere", moved, 120, chat.explain)
+        took = chat.wait_ready(120)
+        print(f"kubelet killed, pod elsewhere: {left:.1f} s, Ready {took:.1f} s later")
         answers(kubectl, chat, cluster.agent_image)
     finally:
         cluster.harness("start-kubelet", number)

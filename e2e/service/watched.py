@@ -91,6 +91,8 @@ class Traffic:
             "metadata": metadata,
             "spec": {
                 "restartPolicy": "Never",
+                # A node that is emptied must not empty itself of who watches it.
+                "tolerations": [{"key": "maintenance", "operator": "Exists"}],
                 "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
                 "containers": [container],
                 "volumes": [{"name": "source", "configMap": {"name": self._name}}],

@@ -1,6 +1,7 @@
 """Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starling_operator.cache import Cache, controller_of
@@ -12,6 +13,7 @@ from starling_operator.owned import Ownership
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.refusals import Refusals
+from starling_operator.strays import is_exact, strays
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +28,10 @@ class Outcome:
 
 
 class Applier:
-    """Writes children. The answers go into the cache, so the next decision sees them."""
+    """Writes children. The answers go into the cache, so the next decision sees them. `has`: whether the cluster knows a kind."""
 
-    def __init__(self, kube: Kube, cache: Cache) -> None:
-        self._kube = kube
+    def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
+        self._kube, self._has = kube, has
         self._cache = cache
         self._settled = Settled()
         self._ownership = Ownership()
@@ -59,7 +61,7 @@ class Applier:
         return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
 
     def _matches(self, live: Manifest, manifest: Manifest) -> bool:
-        return holds(live, manifest) and not self._ownership.left_over(live, manifest)
+        return holds(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
 
     async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> None:
         """What was refused is not sent again, unless it changed or its time has come."""
@@ -74,6 +76,8 @@ class Applier:
             except ApiError as error:
                 if not error.is_users:
                     raise
+                if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
+                    return  # Its CRD was removed a moment ago.
                 refused = self._refusals.add(key, manifest, error.message)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
         outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
@@ -87,6 +91,10 @@ class Applier:
             written = await self._apply_first(service, kind, manifest)
         else:
             written = await self._apply_again(kind, manifest, live)
+            foreign = strays(written, manifest)
+            if foreign:
+                log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
+                written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
         self._cache.put(kind, written)
         live = self._live(service, manifest)
         if not once and live is not None and not self._matches(live, manifest):

@@ -1,6 +1,5 @@
 """The kinds that the operator reads and writes, and where the API server keeps them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 GROUP, VERSION = "serving.starling.dev", "v1alpha1"
@@ -36,6 +35,7 @@ class Kind:
 INFERENCE_SERVICE = Kind("InferenceService", f"{GROUP}/{VERSION}", "inferenceservices", selector="")
 POD = Kind("Pod", "v1", "pods", selector=SERVICE_LABEL)
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases", selector="")
+NODE = Kind("Node", "v1", "nodes", selector="")
 EVENT = Kind("Event", "events.k8s.io/v1", "events", selector="")
 CHILDREN = (
     Kind("ControllerRevision", "apps/v1", "controllerrevisions"),
@@ -51,8 +51,5 @@ SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemon
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")
 OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE)
 BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
-
-
-def watched(optional: Sequence[Kind]) -> tuple[Kind, ...]:
-    """All that is kept in memory; `optional` are those of OPTIONAL that the cluster has."""
-    return (INFERENCE_SERVICE, POD, *CHILDREN, *optional)
+WATCHED = (INFERENCE_SERVICE, POD, *CHILDREN)
+"""Kept in memory by watches; those of OPTIONAL are listed now and then."""

@@ -5,7 +5,7 @@ Lease is surely ours.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import ClientError
@@ -18,7 +18,7 @@ from starling_operator.kinds import MANAGER, Kind
 from starling_operator.plan.observed import Manifest
 
 READ_SECONDS = 30.0
-APPLY, MERGE, JSON = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
+APPLY, JSON_PATCH, JSON = "application/apply-patch+yaml", "application/json-patch+json", "application/json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
@@ -55,6 +55,13 @@ class Kube:
         query = {"fieldManager": MANAGER, "force": "true"}
         return await self.request("PATCH", path, query, body, content=APPLY, seconds=self._fence())
 
+    async def remove(self, path: str, pointers: Sequence[str], seen: Manifest) -> Manifest:
+        """Parts of an object, by JSON pointers, in this order; only of the version that was seen. What is removed nobody owns."""
+        metrics.API_WRITES.labels("patch").inc()
+        version = {"op": "replace", "path": "/metadata/resourceVersion", "value": seen["metadata"]["resourceVersion"]}
+        body = [version, *({"op": "remove", "path": pointer} for pointer in pointers)]
+        return await self.request("PATCH", path, {"fieldManager": MANAGER}, body, content=JSON_PATCH, seconds=self._fence())
+
     async def delete(self, path: str, options: Manifest) -> Manifest:
         metrics.API_WRITES.labels("delete").inc()
         return await self.request("DELETE", path, None, options, seconds=self._fence())
@@ -74,7 +81,7 @@ class Kube:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
+        body: Manifest | list[Manifest] | None = None,
         *,
         content: str = JSON,
         accept: str = JSON,

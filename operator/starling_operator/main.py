@@ -15,7 +15,7 @@ from starling_operator.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERS
 from starling_operator.kube import Kube, connect
 from starling_operator.lease import Lease
 from starling_operator.settings import OperatorSettings
-from starling_operator.shell import Shell, fitted
+from starling_operator.shell import Shell
 from starling_operator.watching import configure_kopf
 
 OURS = {"app.kubernetes.io/managed-by": MANAGER}
@@ -23,7 +23,7 @@ OURS = {"app.kubernetes.io/managed-by": MANAGER}
 
 @kopf.on.startup()
 async def start(memo: Shell, settings: kopf.OperatorSettings, **_: Any) -> None:
-    configure_kopf(settings, memo.kinds)
+    configure_kopf(settings)
     await memo.start()
 
 
@@ -55,9 +55,7 @@ async def run(settings: OperatorSettings) -> None:
     """Until a signal comes or the Lease is lost; raises what went wrong."""
     lease = Lease(settings.plan.operator_namespace, settings.lease_name, settings.identity)
     kube = Kube(await connect(), lease.fence)
-    shell = Shell(await fitted(settings, kube), kube, lease)
-    for kind in shell.optional_kinds:
-        kopf.on.event(kind.group, kind.version, kind.plural, labels=OURS)(seen)
+    shell = Shell(settings, kube, lease)
     # Without an identity kopf makes one of the user's name, and in a container the user need not have one.
     scope: dict[str, Any] = {"identity": settings.identity, "standalone": True, "namespaces": settings.namespaces}
     await kopf.operator(memo=shell, stop_flag=shell.stop, clusterwide=not settings.namespaces, **scope)

@@ -1,6 +1,7 @@
 """A pod's body, read for what decisions need of it; the body itself is not kept."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from starling_operator.kinds import GROUP
@@ -26,7 +27,11 @@ def read_pod(body: Manifest) -> Pod:
         ready=_condition(body, "Ready").get("status") == "True",
         created_at=read_time(metadata["creationTimestamp"]),
         deleted_at=_deleted_at(metadata),
-        lost=_is_lost(body),
+        due_at=read_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
+        lost=status.get("reason") == "NodeLost",
+        evicted=_is_evicted(body),
+        unreported_since=_unreported_since(body),
+        tolerates=_tolerates(spec.get("tolerations", ())),
         restarts=sum(container.get("restartCount", 0) for container in _containers(status)),
         waiting=_trouble(body),
         last_log=_last_log(status),
@@ -60,10 +65,22 @@ def _deleted_at(metadata: Manifest) -> float | None:
     return read_time(metadata["deletionTimestamp"]) - float(metadata.get("deletionGracePeriodSeconds", 0))
 
 
-def _is_lost(body: Manifest) -> bool:
+def _is_evicted(body: Manifest) -> bool:
     disrupted = _condition(body, "DisruptionTarget")
-    evicted = disrupted.get("status") == "True" and disrupted.get("reason") == "DeletionByTaintManager"
-    return evicted or body.get("status", {}).get("reason") == "NodeLost"
+    return disrupted.get("status") == "True" and disrupted.get("reason") == "DeletionByTaintManager"
+
+
+def _unreported_since(body: Manifest) -> float | None:
+    """A kubelet gives a reason for an unready pod, and calls its containers unready too; the node controller does neither."""
+    ready, containers = _condition(body, "Ready"), _condition(body, "ContainersReady")
+    marked = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
+    return read_time(ready["lastTransitionTime"]) if marked and "lastTransitionTime" in ready else None
+
+
+def _tolerates(tolerations: Iterable[Manifest]) -> float:
+    """Without a toleration none; one without a time is for ever."""
+    times = {entry.get("key"): float(entry.get("tolerationSeconds", math.inf)) for entry in tolerations}
+    return min(times.get(f"node.kubernetes.io/{trouble}", 0.0) for trouble in ("not-ready", "unreachable"))
 
 
 def _trouble(body: Manifest) -> str:

@@ -7,22 +7,26 @@ from dataclasses import replace
 from typing import Any, Self
 
 from starling_operator import metrics
+from starling_operator.absences import Absences
 from starling_operator.apply import Applier
 from starling_operator.audit import Audit
 from starling_operator.cache import Cache
 from starling_operator.events import post_events
 from starling_operator.health import STUCK_SECONDS, Health
-from starling_operator.kinds import HTTP_ROUTE, INFERENCE_SERVICE, OPTIONAL, SERVICE_MONITOR, Kind, watched
-from starling_operator.kube import ApiError, Kube
+from starling_operator.kinds import INFERENCE_SERVICE, WATCHED, Kind
+from starling_operator.kube import Kube
 from starling_operator.lease import Lease
 from starling_operator.logs import Key
+from starling_operator.nodes import Nodes
 from starling_operator.observe import observe
+from starling_operator.optional import OptionalKinds
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
 from starling_operator.reports import Reports
 from starling_operator.settings import OperatorSettings
 from starling_operator.status import refusal_events, with_refusals, write_status
+from starling_operator.waiting import wait_for_api
 
 ECHO_SECONDS = 0.05
 """Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
@@ -38,23 +42,30 @@ class Shell:
         self.reconciler = Reconciler(self.reconcile, settings.parallel)
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
-        has = {SERVICE_MONITOR: settings.plan.service_monitors, HTTP_ROUTE: settings.plan.http_routes}
-        self.optional_kinds = tuple(kind for kind in OPTIONAL if has[kind])
-        self.kinds = watched(self.optional_kinds)
         self._reports = Reports(self.reconciler.wake)
-        self._applier = Applier(kube, self.cache)
-        self._audit = Audit(self.cache, self.kinds, settings.scopes, self.reconciler.wake)
+        self._nodes, self._absences = Nodes(kube), Absences(kube)
+        self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
+        self._applier = Applier(kube, self.cache, self._optional.has)
+        self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
         self._gauges = metrics.ConditionGauges()
         self._health = Health(self.sick, self.unready)
         self._tasks: list[asyncio.Task[None]] = []
         self._leads = False
+        self._waits_for: str | None = None
 
     def __copy__(self) -> Self:
         """kopf copies what it hands to the handlers of each object; there is only one shell."""
         return self
 
     async def start(self) -> None:
+        """Returns when the API server answers; the probes are answered from the beginning."""
         await self._health.start(self.settings.http_host, self.settings.http_port)
+        try:
+            await wait_for_api(self._kube, self._wait_for)
+        except asyncio.CancelledError:
+            # kopf cleans up only after what was started.
+            await self.close()
+            raise
         self._spawn(self._audit.run(self._kube), "audit")
         self._spawn(self._lead(), "leader")
 
@@ -67,6 +78,8 @@ class Shell:
         await self._lease.release(self._kube)
         await self._health.close()
         await self._kube.close()
+        # kopf waits for it to the last, and five seconds in vain after a signal.
+        self.stop.set()
 
     def seen(self, kind: Kind, event_type: str | None, body: Manifest) -> None:
         """One event of one watch."""
@@ -77,20 +90,32 @@ class Shell:
 
     async def reconcile(self, key: Key) -> float | None:
         """Observe, plan, apply, status, events. Returns the seconds to the next look."""
-        observed = observe(self.cache, self._reports, self.settings.plan, key)
+        observed = self._observe(key)
         if observed is None:
             self._forget(key)
             return None
         self._reports.follow(key, observed.pods, observed.children)
         await self._reports.first_answers(key)
-        heard = observe(self.cache, self._reports, self.settings.plan, key)
+        await self._nodes.look(observed.pods)
+        await self._absences.look(key, observed)
+        heard = self._observe(key)
         return 0.0 if heard is None else await self._carry_out(key, heard)
 
     def sick(self) -> str | None:
         return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._leads else None)
 
     def unready(self) -> str | None:
-        return self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
+        return self._waits_for or self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
+
+    def _observe(self, key: Key) -> Observed | None:
+        observed = observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key)
+        if observed is None:
+            return None
+        pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
+        return replace(observed, pods=pods, refused_pods=refused)
+
+    def _wait_for(self, what: str | None) -> None:
+        self._waits_for = what
 
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
         service, decision = observed.service, plan(observed)
@@ -109,6 +134,7 @@ class Shell:
         self._reports.forget(key)
         self._gauges.forget(key)
         self._applier.forget(key)
+        self._absences.forget(key)
 
     async def _lead(self) -> None:
         """Nothing is decided before everything has been seen and the Lease is ours."""
@@ -121,6 +147,7 @@ class Shell:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lease.keep(self._kube))
             group.create_task(self.reconciler.run())
+            group.create_task(self._optional.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -140,11 +167,3 @@ def _cause(failure: BaseException | None) -> BaseException | None:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
-
-
-async def fitted(settings: OperatorSettings, kube: Kube) -> OperatorSettings:
-    """For this cluster: with the optional kinds that it has now. Raises ApiError where our own kind is missing."""
-    if not await kube.exists(INFERENCE_SERVICE):
-        raise ApiError(404, "NotFound", "no InferenceService in this cluster; install the CRDs: starling crds | kubectl apply -f -")
-    monitors, routes = await kube.exists(SERVICE_MONITOR), await kube.exists(HTTP_ROUTE)
-    return replace(settings, plan=replace(settings.plan, service_monitors=monitors, http_routes=routes))

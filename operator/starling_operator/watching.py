@@ -1,10 +1,13 @@
 """kopf, held to watching: nothing of it is stored on any object, and it posts nothing."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
 
-from starling_operator.kinds import Kind
+from starling_operator.kinds import WATCHED
+from starling_operator.waiting import LONGEST_PAUSE
 
 
 class NoProgress(kopf.ProgressStorage):
@@ -39,7 +42,14 @@ class NoDiffBase(kopf.DiffBaseStorage):
         """Nothing is stored."""
 
 
-def configure_kopf(settings: kopf.OperatorSettings, kinds: tuple[Kind, ...]) -> None:
+class Backoffs:
+    """Of kopf's own requests, in seconds. They never end, and nor do its watches: an API server that is gone comes back."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1, 1, 2, 3, 5, 8, 13), itertools.repeat(LONGEST_PAUSE))
+
+
+def configure_kopf(settings: kopf.OperatorSettings) -> None:
     """The API server filters by label. No list of namespaces or CRDs is watched: that would need rights on them."""
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDiffBase()
@@ -47,6 +57,7 @@ def configure_kopf(settings: kopf.OperatorSettings, kinds: tuple[Kind, ...]) -> 
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.watching.chunk_size = 500
-    for kind in kinds:
+    settings.networking.error_backoffs = Backoffs()
+    for kind in WATCHED:
         if kind.selector:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector

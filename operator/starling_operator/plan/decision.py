@@ -13,7 +13,6 @@ class Delete:
     """Removes one object of the service, only while its UID is still this one.
 
     grace_seconds   None: the object's own; 0: at once, for a pod whose node is gone
-    cascade         whether what it owns goes with it
     """
 
     kind: str

@@ -1,6 +1,6 @@
 """Groups as they are: a StatefulSet with its pods, its revision and what the last status knew of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starling_crds.v1alpha1.status import GroupStatus
@@ -16,6 +16,7 @@ class Group:
     nodes      pods that its StatefulSet asks for
     target     it is of the revision that the spec asks for
     pods       by number, also those that are going
+    refused    Kubernetes' words about pods that it does not make; "" if it makes them, or says nothing
     previous   what the last status said of it; None for a new one
     believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
     """
@@ -26,12 +27,18 @@ class Group:
     nodes: int
     target: bool
     pods: tuple[Pod, ...] = ()
+    refused: str = ""
     previous: GroupStatus | None = None
     believed: bool = False
 
     @property
     def index(self) -> int:
         return names.group_index(self.name)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the pods that its StatefulSet has still to make; it cannot while one of that name drains."""
+        return missing_pods(self.name, self.nodes, self.pods)
 
     @property
     def live(self) -> tuple[Pod, ...]:
@@ -87,6 +94,12 @@ def read_groups(observed: Observed, target: str) -> Groups:
     )
 
 
+def missing_pods(group: str, nodes: int, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Of all names that the group's pods have, those that no pod holds."""
+    held = {pod.name for pod in pods}
+    return tuple(name for name in (f"{group}-{number}" for number in range(nodes)) if name not in held)
+
+
 def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod]) -> Group:
     status = observed.service.status
     name = live["metadata"]["name"]
@@ -100,6 +113,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod])
         nodes=int(live["spec"].get("replicas", 1)),
         target=revision == target,
         pods=tuple(sorted(pods, key=lambda pod: (pod.number, pod.created_at))),
+        refused=observed.refused_pods.get(name, ""),
         previous=previous,
         believed=same and previous is not None and previous.ready,
     )

@@ -52,7 +52,11 @@ class Pod:
     scheduled       has a node
     ready           the Ready condition
     deleted_at      when its deletion was asked for; None: it stays
-    lost            its node is gone: a pod on it will never end by itself (deletion by the taint manager, or NodeLost)
+    due_at          when it has to have ended, its grace period included; None: it stays
+    lost            its node is gone: a pod on it will never end by itself
+    evicted         a taint of its node sends it away: the node may be gone, or a live one that is being emptied
+    unreported_since   when the node controller called it unready, for its kubelet had fallen silent; None: it did not
+    tolerates       seconds that it stays on a node that is not ready
     restarts        of its containers
     waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", or why the
                     pod has no node: "Unschedulable: ..."
@@ -71,7 +75,11 @@ class Pod:
     ready: bool = False
     created_at: float = 0.0
     deleted_at: float | None = None
+    due_at: float | None = None
     lost: bool = False
+    evicted: bool = False
+    unreported_since: float | None = None
+    tolerates: float = 0.0
     restarts: int = 0
     waiting: str = ""
     last_log: str = ""
@@ -86,12 +94,14 @@ class Observed:
 
     children    the live objects that the service owns, pods left out, by (kind, name)
     pods        of all groups, those being deleted too
+    refused_pods   by group, why Kubernetes does not make its pods, in its own words
     new_token   a fresh random token, for the admin Secret if there is none yet
     """
 
     service: Service
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
+    refused_pods: Mapping[str, str] = field(default_factory=dict)
     settings: Settings
     now: float
     new_token: str

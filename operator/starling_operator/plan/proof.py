@@ -43,6 +43,8 @@ def unproven(group: Group, asked: Asked) -> str:
 
 def waits_for(group: Group) -> str:
     """The pod that keeps the group from serving, and its cause. The worst one first."""
+    if group.refused:
+        return f"{group.name}: {len(group.missing)} of {group.nodes} pods are not made: {group.refused}"
     for pod in sorted(group.live, key=_trouble):
         if not pod.ready or pod.waiting:
             return pod_message(pod)

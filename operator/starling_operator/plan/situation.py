@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.group import Group, Groups
-from starling_operator.plan.observed import Service, Settings
+from starling_operator.plan.observed import Pod, Service, Settings
 from starling_operator.plan.proof import Asked
 from starling_operator.plan.recovery import Healing
 from starling_operator.plan.refusals import Refusal
@@ -48,6 +48,11 @@ class Situation:
     def kept(self) -> tuple[Group, ...]:
         """The groups that exist and stay."""
         return tuple(group for group in self.groups.all if group not in self.change.remove)
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """Of all groups, and of those that are gone and drain."""
+        return tuple(pod for group in self.groups.all for pod in group.pods) + self.groups.leaving
 
     def is_ready(self, group: Group) -> bool:
         return not self.unready.get(group.name, "")

@@ -26,6 +26,7 @@ def verdict(situation: Situation) -> Verdict:
         _exhausted,
         _off,
         _recovering,
+        _pods_refused,
         _rolling,
         _scaling,
         _coming_up,
@@ -84,6 +85,14 @@ def _recovering(situation: Situation) -> Verdict | None:
             return Verdict("moving", "Recovering", f"{name} restarts at {when}: {healing.cause}")
         if healing.counted:
             return Verdict("moving", "Recovering", f"{name} restarts: {healing.cause}")
+    return None
+
+
+def _pods_refused(situation: Situation) -> Verdict | None:
+    """A quota or an admission webhook. Its StatefulSet tries again by itself, so that it may pass when the next pod goes."""
+    for group in situation.kept:
+        if group.refused:
+            return Verdict("moving", "PodsRefused", f"{_count(situation)} serve; {situation.unready[group.name]}")
     return None
 
 

@@ -8,6 +8,8 @@ from starling_operator.plan.situation import Situation
 
 _MARGIN = 0.5
 """Past the moment itself, so that it has surely come."""
+_UNTOLD = 4.0
+"""Seconds between two looks at what no watch tells: a node, and why no pod is made."""
 
 
 def wake_after(situation: Situation) -> float | None:
@@ -19,6 +21,8 @@ def _moments(situation: Situation) -> Iterator[float]:
     spec = situation.spec
     if spec is None or situation.refused is not None:
         return
+    if any(pod.evicted and not pod.lost for pod in situation.pods) or any(group.missing for group in situation.kept):
+        yield _UNTOLD
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in situation.kept:
         healing = situation.healing.get(group.name)

@@ -72,6 +72,8 @@ class World:
     pods: list[Member] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     made: int = 0
+    quota: str = ""
+    """While it is there no pod is made, for these reasons."""
     blind: bool = False
     """The operator has just started: no agent has answered it yet."""
 
@@ -103,6 +105,7 @@ class World:
             service=service,
             children=self.children,
             pods=tuple(self._seen(member) for member in self.pods),
+            refused_pods={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)} if self.quota else {},
             settings=self.settings,
             now=self.now,
             new_token=TOKEN,
@@ -250,7 +253,7 @@ class World:
         config = live["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
         for number in range(spec["replicas"]):
             name = f"{group}-{number}"
-            if name not in taken:
+            if name not in taken and not self.quota:
                 self.made += 1
                 revision = live["metadata"]["labels"][labels.REVISION]
                 member = Member(name, f"uid-{self.made}", group, revision, number, live["metadata"]["uid"], config, self.now)
@@ -258,6 +261,9 @@ class World:
         for member in self.members(group):
             if member.number >= spec["replicas"]:
                 self.evict(member)
+
+    def _lacks(self, live: Manifest) -> bool:
+        return len(self.members(live["metadata"]["name"])) < live["spec"]["replicas"]
 
     def _schedule(self) -> None:
         free = self.places - sum(member.scheduled for member in self.pods)

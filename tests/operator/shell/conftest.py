@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,13 @@ from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
 
 StartOperator = Callable[..., Awaitable[OperatorProcess]]
+"""start(*options, altered=(), wait=True): one more operator process, as altered.py alters it; waits until it is ready."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -27,8 +34,6 @@ async def cluster(apiserver: Path) -> AsyncIterator[Cluster]:
     async with aiohttp.ClientSession() as session:
         made = Cluster(Access.of(apiserver), session, f"test-{secrets.token_hex(4)}")
         await install_crd(made)
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}}
-        await made.apply(node, "/api/v1/nodes")
         await made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace}}, "/api/v1/namespaces")
         # Pods are refused until the controllers have made it.
         account = f"/api/v1/namespaces/{made.namespace}/serviceaccounts"
@@ -56,10 +61,18 @@ def admit() -> Callable[[Manifest, Agent], Agent | None]:
 
 
 @pytest.fixture
-async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | None]) -> AsyncIterator[Kubelet]:
+def node() -> str:
+    """All tests share one; a test that breaks its node has a fixture of this name."""
+    return NODE
+
+
+@pytest.fixture
+async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | None], node: str) -> AsyncIterator[Kubelet]:
     server = AgentServer(64 + os.getpid() % 128)
     await server.start()
-    made = Kubelet(cluster, server, admit)
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}}
+    await cluster.apply(body, "/api/v1/nodes")
+    made = Kubelet(cluster, server, admit, node=node)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
@@ -70,16 +83,17 @@ async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | N
 
 @pytest.fixture
 async def start_operator(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> AsyncIterator[StartOperator]:
-    """Starts one more operator process; all end with the test."""
+    """All processes end with the test."""
     running: list[OperatorProcess] = []
 
-    async def start(*more: str) -> OperatorProcess:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        process = OperatorProcess(proxy.kubeconfig(tmp_path), cluster.namespace, tmp_path, port, *more)
+    async def start(*more: str, altered: Sequence[str] = (), wait: bool = True) -> OperatorProcess:
+        kubeconfig = proxy.kubeconfig(tmp_path)
+        process = OperatorProcess(kubeconfig, cluster.namespace, tmp_path, free_port(), *more, altered=altered)
         running.append(process)
-        return await process.started()
+        if wait:
+            return await process.started()
+        await process.start()
+        return process
 
     yield start
     for process in running:

@@ -11,24 +11,36 @@ from tests.operator.shell.agents import Agent, AgentServer, serving
 from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused
 
 NODE = "paper"
+STRATEGIC = "application/strategic-merge-patch+json"
 _AT_ONCE = 8
 
 
 class Kubelet:
-    """`admit` decides what the agent of a new pod reports; None: the pod starts no agent. `pods` tells who runs where."""
+    """`admit` decides what the agent of a new pod reports; None: the pod starts no agent.
+
+    holding    new pods are not started
+    draining   pods that are deleted do not end
+    says       the node's Ready condition; "" while the kubelet is silent
+    """
 
     def __init__(
-        self, cluster: Cluster, server: AgentServer, admit: Callable[[Manifest, Agent], Agent | None], period: float = 0.1
+        self,
+        cluster: Cluster,
+        server: AgentServer,
+        admit: Callable[[Manifest, Agent], Agent | None],
+        period: float = 0.1,
+        node: str = NODE,
     ) -> None:
-        self._cluster, self._server, self._admit, self._period = cluster, server, admit, period
+        self._cluster, self._server, self._admit, self._period, self._node = cluster, server, admit, period, node
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
-        self.holding = False
+        self.holding = self.draining = False
+        self.says = "True"
 
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._beat())
+            group.create_task(self.beat())
             group.create_task(self._keep())
 
     async def _keep(self) -> None:
@@ -41,19 +53,25 @@ class Kubelet:
     def agent(self, pod: str) -> Agent:
         return self.agents[pod]
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
         """Without it the node would count as dead after a minute, and its pods would be deleted."""
         while True:
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            ready = {"type": "Ready", "status": "True", "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
-            await self._cluster.merge(f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}})
+            if self.says:
+                await self.say(self.says)
             await asyncio.sleep(10)
+
+    async def say(self, ready: str) -> None:
+        """The node's Ready condition, now and from now on."""
+        self.says, now = ready, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {"type": "Ready", "status": ready, "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
+        await self._cluster.merge(f"/api/v1/nodes/{self._node}/status", {"status": {"conditions": [condition]}})
 
     async def _look(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
         try:
             if "deletionTimestamp" in pod["metadata"]:
-                await self._end(pod)
+                if not self.draining:
+                    await self._end(pod)
             elif uid not in self._addresses and not self.holding:
                 await self._start(pod)
         except Refused as refused:
@@ -68,7 +86,7 @@ class Kubelet:
                 "apiVersion": "v1",
                 "kind": "Binding",
                 "metadata": {"name": metadata["name"]},
-                "target": {"kind": "Node", "name": NODE},
+                "target": {"kind": "Node", "name": self._node},
             }
             await self._cluster.call("POST", f"{path}/binding", binding)
         agent = self._admit(pod, Agent(await self._report(pod), await self._token(pod)))
@@ -89,14 +107,20 @@ class Kubelet:
             "restartCount": 0,
             "state": {"running": {"startedAt": now}},
         }
+        reason = {} if ready else {"reason": "ContainersNotReady"}
+        conditions = [
+            {"type": kind, "status": str(ready), "lastTransitionTime": now, **reason} for kind in ("Ready", "ContainersReady")
+        ]
         status = {
             "phase": "Running",
             "podIP": self._addresses[metadata["uid"]],
             "podIPs": [{"ip": self._addresses[metadata["uid"]]}],
-            "conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": now}],
+            "conditions": conditions,
             "containerStatuses": [state],
         }
-        await self._cluster.merge(f"{PODS.format(metadata['namespace'])}/{metadata['name']}/status", {"status": {**status, **more}})
+        path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}/status"
+        # Conditions that are others' stay.
+        await self._cluster.call("PATCH", path, {"status": {**status, **more}}, STRATEGIC)
 
     async def _end(self, pod: Manifest) -> None:
         """As after a drain of no time."""

@@ -4,21 +4,26 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
 from tests.operator.shell.cluster import until
 
+PROBE_SECONDS = 5.0
+"""`timeoutSeconds` of the chart's probes."""
+
 
 class OperatorProcess:
-    """`starling operator` of one namespace. Its log lies in the folder, for who reads a failure."""
+    """`starling operator` of one namespace. Its log lies in the folder, for who reads a failure. `altered`: see altered.py."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, port: int, *more: str) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, port: int, *more: str, altered: Sequence[str] = ()) -> None:
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         self.port, self.log = port, folder / f"operator-{port}.log"
+        program = [str(Path(__file__).with_name("altered.py")), *altered] if altered else ["-m", "starling_operator.cli"]
         self._arguments = [
-            *(sys.executable, "-m", "starling_operator.cli", "operator", "--agent-image=example.com/agent:1"),
+            *(sys.executable, *program, "operator", "--agent-image=example.com/agent:1"),
             *(f"--namespace={namespace}", f"--own-namespace={namespace}", f"--http-address=127.0.0.1:{port}", *more),
         ]
 
@@ -38,6 +43,9 @@ class OperatorProcess:
     def kill(self) -> None:
         self._process.kill()
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     async def ended(self) -> int:
         return await self._process.wait()
 
@@ -50,11 +58,12 @@ class OperatorProcess:
         return (await self.ask("/readyz"))[0] == 200
 
     async def ask(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 while nobody listens."""
+        """Status and text; 0 where nobody listens, or answers within the time that a kubelet gives."""
+        url, time = f"http://127.0.0.1:{self.port}{path}", aiohttp.ClientTimeout(PROBE_SECONDS)
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as response:
+            async with aiohttp.ClientSession(timeout=time) as session, session.get(url) as response:
                 return response.status, await response.text()
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             return 0, ""
 
     async def metric(self, name: str) -> float:

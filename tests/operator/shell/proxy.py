@@ -1,4 +1,4 @@
-"""Stands between the operator and the API server: counts what is asked, and may cut the operator off after a number of writes."""
+"""Stands between the operator and the API server: counts what is asked, refuses, falls silent, cuts off after so many writes."""
 
 import asyncio
 import json
@@ -28,21 +28,25 @@ class Request:
         return self.method in WRITES and "/leases" not in self.path
 
     @property
-    def is_read(self) -> bool:
-        """Not a list that an informer or the audit makes: of one object."""
-        return self.method == "GET" and "/leases/" not in self.path
+    def is_clocks(self) -> bool:
+        """A list that is made now and then, of a kind that may come and go."""
+        return self.method == "GET" and any(f"/{plural}?" in self.path for plural in ("servicemonitors", "httproutes"))
 
 
 class Proxy:
-    """`after_write` is called with the number of the operator's writes so far, when the last one was carried out."""
+    """`after_write` is called with the number of the operator's writes so far, when the last one was carried out.
+
+    refuse    what of it stands in a path is forbidden
+    hush      a watch with this in its path stays open and tells nothing
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self.requests: list[Request] = []
         self.after_write: Callable[[int], None] = lambda _: None
-        self.url = ""
+        self.refuse = self.hush = self.url = ""
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         # A watch is open for long; every one needs a connection.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl),
@@ -53,7 +57,7 @@ class Proxy:
         app.router.add_route("*", "/{path:.*}", self._pass)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
@@ -84,6 +88,9 @@ class Proxy:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         seen = Request(request.method, request.path_qs)
         self.requests.append(seen)
+        if self.refuse and self.refuse in seen.path:
+            refusal = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": f"{seen.path} is forbidden"}
+            return web.json_response(refusal, status=403)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP} | self._access.headers
         url = URL(self._access.url + request.path_qs, encoded=True)
         body, alone = await request.read(), ("Content-Type", "Accept-Encoding")
@@ -100,7 +107,12 @@ class Proxy:
         try:
             await answer.prepare(request)
             async for chunk in response.content.iter_any():
+                while self._is_hushed(request):  # noqa: ASYNC110 - a test sets and clears a plain word
+                    await asyncio.sleep(0.05)
                 await answer.write(chunk)
         except (ConnectionError, aiohttp.ClientError, asyncio.CancelledError):
             return answer
         return answer
+
+    def _is_hushed(self, request: web.Request) -> bool:
+        return bool(self.hush) and self.hush in request.path and request.query.get("watch") == "true"

@@ -4,6 +4,7 @@ import pytest
 
 from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Cluster, Manifest, manifest, until
 from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 
@@ -39,6 +40,66 @@ async def test_a_selector_that_somebody_narrowed_is_put_right(cluster: Cluster, 
         return bool((await cluster.call("GET", path))["spec"]["selector"] == before["spec"]["selector"])
 
     await until(is_right, "the selector to be as before", 20)
+
+
+async def test_a_port_that_somebody_added_goes_and_a_label_stays(
+    cluster: Cluster, start_operator: StartOperator, proxy: Proxy
+) -> None:
+    """Server-side apply leaves items of a list with keys to whoever put them there."""
+    operator = await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await operator.settled()
+    path = f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat"
+    before, writes = await cluster.call("GET", path), len(proxy.writes)
+    ports = [{"name": "admin", "port": 9001, "targetPort": 8001}, *before["spec"]["ports"], {"name": "x", "port": 9999}]
+    await cluster.merge(path, {"metadata": {"labels": {"mine": "stays"}}, "spec": {"ports": ports}})
+
+    async def is_right() -> bool:
+        found = await cluster.call("GET", path)
+        return bool(found["spec"]["ports"] == before["spec"]["ports"])
+
+    await until(is_right, "the ports to be as before", 20, lambda: cluster.call("GET", path))
+    await operator.settled()
+    found = await cluster.call("GET", path)
+    assert found["metadata"]["labels"] == {**before["metadata"]["labels"], "mine": "stays"}
+    assert len(proxy.writes) - writes == 2, "once is enough: it is applied, and what is left over is removed"
+    # What was removed is not owned by its removal: a port that the spec gives up later goes too.
+    await cluster.edit("chat", {"endpoint": {"port": 8123}})
+    await cluster.ready("chat")
+    assert [port["port"] for port in (await cluster.call("GET", path))["spec"]["ports"]] == [8123, 8000]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [{"op": "add", "path": "/spec/ingress/1/from/0/namespaceSelector", "value": {}}],
+        [{"op": "add", "path": "/spec/ingress/1/from/-", "value": {"ipBlock": {"cidr": "0.0.0.0/0"}}}],
+        [{"op": "add", "path": "/spec/ingress/-", "value": {}}],
+        [{"op": "add", "path": "/spec/ingress/0/from", "value": [{"podSelector": {}}]}],
+        [{"op": "add", "path": "/spec/ingress/0/ports/0/endPort", "value": 9000}],
+        [{"op": "add", "path": "/spec/podSelector/matchExpressions", "value": [{"key": "x", "operator": "Exists"}]}],
+        [{"op": "add", "path": "/spec/egress", "value": []}, {"op": "add", "path": "/spec/policyTypes/-", "value": "Egress"}],
+        [{"op": "add", "path": "/spec/egress", "value": [{}]}],
+    ],
+    ids=lambda change: change[0]["path"],
+)
+async def test_a_network_policy_that_somebody_widened_or_narrowed_is_put_right(
+    cluster: Cluster, start_operator: StartOperator, change: list[Manifest]
+) -> None:
+    operator = await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    path = f"{CHILD_PATHS['NetworkPolicy'].format(cluster.namespace)}/chat"
+    before = await cluster.call("GET", path)
+    changed = await cluster.call("PATCH", path, change, "application/json-patch+json")
+    assert changed["spec"] != before["spec"]
+
+    async def is_right() -> bool:
+        return bool((await cluster.call("GET", path))["spec"] == before["spec"])
+
+    await until(is_right, "the policy to be as before", 20, lambda: cluster.call("GET", path))
+    await operator.settled()
 
 
 async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: StartOperator) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from starling_operator.holds import Settled, holds
 from starling_operator.owned import Ownership, left_over, own_fields
+from starling_operator.strays import is_exact, strays
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,34 @@ def test_only_what_we_applied_is_ours() -> None:
     ownership = Ownership()
     assert ownership.left_over(live, _wanted(tags=["y"])) and not ownership.left_over(live, _wanted())
     assert not ownership.left_over({"metadata": {"uid": "v", "managedFields": ""}}, {})
+
+
+HTTP, PODS = {"name": "http", "port": 80, "protocol": "TCP"}, {"name": "pods", "port": 8000, "protocol": "TCP"}
+OTHER = {"name": "x", "port": 9, "protocol": "TCP"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "live", "wanted", "found"),
+    [
+        ("Service", {"ports": [HTTP, PODS]}, {"ports": [HTTP, PODS]}, []),
+        ("Service", {"ports": [HTTP | {"nodePort": 3, "appProtocol": "http"}], "type": "ClusterIP"}, {"ports": [HTTP]}, []),
+        ("Service", {"ports": [OTHER, HTTP, OTHER, PODS]}, {"ports": [HTTP, PODS]}, ["/spec/ports/2", "/spec/ports/0"]),
+        ("NetworkPolicy", {"ingress": [], "egress": []}, {"ingress": []}, ["/spec/egress"]),
+        ("NetworkPolicy", {"ingress": [{}]}, {"ingress": [{}]}, []),
+        ("StatefulSet", {"replicas": 1, "more": [1]}, {"replicas": 1}, []),
+    ],
+)
+def test_strays(kind: str, live: dict[str, Any], wanted: dict[str, Any], found: list[str]) -> None:
+    body = {"kind": kind, "spec": wanted}
+    assert strays({"kind": kind, "spec": live}, body) == found
+    assert is_exact({"kind": kind, "spec": live}, body) is (not found)
+
+
+def test_a_policy_is_exact_to_its_last_field() -> None:
+    wanted = {"kind": "NetworkPolicy", "spec": {"ingress": [{"from": [{"podSelector": {}}]}]}}
+    live = {"kind": "NetworkPolicy", "spec": {"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}}
+    assert holds(live, wanted) and not is_exact(live, wanted)
+
+
+def test_a_child_without_a_spec_has_no_strays() -> None:
+    assert strays({"kind": "ServiceAccount"}, {"kind": "ServiceAccount"}) == []

@@ -1,5 +1,6 @@
 """A pod's body, read."""
 
+import math
 from typing import Any
 
 import pytest
@@ -56,18 +57,61 @@ def test_last_words_are_of_the_end_before_when_it_runs_again() -> None:
 
 def test_deletion_was_asked_for_a_grace_period_before_its_time() -> None:
     pod = read_pod(body(deletionTimestamp="2026-01-01T00:01:00Z", deletionGracePeriodSeconds=60))
-    assert pod.deleted_at == pod.created_at
+    assert pod.deleted_at == pod.created_at and pod.due_at == pod.created_at + 60
 
 
 @pytest.mark.parametrize(
-    ("status", "lost"),
+    ("status", "evicted", "lost"),
     [
-        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]}, True),
-        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}, False),
-        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "DeletionByTaintManager"}]}, False),
-        ({"reason": "NodeLost"}, True),
-        ({}, False),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]}, True, False),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}, False, False),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "DeletionByTaintManager"}]}, False, False),
+        ({"reason": "NodeLost"}, False, True),
+        ({}, False, False),
     ],
 )
-def test_lost(status: dict[str, Any], lost: bool) -> None:
-    assert read_pod(body(status)).lost is lost
+def test_a_taint_sends_away_and_alone_loses_nothing(status: dict[str, Any], evicted: bool, lost: bool) -> None:
+    pod = read_pod(body(status))
+    assert (pod.evicted, pod.lost) == (evicted, lost)
+
+
+UNREADY = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "since"),
+    [
+        ([UNREADY, {"type": "ContainersReady", "status": "True"}], 1767225600.0),
+        ([UNREADY | {"reason": "ContainersNotReady"}, {"type": "ContainersReady", "status": "False"}], None),
+        ([UNREADY | {"reason": "ReadinessGatesNotReady"}, {"type": "ContainersReady", "status": "True"}], None),
+        ([UNREADY | {"status": "True"}, {"type": "ContainersReady", "status": "True"}], None),
+        ([UNREADY], None),
+        ([], None),
+    ],
+)
+def test_the_node_controllers_mark(conditions: list[dict[str, Any]], since: float | None) -> None:
+    assert read_pod(body({"conditions": conditions})).unreported_since == since
+
+
+def _tolerating(**seconds: int | None) -> dict[str, Any]:
+    keys = {"unready": "not-ready", "unreachable": "unreachable"}
+    made = body()
+    made["spec"]["tolerations"] = [
+        {"key": f"node.kubernetes.io/{keys[name]}"} | ({} if value is None else {"tolerationSeconds": value})
+        for name, value in seconds.items()
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds"),
+    [
+        (_tolerating(unready=30, unreachable=20), 20.0),
+        (_tolerating(unready=30, unreachable=None), 30.0),
+        (_tolerating(unready=None, unreachable=None), math.inf),
+        (_tolerating(unready=30), 0.0),
+        (body(), 0.0),
+    ],
+)
+def test_how_long_a_pod_stays_on_a_node_that_is_not_ready(pod: dict[str, Any], seconds: float) -> None:
+    assert read_pod(pod).tolerates == seconds

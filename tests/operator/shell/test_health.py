@@ -1,0 +1,76 @@
+"""/healthz of the real process turns bad when work that is due is not done, and is good otherwise."""
+
+import asyncio
+import signal
+
+from starling_operator.lease import DURATION
+
+from tests.operator.shell.cluster import CHILD_PATHS, Cluster, manifest, until
+from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.kubelet import Kubelet
+from tests.operator.shell.process import OperatorProcess
+from tests.operator.shell.proxy import Proxy
+
+STUCK_SOON = "starling_operator.shell:STUCK_SECONDS=2"
+AUDITED_OFTEN = "starling_operator.audit:PERIOD=1"
+
+
+async def _turns_bad(operator: OperatorProcess, words: str) -> None:
+    async def is_bad() -> bool:
+        status, text = await operator.ask("/healthz")
+        return status == 503 and words in text
+
+    await until(is_bad, f"/healthz to say {words!r}; see {operator.log}", 30, lambda: operator.ask("/healthz"))
+    assert (await operator.ask("/readyz"))[0] == 503
+
+
+async def test_a_reconcile_that_hangs(cluster: Cluster, start_operator: StartOperator) -> None:
+    operator = await start_operator(altered=(STUCK_SOON, "a_reconcile_hangs"))
+    assert (await operator.ask("/healthz"))[0] == 200
+    await cluster.apply(manifest())
+    await _turns_bad(operator, f"the reconcile of {cluster.namespace}/chat has been running for")
+
+
+async def test_a_loop_that_hangs_answers_no_probe(cluster: Cluster, start_operator: StartOperator) -> None:
+    operator = await start_operator(altered=("the_loop_hangs",))
+    await cluster.apply(manifest())
+
+    async def is_silent() -> bool:
+        return (await operator.ask("/healthz"))[0] == 0
+
+    await until(is_silent, "/healthz to be silent for as long as a kubelet waits", 30)
+
+
+async def test_a_process_that_is_stopped_answers_no_probe_and_ends_when_it_goes_on(start_operator: StartOperator) -> None:
+    """What it would write now may contradict the operator that took over."""
+    operator = await start_operator()
+
+    async def leads() -> bool:
+        return await operator.metric("starling_operator_leader") == 1
+
+    await until(leads, "it to lead")
+    operator.send(signal.SIGSTOP)
+    assert (await operator.ask("/healthz"))[0] == 0
+    await asyncio.sleep(DURATION)
+    operator.send(signal.SIGCONT)
+    assert await operator.ended() == 1
+    assert "LeaseLost" in operator.log.read_text()
+
+
+async def test_a_watch_that_is_silently_dead_and_one_that_recovers(
+    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator, proxy: Proxy
+) -> None:
+    del kubelet  # it has to run
+    operator = await start_operator(altered=(AUDITED_OFTEN,))
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await operator.settled()
+    proxy.hush = "/services"
+    await cluster.merge(f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat", {"metadata": {"labels": {"mine": "x"}}})
+    await _turns_bad(operator, "the watch of services has shown nothing of 1 changes")
+    proxy.hush = ""
+
+    async def is_good() -> bool:
+        return (await operator.ask("/healthz"))[0] == 200
+
+    await until(is_good, "/healthz to be good again", 20)

@@ -1,0 +1,161 @@
+"""A pod that a taint sends away: let go by force from a node that is gone, left to its streams on one that lives."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starling_operator.nodes import OVERDUE, NodeHealth, is_lost, read_health
+from starling_operator.plan.observed import Pod
+
+from tests.operator.shell.agents import AgentServer
+from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
+from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.kubelet import NODE, Kubelet
+from tests.operator.shell.proxy import Proxy
+
+NOW = 1_800_000_000.0
+EVICTED = Pod(name="p", uid="u", group="g", revision="r", number=0, host="n", evicted=True, tolerates=30.0, deleted_at=NOW - 40)
+SOON = {
+    "spec": {
+        "tolerations": [
+            {"key": f"node.kubernetes.io/{trouble}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
+            for trouble in ("not-ready", "unreachable")
+        ]
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("health", "fields", "lost"),
+    [
+        (NodeHealth(None), {}, False),
+        (NodeHealth(None), {"due_at": NOW - 1000, "unreported_since": NOW - 1000}, False),
+        (NodeHealth(NOW - 31), {}, True),
+        (NodeHealth(NOW - 29), {}, False),
+        (NodeHealth(NOW - 29), {"tolerates": 0.0}, True),
+        (NodeHealth(0.0), {"report_age": 0.5}, True),
+        (None, {}, False),
+        (None, {"unreported_since": NOW - 31}, True),
+        (None, {"unreported_since": NOW - 29}, False),
+        (None, {"due_at": NOW - OVERDUE - 1}, True),
+        (None, {"due_at": NOW - OVERDUE - 1, "report_age": 1.0}, False),
+        (None, {"due_at": NOW - OVERDUE + 1}, False),
+        (None, {"due_at": NOW + 300, "report_age": 400.0}, False),
+    ],
+)
+def test_who_is_lost(health: NodeHealth | None, fields: dict[str, Any], lost: bool) -> None:
+    assert is_lost(replace(EVICTED, **fields), health, NOW) is lost
+
+
+@pytest.mark.parametrize(
+    ("conditions", "down_since"),
+    [
+        ([{"type": "Ready", "status": "True"}], None),
+        ([{"type": "Ready", "status": "Unknown", "lastTransitionTime": "2027-01-15T08:00:00Z"}], NOW),
+        ([{"type": "Ready", "status": "False", "lastTransitionTime": "2027-01-15T08:00:00Z"}], NOW),
+        ([{"type": "DiskPressure", "status": "False"}], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_a_nodes_health(conditions: list[Manifest], down_since: float | None) -> None:
+    assert read_health({"status": {"conditions": conditions}}) == NodeHealth(down_since)
+
+
+@pytest.fixture
+def node() -> str:
+    return f"doomed-{secrets.token_hex(3)}"
+
+
+@pytest.fixture
+async def others_live(cluster: Cluster, kubelet: Kubelet, node: str) -> AsyncIterator[None]:
+    """Where all nodes are down at once, Kubernetes blames the network and sends no pod away."""
+    del kubelet  # it has made its own node
+    await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "/api/v1/nodes")
+    server = AgentServer(64 + os.getpid() % 128)
+    peer = Kubelet(cluster, server, lambda *_: None)
+    task = asyncio.create_task(peer.beat())
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await cluster.delete(f"/api/v1/nodes/{node}")
+
+
+@pytest.fixture(params=["readable", "unreadable"])
+def nodes(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[str]:
+    """Whether the operator may read nodes: an installation for some namespaces may not."""
+    proxy.refuse = "/api/v1/nodes" if request.param == "unreadable" else ""
+    yield request.param
+
+
+@pytest.mark.usefixtures("others_live", "nodes")
+async def test_a_live_node_that_is_emptied_cuts_no_stream(
+    cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator, proxy: Proxy
+) -> None:
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    [pod] = await cluster.pods()
+    kubelet.draining = True
+    taint = {"key": "maintenance", "effect": "NoExecute"}
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"taints": [taint]}})
+
+    async def is_evicted() -> bool:
+        return "DeletionByTaintManager" in await _reasons(cluster, pod)
+
+    await until(is_evicted, "the taint to send the pod away", 20, cluster.pods)
+    # As an agent that drains: unready by its own probe.
+    await kubelet.set_status(pod, ready=False)
+    await asyncio.sleep(6)
+    assert await is_evicted(), "its streams were cut off"
+    assert [request for request in proxy.writes if request.method == "DELETE" and "/pods/" in request.path] == []
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"taints": []}})
+    kubelet.draining = False
+    await cluster.ready("chat")
+
+
+@pytest.mark.usefixtures("others_live")
+async def test_a_pod_of_a_node_that_is_down_is_let_go(cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator) -> None:
+    await start_operator()
+    await cluster.apply(manifest(template=SOON))
+    await cluster.ready("chat")
+    [pod] = await cluster.pods()
+    kubelet.draining = kubelet.holding = True
+    await kubelet.say("False")
+    await _is_replaced(cluster, pod, 60)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("others_live")
+async def test_where_nodes_may_not_be_read_the_node_controllers_mark_tells(
+    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator, proxy: Proxy
+) -> None:
+    proxy.refuse = "/api/v1/nodes"
+    operator = await start_operator()
+    await cluster.apply(manifest(template=SOON))
+    await cluster.ready("chat")
+    [pod] = await cluster.pods()
+    kubelet.draining = kubelet.holding = True
+    kubelet.says = ""
+    # Kubernetes gives a silent kubelet 50 seconds.
+    await _is_replaced(cluster, pod, 100)
+    assert "nodes may not be read" in operator.log.read_text()
+
+
+async def _is_replaced(cluster: Cluster, pod: Manifest, seconds: float) -> None:
+    async def is_another() -> bool:
+        found = [one for one in await cluster.pods() if one["metadata"]["name"] == pod["metadata"]["name"]]
+        return bool(found) and found[0]["metadata"]["uid"] != pod["metadata"]["uid"]
+
+    await until(is_another, "another pod of that name", seconds, cluster.pods)
+
+
+async def _reasons(cluster: Cluster, pod: Manifest) -> list[str]:
+    """Of the conditions of exactly this pod; none when it is gone."""
+    found = [one for one in await cluster.pods() if one["metadata"]["uid"] == pod["metadata"]["uid"]]
+    return [condition.get("reason", "") for one in found for condition in one["status"]["conditions"]]

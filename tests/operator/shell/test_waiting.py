@@ -1,0 +1,75 @@
+"""An operator that starts before its API server does, or before its CRD."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.operator.shell.cluster import Cluster, manifest, until
+from tests.operator.shell.conftest import StartOperator, free_port
+from tests.operator.shell.process import OperatorProcess
+from tests.operator.shell.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("kubelet")
+
+
+@pytest.fixture
+async def proxy(cluster: Cluster) -> Proxy:
+    """Not started: nobody listens there yet."""
+    made = Proxy(cluster.access)
+    made.url = f"http://127.0.0.1:{free_port()}"
+    return made
+
+
+async def _waits(operator: OperatorProcess) -> None:
+    async def is_told() -> bool:
+        return "the API server does not answer" in (await operator.ask("/readyz"))[1]
+
+    await until(is_told, f"/readyz to say what it waits for; see {operator.log}")
+    assert (await operator.ask("/readyz"))[0] == 503
+    assert (await operator.ask("/healthz"))[0] == 200, "a restart would not help"
+
+
+async def test_it_waits_for_the_api_server(cluster: Cluster, start_operator: StartOperator, proxy: Proxy) -> None:
+    operator = await start_operator(wait=False)
+    await _waits(operator)
+    await asyncio.sleep(3)
+    await _waits(operator)
+    lines = [line for line in operator.log.read_text().splitlines() if "the API server does not answer" in line]
+    assert 2 <= len(lines) <= 5, "with growing pauses"
+    assert "asked again in" in lines[0] and "Traceback" not in operator.log.read_text()
+    await proxy.start(int(proxy.url.rpartition(":")[2]))
+    await until(operator.is_ready, "the operator to be ready", 30)
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await proxy.close()
+
+
+async def test_it_may_be_stopped_while_it_waits(start_operator: StartOperator) -> None:
+    operator = await start_operator(wait=False)
+    await _waits(operator)
+    began = time.monotonic()
+    assert await operator.stop() == 0
+    assert time.monotonic() - began < 5
+    assert "Unclosed" not in operator.log.read_text()
+
+
+async def test_an_api_server_that_answers_with_errors_is_waited_for_too(
+    cluster: Cluster, start_operator: StartOperator, proxy: Proxy, tmp_path: Path
+) -> None:
+    """As a load balancer does whose API servers are all down; also for what kopf asks."""
+    del tmp_path
+    proxy.refuse = "/api"
+    await proxy.start(int(proxy.url.rpartition(":")[2]))
+    operator = await start_operator(wait=False)
+
+    async def is_told() -> bool:
+        return "the API server refuses" in (await operator.ask("/readyz"))[1]
+
+    await until(is_told, f"/readyz to say so; see {operator.log}")
+    proxy.refuse = ""
+    await until(operator.is_ready, "the operator to be ready", 30)
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await proxy.close()
