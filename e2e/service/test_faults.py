@@ -33,6 +33,23 @@ def test_a_killed_rank_is_started_again_in_place(service: MakeService, kubectl: 
     answers(kubectl, chat, cluster.agent_image)
 
 
+def test_a_killed_rank_of_a_split_model_is_named_and_all_start_again(
+    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
+) -> None:
+    chat = service(parallelism={"tensor": 2}, accelerators={"type": "cpu", "perNode": 2})
+    chat.wait_ready()
+    (group,) = chat.now["status"]["groups"]
+    assert (group["topology"], group["ranks"]) == ("TP2 PP1 DP1", 2)
+    (pod,) = chat.pods()
+    assert cluster.kill(pod["metadata"]["uid"], "/workers 1") == 1
+    wait_until("it says which rank it was", lambda: "rank 1 (process" in chat.explain(), 30, chat.explain)
+    chat.wait_ready()
+    (after,) = chat.pods()
+    assert after["metadata"]["uid"] == pod["metadata"]["uid"], "the pod should have stayed"
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+    answers(kubectl, chat, cluster.agent_image)
+
+
 def test_a_killed_agent_leaves_the_other_group_serving(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
     chat = service(replicas=2)
     chat.wait_ready(120)
