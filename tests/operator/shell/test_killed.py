@@ -44,7 +44,8 @@ async def _remove(cluster: Cluster, name: str) -> None:
     async def is_gone() -> bool:
         return not any(child.startswith(name) for _, child in await cluster.children())
 
-    await until(is_gone, f"{name} to be gone")
+    # The garbage collector looks for kinds that are new to it, as ours on a fresh API server, every 30 s.
+    await until(is_gone, f"{name} to be gone", 45)
 
 
 def _shape(children: dict[tuple[str, str], Manifest], service: str) -> list[Any]:
