@@ -69,7 +69,7 @@ def test_vllms_flags_are_known():
     ("arguments", "cause", "fix"),
     [
         (["/no/such/model"], "/no/such/model", "model"),
-        ([MODEL, "--tensor-parallel-size", "2"], "only 1 is possible", "--tensor-parallel-size"),
+        ([MODEL, "--tensor-parallel-size", "3"], "3 ranks cannot share this model", "--tensor-parallel-size"),
         ([MODEL, "--block-size", "7"], "block_size", "--block-size"),
         ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
         ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),

@@ -64,6 +64,7 @@ class CoreProcess:
             while not self.stopping:
                 assert self.core is not None
                 self._receive(0 if self.core.has_work else IDLE_POLL_MS)
+                self.executor.check()
                 self._send_deltas(self.core.step())
                 self._forget_silent()
         finally:

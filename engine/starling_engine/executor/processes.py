@@ -1,6 +1,7 @@
 """Several workers, each a process of this node: for groups of more than one rank. Imports no torch until it starts."""
 
 import logging
+import math
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,7 @@ class ProcessExecutor:
         """Steps that failed on a rank that does not sample. Where all ranks failed alike, the one that samples says so too."""
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
+        self._checked = 0.0
         self._in_flight = 0
         self._seen: tuple[int, float] = (0, time.monotonic())
         self._encode = msgspec.msgpack.Encoder().encode
@@ -116,6 +118,13 @@ class ProcessExecutor:
             raise RankLost(f"step {result.step_id} failed on one rank only, so the ranks differ: {stumbled}")
         return result
 
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._checked > WATCH_SECONDS:
+            self._checked = now
+            self._take(0)
+            self._check_alive()
+
     def shutdown(self) -> None:
         for rank in self._ready:
             try:
@@ -145,7 +154,7 @@ class ProcessExecutor:
 
     def _take(self, timeout: float) -> None:
         """Takes all messages that are there; waits for the first one at most `timeout` seconds."""
-        wait = max(1, int(timeout * 1000))
+        wait = math.ceil(timeout * 1000)
         while self._socket.poll(wait):
             identity, payload = self._socket.recv_multipart()
             self._handle(int(identity), self._decode(payload))

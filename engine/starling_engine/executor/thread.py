@@ -51,6 +51,9 @@ class ThreadExecutor:
         except queue.Empty:
             return None
 
+    def check(self) -> None:
+        """The worker is a thread: it lives as long as whoever asks."""
+
     def shutdown(self) -> None:
         self._plans.put(None)
         self._thread.join(timeout=5)

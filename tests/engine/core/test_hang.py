@@ -50,6 +50,8 @@ class StuckExecutor:
         time.sleep(timeout)
         return None
 
+    def check(self) -> None: ...
+
     def shutdown(self) -> None: ...
 
 

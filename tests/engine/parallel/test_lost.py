@@ -76,6 +76,20 @@ async def test_streams_hear_which_rank_it_was() -> None:
                 pass
 
 
+async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
+    async with running(tensor_parallel_size=2) as engine:
+        os.kill(_child_ranks(engine._processes[0].pid)[1], signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                engine.check_health()
+            except EngineDead as error:
+                assert "rank 1 (process" in str(error)
+                return
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+
+
 async def test_ranks_end_with_their_core() -> None:
     async with running(tensor_parallel_size=2) as engine:
         core = engine._processes[0].pid
