@@ -126,12 +126,13 @@ class ProcessExecutor:
             self._check_alive()
 
     def shutdown(self) -> None:
-        for rank in self._ready:
-            try:
+        """Idle ranks end by themselves. Those that may be waiting for one that is gone would not hear of it, and are killed."""
+        idle = len(self._ready) == self._ranks and not self._in_flight
+        end = time.monotonic()
+        if idle and all(process.poll() is None for process in self._processes):
+            end += STOP_SECONDS
+            for rank in self._ready:
                 self._send(rank, self._encode(Stop()))
-            except RankLost:
-                continue
-        end = time.monotonic() + (STOP_SECONDS if len(self._ready) == self._ranks else 0)
         for process in self._processes:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
