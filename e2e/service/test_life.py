@@ -1,10 +1,12 @@
 """The life of a service from `kubectl apply` to `kubectl delete`, under traffic."""
 
+from datetime import datetime
+
 import pytest
 
 from e2e.service.conftest import MakeService
 from e2e.service.kubectl import Kubectl, condition, wait_until
-from e2e.service.watched import MODEL, Traffic, failures
+from e2e.service.watched import MODEL, Traffic, Watched, failures
 from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(300)
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
     chat = service()
     took = chat.wait_ready()
-    print(f"apply to Ready: {took:.1f} s")
+    print(f"apply to Ready: {took:.1f} s; {parts(chat)}")
     status = chat.now["status"]
     assert status["url"].startswith(f"http://{chat.name}.{kubectl.namespace}.svc")
     assert (status["readyReplicas"], status["topology"]) == (1, "TP1 PP1 DP1")
@@ -22,6 +24,20 @@ def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: C
     traffic.wait_for_more(5)
     requests = traffic.stop()
     assert not failures(requests) and all(request["tokens"] > 0 for request in requests)
+
+
+def parts(chat: Watched) -> str:
+    """What the time to Ready was spent on, as Kubernetes' own times say (whole seconds)."""
+    (pod,) = chat.pods()
+    (container,) = pod["status"]["containerStatuses"]
+    times = {
+        "pod made": pod["metadata"]["creationTimestamp"],
+        "container started": container["state"]["running"]["startedAt"],
+        "pod ready": condition(pod, "Ready")["lastTransitionTime"],
+        "service Ready": condition(chat.now, "Ready")["lastTransitionTime"],
+    }
+    began = datetime.fromisoformat(chat.now["metadata"]["creationTimestamp"])
+    return ", ".join(f"{what} after {(datetime.fromisoformat(at) - began).total_seconds():.0f} s" for what, at in times.items())
 
 
 def test_an_edit_rolls_over_without_a_failed_request(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
