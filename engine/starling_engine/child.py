@@ -1,5 +1,6 @@
 """What every process that the engine starts has in common: its log goes to its parent, and it ends when the parent does."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -7,6 +8,9 @@ import sys
 import threading
 
 from starling_engine.core.log_lines import LogLineFormatter
+
+PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 
 
 def live_with_parent() -> None:
@@ -20,6 +24,16 @@ def live_with_parent() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends, also one that is stopped and could not notice by itself.
+
+    Only for children of a thread that lives as long as its process. Linux alone has it; elsewhere there is `live_with_parent`.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_with_parent() -> None:

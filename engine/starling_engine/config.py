@@ -26,7 +26,7 @@ class EngineArgs:
     max_num_seqs             requests that run at once
     max_num_batched_tokens   token budget of one step
     block_size               tokens in a block of the KV cache
-    kv_cache_memory_bytes    absolute size of the KV cache; wins over gpu_memory_utilization
+    kv_cache_memory_bytes    absolute size of the KV cache of each rank; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
                              None takes 0.5 of a CPU machine
     data_parallel_size       engine cores, each with all of the model and a KV cache of its own; a request runs on one of them
@@ -125,10 +125,13 @@ class WorkerConfig:
     block_size: int
     kv_cache_memory_bytes: int | None
     memory_fraction: float
+    """Of the machine, for all its ranks together."""
     attention_backend: str
     num_threads: int
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
+    local_ranks: int = 1
+    """Ranks that share this machine's memory, those of other data parallel ranks included."""
     rank: int = 0
     rendezvous: Rendezvous | None = None
     """Where there are several ranks; the executor fills it in, as it does `counters`."""

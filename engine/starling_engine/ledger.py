@@ -106,6 +106,7 @@ def plan_memory(
     total: int,
     available: int,
     fraction: float,
+    ranks: int = 1,
     weights: int,
     activations: int,
     kv_bytes: int | None,
@@ -116,11 +117,12 @@ def plan_memory(
 ) -> Ledger:
     """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
 
-    `available` is what is free now, with the weights loaded: others may have taken memory of the machine.
+    All are of one rank but `total`, `fraction` and `available`, which `ranks` ranks share. `available` is what is free now, with
+    the weights loaded: others may have taken memory of the machine.
 
     Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
     """
-    limit = min(total if kv_bytes is not None else int(total * fraction), available + weights)
+    limit = min(int(total * (1 if kv_bytes is not None else fraction)) // ranks, available // ranks + weights)
     room = limit - weights - activations
     wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
     num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
@@ -133,7 +135,7 @@ def plan_memory(
                 f"set it to at least {needed}, or lower max_model_len",
                 "kv_cache_memory_bytes",
             )
-        least = (weights + activations + needed) / total
+        least = ranks * (weights + activations + needed) / total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
         raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
     if kv_bytes is not None and kv_bytes > room:

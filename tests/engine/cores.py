@@ -1,5 +1,6 @@
 """Engine cores over real checkpoints without processes of their own: one drives them step by step, with any layout of ranks."""
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,8 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         expert_parallel=expert_parallel,
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=patience)
-    executor = make_executor(config)
+    sockets = tempfile.TemporaryDirectory(prefix="starling-")
+    executor = make_executor(config, Path(sockets.name))
     try:
         executor.start()
         deadline = time.monotonic() + 120
@@ -61,6 +63,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         yield EngineCore(config, executor, report)
     finally:
         executor.shutdown()
+        sockets.cleanup()
 
 
 def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list[int], str | None]]:

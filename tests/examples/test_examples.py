@@ -9,7 +9,7 @@ from tests.kube.apiserver import kubectl
 from tests.operator.commands.running import starling
 from tests.operator.local.running import REPOSITORY
 
-NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights")
+NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel")
 
 
 def test_there_are_no_others(examples):
@@ -32,11 +32,12 @@ def test_it_can_be_planned(examples, name):
     assert "rank 0" in answer.stdout
 
 
-def test_quickstart_runs_here(up, examples):
-    running = up(examples / "quickstart.yaml")
+@pytest.mark.parametrize("name", ["quickstart", "tensor-parallel"])
+def test_it_runs_here(up, examples, name):
+    running = up(examples / f"{name}.yaml")
     status = running.wait_until_ready()
-    assert status["service"] == "quickstart"
-    assert running.ask()["model"] == "quickstart"
+    assert status["service"] == name
+    assert running.ask()["model"] == name
     assert running.end() == 0
     assert not running.leftovers()
 

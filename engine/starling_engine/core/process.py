@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -167,7 +168,8 @@ def main() -> None:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     live_with_parent()
     try:
-        CoreProcess(config, sys.argv[1], make_executor(config)).run()
+        # Next to the core's own socket, in a folder that the parent removes.
+        CoreProcess(config, sys.argv[1], make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

@@ -1,22 +1,35 @@
 """Counters of progress in shared memory: each worker counts, its supervisor watches. Imports no torch."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """steps that a rank has finished, ticks within the one that it is at, and ticks in all."""
+
+    steps: int
+    ticks: int
+    total: int
+
+
 class Counters:
-    """One number a rank, in a file that every process of the node maps."""
+    """Three numbers a rank, in a file that every process of the node maps."""
 
     def __init__(self, path: Path, ranks: int) -> None:
         """The first process to open the file makes it."""
         if not path.exists():
-            path.write_bytes(bytes(8 * ranks))
-        self._values = np.memmap(path, np.int64, "r+", shape=(ranks,))
+            path.write_bytes(bytes(3 * 8 * ranks))
+        self._values = np.memmap(path, np.int64, "r+", shape=(ranks, 3))
 
-    def add(self, rank: int) -> None:
-        self._values[rank] += 1
+    def tick(self, rank: int) -> None:
+        self._values[rank, 1:] += 1
 
-    def read(self) -> list[int]:
-        counts: list[int] = self._values.tolist()
-        return counts
+    def finish_step(self, rank: int) -> None:
+        self._values[rank] += (1, 0, 1)
+        self._values[rank, 1] = 0
+
+    def read(self) -> list[Count]:
+        return [Count(*row) for row in self._values.tolist()]

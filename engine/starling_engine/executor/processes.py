@@ -2,13 +2,12 @@
 
 import logging
 import math
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import zmq
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost, StarlingError
-from starling_engine.executor.counters import Counters
+from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, Working
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
@@ -28,8 +27,11 @@ from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
 
+WORKER = (sys.executable, "-m", "starling_engine.worker")
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
+ALIKE_SECONDS = 1.0
+"""How much later than another a rank may say that the same step failed."""
 STOP_SECONDS = 5.0
 
 
@@ -37,35 +39,38 @@ class ProcessExecutor:
     """Sends every plan to all ranks of `config.layout`; the rank that samples answers. Used by one thread.
 
     A rank that dies, or makes no step while others wait for it, ends the group: the next call raises RankLost, which says which
-    rank it was and how it ended. `patience` is how long, in seconds, a step may stand still.
+    rank it was and how it ended. `patience` is how long, in seconds, a step may stand still. `folder` is the caller's, for sockets.
     """
 
-    def __init__(self, config: WorkerConfig, patience: float) -> None:
+    def __init__(self, config: WorkerConfig, patience: float, folder: Path) -> None:
         self._config = config
         self._patience = patience
         self._ranks = config.layout.world_size
-        self._folder = Path(tempfile.mkdtemp(prefix="starling-ranks-"))
+        self._folder = folder
         self._counters = Counters(self._folder / "progress", self._ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._phases = [Phase("starting") for _ in range(self._ranks)]
         self._ready: dict[int, Ready] = {}
         self._results: deque[StepResult] = deque()
-        self._stumbled: dict[int, str] = {}
-        """Steps that failed on a rank that does not sample. Where all ranks failed alike, the one that samples says so too."""
+        self._failed: dict[int, dict[int, str]] = {}
+        """By step and rank, what failed. A step that failed on all ranks alike is the scheduler's to pin on a request; after one
+        that failed on some, the ranks' exchanges no longer match."""
+        self._failed_since = 0.0
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
         self._checked = 0.0
         self._in_flight = 0
-        self._seen: tuple[int, float] = (0, time.monotonic())
+        self._seen: tuple[list[Count], float] = ([], time.monotonic())
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 0)
 
     @property
     def progress(self) -> int:
-        return sum(self._counters.read())
+        return sum(count.total for count in self._counters.read())
 
     @property
     def phase(self) -> Phase:
@@ -79,9 +84,9 @@ class ProcessExecutor:
         address = f"ipc://{self._folder}/workers"
         self._socket.bind(address)
         self._store = serve_store(HOST, self._patience)
-        command = [sys.executable, "-m", "starling_engine.worker", address]
         for rank in range(self._ranks):
-            self._processes.append(subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, start_new_session=True))
+            command = [*WORKER, address, str(rank)]
+            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
     def ready(self, timeout: float) -> WorkerReport | None:
         self._take(timeout)
@@ -91,12 +96,11 @@ class ProcessExecutor:
         first = self._ready[0]
         config = self._config
         groups = kv_groups(load_model_config(Path(config.model_path)), config)
-        self._seen = (self.progress, time.monotonic())
         return WorkerReport(groups, first.ledger, first.seconds, first.async_scheduling)
 
     def submit(self, plan: StepPlan) -> None:
         if not self._in_flight:
-            self._seen = (self.progress, time.monotonic())
+            self._seen = (self._counters.read(), time.monotonic())
         self._in_flight += 1
         message = self._encode(Execute(plan))
         for rank in range(self._ranks):
@@ -106,23 +110,21 @@ class ProcessExecutor:
         end = time.monotonic() + timeout
         while not self._results and (left := end - time.monotonic()) > 0:
             self._take(min(left, WATCH_SECONDS))
+            self._check_alike()
             if not self._results:
                 self._check_alive()
                 self._check_progress()
         if not self._results:
             return None
         self._in_flight -= 1
-        result = self._results.popleft()
-        stumbled = self._stumbled.pop(result.step_id, None)
-        if stumbled is not None and result.error is None:
-            raise RankLost(f"step {result.step_id} failed on one rank only, so the ranks differ: {stumbled}")
-        return result
+        return self._results.popleft()
 
     def check(self) -> None:
         now = time.monotonic()
         if now - self._checked > WATCH_SECONDS:
             self._checked = now
             self._take(0)
+            self._check_alike()
             self._check_alive()
 
     def shutdown(self) -> None:
@@ -132,7 +134,8 @@ class ProcessExecutor:
         if idle and all(process.poll() is None for process in self._processes):
             end += STOP_SECONDS
             for rank in self._ready:
-                self._send(rank, self._encode(Stop()))
+                with suppress(RankLost):
+                    self._send(rank, self._encode(Stop()))
         for process in self._processes:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
@@ -142,7 +145,7 @@ class ProcessExecutor:
             assert process.stdin is not None
             process.stdin.close()
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._context.term()
 
     # ---- messages ----
 
@@ -169,12 +172,22 @@ class ProcessExecutor:
                 self._phases[rank] = Phase(phase, done, total)
             case Ready():
                 self._ready[rank] = message
-            case Executed(result) if self._config.layout.samples(rank):
-                self._results.append(result)
             case Executed(result):
-                self._stumbled[result.step_id] = f"rank {rank}: {result.error}"
+                self._take_result(rank, result)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
+
+    def _take_result(self, rank: int, result: StepResult) -> None:
+        if result.error is None:
+            self._results.append(result)
+            return
+        failed = self._failed.setdefault(result.step_id, {})
+        if not failed:
+            self._failed_since = time.monotonic()
+        failed[rank] = result.error
+        if len(failed) == self._ranks:
+            del self._failed[result.step_id]
+            self._results.append(result)
 
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
@@ -208,15 +221,22 @@ class ProcessExecutor:
                 return
             time.sleep(0.05)
 
+    def _check_alike(self) -> None:
+        if self._failed and time.monotonic() - self._failed_since > ALIKE_SECONDS:
+            step, failed = next(iter(self._failed.items()))
+            rank, error = next(iter(failed.items()))
+            raise RankLost(f"rank {rank} failed at step {step}, and not all others did: {error}")
+
     def _check_progress(self) -> None:
         counts = self._counters.read()
-        now, (total, since) = time.monotonic(), self._seen
-        if sum(counts) != total or not self._in_flight:
-            self._seen = (sum(counts), now)
+        now, (last, since) = time.monotonic(), self._seen
+        if counts != last or not self._in_flight:
+            self._seen = (counts, now)
         elif now - since > self._patience:
             raise RankLost(f"{self._behind()} made no progress for {self._patience:g} s")
 
     def _behind(self) -> str:
-        """The ranks that have counted fewest: the others wait for them."""
-        counts = self._counters.read()
-        return " and ".join(f"rank {rank}" for rank, count in enumerate(counts) if count == min(counts))
+        """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
+        layout = self._config.layout
+        places = [(count.steps, layout.coordinates(rank).pp, count.ticks) for rank, count in enumerate(self._counters.read())]
+        return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))

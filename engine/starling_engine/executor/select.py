@@ -1,13 +1,15 @@
 """Chooses the executor for a layout."""
 
+from pathlib import Path
+
 from starling_engine.config import EngineConfig
 from starling_engine.executor.base import Executor
 from starling_engine.executor.processes import ProcessExecutor
 from starling_engine.executor.thread import ThreadExecutor
 
 
-def make_executor(config: EngineConfig) -> Executor:
-    """One rank runs in a thread of the engine core, several in processes of their own."""
+def make_executor(config: EngineConfig, folder: Path) -> Executor:
+    """One rank runs in a thread of the engine core, several in processes of their own, with sockets in `folder`."""
     if config.worker.layout.world_size == 1:
         return ThreadExecutor(config.worker)
-    return ProcessExecutor(config.worker, config.progress_timeout)
+    return ProcessExecutor(config.worker, config.progress_timeout, folder)

@@ -48,9 +48,9 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        # On a CPU all ranks share the memory, and the cores.
-        memory_fraction=(args.gpu_memory_utilization or CPU_MEMORY_FRACTION) / layout.world_size,
+        memory_fraction=args.gpu_memory_utilization or CPU_MEMORY_FRACTION,
         attention_backend=args.attention_backend,
+        local_ranks=layout.world_size,
         num_threads=max(1, (args.num_threads or cpu_limit()) // layout.world_size),
         # Data parallel ranks are engine cores that know nothing of each other.
         layout=replace(layout, data=1),

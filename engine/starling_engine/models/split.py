@@ -3,6 +3,7 @@
 from starling_engine.errors import ConfigError
 from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig
+from starling_engine.parallel.shard import Shard
 
 
 def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: bool = False) -> None:
@@ -13,6 +14,10 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
     if layout.pipeline > model.num_layers:
         raise ConfigError(
             f"must be at most {model.num_layers}, the model's layers, got {layout.pipeline}", "pipeline_parallel_size"
+        )
+    if Shard(tensor - 1, tensor).rounded(model.vocab_size).size == 0:
+        raise ConfigError(
+            f"a vocabulary of {model.vocab_size} leaves nothing to the last of {tensor} ranks", "tensor_parallel_size"
         )
     if not _splits(model, tensor, expert_parallel):
         possible = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _splits(model, n, expert_parallel))

@@ -35,8 +35,6 @@ class Communicator(Protocol):
         """Counts progress, before each wait for the others: of ranks that wait, the one that is missing has counted fewest."""
         ...
 
-    def close(self) -> None: ...
-
 
 class Alone:
     """One rank: nothing to exchange."""
@@ -57,9 +55,6 @@ class Alone:
 
     def tick(self) -> None:
         """It never waits."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 ALONE = Alone()

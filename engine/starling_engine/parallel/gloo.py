@@ -69,9 +69,6 @@ class GlooCommunicator:
         self._wait(self._group.recv([x], source, 0))
         return x
 
-    def close(self) -> None:
-        self._group.abort()
-
     def _wait(self, work: Work) -> None:
         self.tick()
         try:

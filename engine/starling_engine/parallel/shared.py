@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from starling_engine.errors import RankLost
+from starling_engine.errors import ConfigError, RankLost
 from starling_engine.native import ops
 from starling_engine.parallel.communicator import Communicator
 
@@ -22,7 +22,7 @@ class SharedCommunicator:
     """`slow` carries what is rare, and the agreement on where the memory is. All its ranks must be on this machine."""
 
     def __init__(self, slow: Communicator, timeout: float) -> None:
-        """Raises RankLost when a rank does not come, OSError where there is no memory to share."""
+        """Raises RankLost when a rank does not come, ConfigError where there is no room for memory to share."""
         self.shard = slow.shard
         self._slow = slow
         self._timeout = timeout
@@ -50,9 +50,6 @@ class SharedCommunicator:
     def tick(self) -> None:
         self._slow.tick()
 
-    def close(self) -> None:
-        self._slow.close()
-
     def _exchange(self, x: torch.Tensor, out: torch.Tensor | None) -> None:
         self.tick()
         if not ops.exchange(self._area, self.shard.index, self.shard.count, SLOT_BYTES, x, out, self._timeout):
@@ -63,7 +60,10 @@ class SharedCommunicator:
         if self.shard.first:
             folder = SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
             with tempfile.NamedTemporaryFile(dir=folder, prefix="starling-") as file:
-                os.truncate(file.fileno(), size)
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size)  # now, for later it would end the process without a word
+                except OSError as error:
+                    raise ConfigError(f"no room in {Path(file.name).parent} for {size} bytes that ranks share: {error}") from error
                 self._slow.all_gather(_as_numbers(file.name))
                 memory = mmap.mmap(file.fileno(), size)
                 self._slow.all_gather(torch.zeros(1))

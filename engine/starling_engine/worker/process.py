@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from starling_engine.child import live_with_parent
+from starling_engine.child import die_with_parent, live_with_parent
 from starling_engine.errors import RankLost
 from starling_engine.executor.counters import Counters
 from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, ToWorker, Working
@@ -39,7 +39,7 @@ class WorkerProcess:
         assert isinstance(start, Start), "Start comes first"
         config = start.config
         counters = Counters(Path(config.counters), config.layout.world_size)
-        worker = Worker(config, lambda: counters.add(self._rank), self._report_phase)
+        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase)
         report = worker.prepare()
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
         while not isinstance(message := self._receive(), Stop):
@@ -47,7 +47,7 @@ class WorkerProcess:
             result = self._execute(worker, message.plan)
             if worker.samples or result.error is not None:
                 self._send(Executed(result))
-            counters.add(self._rank)
+            counters.finish_step(self._rank)
 
     def fail(self, error: Exception) -> None:
         """The last word."""
@@ -81,6 +81,7 @@ class WorkerProcess:
 def main() -> None:
     """`python -m starling_engine.worker ADDRESS RANK`."""
     live_with_parent()
+    die_with_parent()
     process = WorkerProcess(sys.argv[1], int(sys.argv[2]))
     try:
         process.run()

@@ -125,6 +125,7 @@ class Worker:
             total=total,
             available=available,
             fraction=config.memory_fraction,
+            ranks=config.local_ranks,
             weights=weights,
             activations=activation_bytes(
                 model, dtype_bytes, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.errors import RankLost
+from starling_engine.errors import ConfigError, RankLost
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -115,3 +115,13 @@ def test_shared_memory_leaves_no_file_behind() -> None:
     before = mine()
     on_ranks(2, "shared", lambda ranks: ranks.all_reduce(torch.ones(1)))
     assert mine() <= before
+
+
+@pytest.mark.skipif(native.load() is None, reason="no native kernels")
+def test_no_room_to_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(ConfigError, match=rf"no room in {SHARED_FOLDER} for \d+ bytes that ranks share.*No space left"):
+        on_ranks(2, "shared", lambda ranks: ranks.all_reduce(torch.ones(1)), timeout=1.0)

@@ -17,6 +17,7 @@ CASES = [
     ("qwen3-mixed", TP2),
     ("qwen2", TP4),
     ("qwen3-tied", ParallelLayout(pipeline=2)),
+    ("qwen3-tied", ParallelLayout(pipeline=3)),
     ("qwen3-mixed", ParallelLayout(pipeline=3)),
     ("llama3.1", ParallelLayout(pipeline=2, tensor=2)),
     ("qwen3-moe", ParallelLayout(tensor=2)),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,15 @@ def pids(executor: Any) -> list[int]:
     return [process.pid for process in executor._processes]
 
 
+@pytest.mark.parametrize("layout", [TP2, ParallelLayout(pipeline=2)], ids=str)
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("rank", "how", "said"),
-    [
-        (0, signal.SIGKILL, "was ended by SIGKILL"),
-        (1, signal.SIGKILL, "was ended by SIGKILL"),
-        (0, signal.SIGSTOP, "made no progress for 2 s"),
-        (1, signal.SIGSTOP, "made no progress for 2 s"),
-    ],
+    ("how", "said"), [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSTOP, "made no progress for 2 s")], ids=["dies", "hangs"]
 )
-def test_a_rank_that_dies_or_hangs_is_named(folder: Path, rank: int, how: signal.Signals, said: str) -> None:
-    with core_for(folder, layout=TP2, patience=2.0) as core:
+def test_a_rank_that_dies_or_hangs_is_named(
+    folder: Path, layout: ParallelLayout, rank: int, how: signal.Signals, said: str
+) -> None:
+    with core_for(folder, layout=layout, patience=2.0) as core:
         assert core.add(greedy("long", TOKENS)) is None
         for _ in range(3):
             core.step()
@@ -57,6 +56,23 @@ def test_a_rank_that_dies_or_hangs_is_named(folder: Path, rank: int, how: signal
     for pid in own:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("layout", [TP2, ParallelLayout(pipeline=2)], ids=str)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_step_that_fails_on_one_rank_ends_the_group(
+    folder: Path, layout: ParallelLayout, victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exchanges no longer match the others': to go on would give wrong tokens without a word."""
+    worker = (sys.executable, "-m", "tests.engine.parallel.failing_worker", str(victim))
+    monkeypatch.setattr("starling_engine.executor.processes.WORKER", worker)
+    with core_for(folder, layout=layout, patience=20.0) as core:
+        assert core.add(greedy("long", TOKENS)) is None
+        began = time.monotonic()
+        with pytest.raises(RankLost, match=rf"^rank {victim} failed at step \d+, and not all others did: MemoryError"):
+            while core.has_work:
+                core.step()
+        assert time.monotonic() - began < 10
 
 
 def test_what_one_rank_cannot_load_is_said(tmp_path: Path) -> None:
@@ -91,9 +107,11 @@ async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
 
 
 async def test_ranks_end_with_their_core() -> None:
+    """Also one that is stopped, and could not see that its parent is gone."""
     async with running(tensor_parallel_size=2) as engine:
         core = engine._processes[0].pid
         ranks = _child_ranks(core)
+        os.kill(ranks[1], signal.SIGSTOP)
         os.kill(core, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while any(_is_there(pid) for pid in ranks):
