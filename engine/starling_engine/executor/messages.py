@@ -13,6 +13,12 @@ class Start(msgspec.Struct, tag="start"):
     config: WorkerConfig
 
 
+class Allocate(msgspec.Struct, tag="allocate"):
+    """The answer to all ranks' Planned: what the one with the least memory has room for."""
+
+    num_blocks: int
+
+
 class Execute(msgspec.Struct, tag="execute"):
     plan: StepPlan
 
@@ -21,7 +27,7 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Execute | Stop
+ToWorker = Start | Allocate | Execute | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
@@ -34,6 +40,12 @@ class Working(msgspec.Struct, tag="working"):
     phase: str
     done: int = 0
     total: int = 0
+
+
+class Planned(msgspec.Struct, tag="planned"):
+    """The weights are loaded, and so many KV blocks would fit."""
+
+    num_blocks: int
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -57,4 +69,4 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-FromWorker = Joined | Working | Ready | Executed | Failed
+FromWorker = Joined | Working | Planned | Ready | Executed | Failed

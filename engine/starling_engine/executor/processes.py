@@ -18,7 +18,19 @@ from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
-from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, Working
+from starling_engine.executor.messages import (
+    Allocate,
+    Execute,
+    Executed,
+    Failed,
+    FromWorker,
+    Joined,
+    Planned,
+    Ready,
+    Start,
+    Stop,
+    Working,
+)
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -50,6 +62,8 @@ class ProcessExecutor:
         self._counters = Counters(self._folder / "progress", self._ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._phases = [Phase("starting") for _ in range(self._ranks)]
+        self._planned: dict[int, int] = {}
+        """KV blocks that each rank has room for."""
         self._ready: dict[int, Ready] = {}
         self._results: deque[StepResult] = deque()
         self._failed: dict[int, dict[int, str]] = {}
@@ -170,12 +184,21 @@ class ProcessExecutor:
                 self._send(rank, self._encode(Start(self._config_of(rank))))
             case Working(phase, done, total):
                 self._phases[rank] = Phase(phase, done, total)
+            case Planned(num_blocks):
+                self._take_plan(rank, num_blocks)
             case Ready():
                 self._ready[rank] = message
             case Executed(result):
                 self._take_result(rank, result)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
+
+    def _take_plan(self, rank: int, num_blocks: int) -> None:
+        self._planned[rank] = num_blocks
+        if len(self._planned) == self._ranks:
+            answer = self._encode(Allocate(min(self._planned.values())))
+            for other in range(self._ranks):
+                self._send(other, answer)
 
     def _take_result(self, rank: int, result: StepResult) -> None:
         if result.error is None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starling_engine import native
 from starling_engine.config import WorkerConfig
@@ -12,20 +12,15 @@ from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SharedCommunicator
 
-LOADING_SECONDS = 3600.0
-"""How much later than another a rank may have loaded its weights. One that dies meanwhile is noticed by the executor."""
-
 logger = logging.getLogger("starling.parallel")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """tensor: the ranks that split each matrix. pipeline: those that split the layers. all: both, of one data parallel rank, which
-    meet when each has loaded."""
+    """tensor: the ranks that split each matrix. pipeline: those that split the layers."""
 
     tensor: Communicator = ALONE
     pipeline: Communicator = ALONE
-    all: Communicator = ALONE
 
 
 def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
@@ -37,16 +32,12 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
     place = layout.coordinates(config.rank)
     store = join_store(rendezvous)
 
-    def join(name: str, index: int, count: int, at: Rendezvous = rendezvous) -> Communicator:
-        return ALONE if count == 1 else GlooCommunicator(store, f"{name}/{place.dp}", Shard(index, count), at, tick)
+    def join(name: str, index: int, count: int) -> Communicator:
+        return ALONE if count == 1 else GlooCommunicator(store, f"{name}/{place.dp}", Shard(index, count), rendezvous, tick)
 
     return Ranks(
         tensor=_nearby(join(f"tensor/{place.pp}", place.tp, layout.tensor), rendezvous),
         pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline),
-        all=join(
-            *("all", place.pp * layout.tensor + place.tp, layout.pipeline * layout.tensor),
-            at=replace(rendezvous, timeout=LOADING_SECONDS),
-        ),
     )
 
 

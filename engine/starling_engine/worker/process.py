@@ -12,7 +12,20 @@ import zmq
 from starling_engine.child import die_with_parent, live_with_parent
 from starling_engine.errors import RankLost
 from starling_engine.executor.counters import Counters
-from starling_engine.executor.messages import Execute, Executed, Failed, FromWorker, Joined, Ready, Start, Stop, ToWorker, Working
+from starling_engine.executor.messages import (
+    Allocate,
+    Execute,
+    Executed,
+    Failed,
+    FromWorker,
+    Joined,
+    Planned,
+    Ready,
+    Start,
+    Stop,
+    ToWorker,
+    Working,
+)
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase
 from starling_engine.worker.worker import Worker
@@ -39,7 +52,7 @@ class WorkerProcess:
         assert isinstance(start, Start), "Start comes first"
         config = start.config
         counters = Counters(Path(config.counters), config.layout.world_size)
-        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase)
+        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
         report = worker.prepare()
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
         while not isinstance(message := self._receive(), Stop):
@@ -66,6 +79,13 @@ class WorkerProcess:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._rank, traceback.format_exc())
             return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+
+    def _agree(self, num_blocks: int) -> int:
+        """Waits for the slowest rank to have loaded."""
+        self._send(Planned(num_blocks))
+        answer = self._receive()
+        assert isinstance(answer, Allocate), "Allocate comes next"
+        return answer.num_blocks
 
     def _report_phase(self, phase: Phase) -> None:
         self._send(Working(phase.name, phase.done, phase.total))

@@ -36,12 +36,20 @@ logger = logging.getLogger("starling.worker")
 
 PhaseSink = Callable[[Phase], None]
 
+Agree = Callable[[int], int]
+"""The KV blocks that this rank has room for -> those that all have: block tables are the same on every rank."""
+
+
+def _alone(num_blocks: int) -> int:
+    return num_blocks
+
 
 class Worker:
     """One device's share of the model. All calls come from one thread; torch's settings of that thread are the worker's."""
 
-    def __init__(self, config: WorkerConfig, tick: Callable[[], None], on_phase: PhaseSink) -> None:
+    def __init__(self, config: WorkerConfig, tick: Callable[[], None], on_phase: PhaseSink, agree: Agree = _alone) -> None:
         self._config = config
+        self._agree = agree
         self._tick = tick
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
@@ -77,7 +85,9 @@ class Worker:
             groups = kv_groups(model_config, config)
             weights = sum(math.prod(slot.taken) for slot in model.slots().values()) * dtype.itemsize
             memory = (platform.total_memory(), platform.available_memory())
-            ledger = self._agreed(self._plan(model_config, groups, weights, *memory, dtype.itemsize))
+            ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
+            num_blocks = self._agree(ledger.num_blocks)
+            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes)
             kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             sampler = Sampler(select_sample_op(platform.device))
@@ -99,12 +109,6 @@ class Worker:
     def samples(self) -> bool:
         """Whether results come from this rank: others of the last stage sample the same and keep it to themselves."""
         return self._config.layout.samples(self._config.rank)
-
-    def _agreed(self, ledger: Ledger) -> Ledger:
-        """Block tables are the same on all ranks, so the one with the least memory decides how many blocks there are."""
-        counts = self._ranks.all.all_gather(torch.tensor([ledger.num_blocks]))
-        num_blocks = int(counts.min())
-        return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes)
 
     def _load(self, model: Decoder) -> None:
         if self._config.load_format == "dummy":

@@ -73,3 +73,11 @@ def test_two_stages_work_on_two_steps_at_once(references: dict[str, Reference], 
         assert all(not first & second for first, second in pairwise(decodes))
         # A step that was collected leaves the other stage's in flight.
         assert in_flight.count(1) > 100
+
+
+def test_the_rank_with_the_least_room_decides(references: dict[str, Reference]) -> None:
+    """Of three layers the first stage has one and the second two, so its blocks are twice as large."""
+    folder = references["qwen3-tied"].folder
+    with core_for(folder, layout=ParallelLayout(pipeline=2), kv_blocks=60) as core, core_for(folder, kv_blocks=60) as alone:
+        assert alone.ledger.num_blocks == 60
+        assert core.ledger.num_blocks == 90
