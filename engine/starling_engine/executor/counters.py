@@ -28,8 +28,8 @@ class Counters:
         self._values[rank, 1:] += 1
 
     def finish_step(self, rank: int) -> None:
+        self._values[rank, 1] = 0  # first, so that a rank which is stopped here is not taken for one that is ahead
         self._values[rank] += (1, 0, 1)
-        self._values[rank, 1] = 0
 
     def read(self) -> list[Count]:
         return [Count(*row) for row in self._values.tolist()]
