@@ -70,11 +70,9 @@ class Audit:
             await asyncio.sleep(1.0)
             return self._unseen.setdefault((kind, scope), set()) or {("", 0)}
         seen = self._cache.seen(kind, scope)
-        for uid in [uid for uid, version in seen.items() if uid not in listed and version <= at]:
-            key = self._cache.drop(uid)
-            if key is not None:
-                log.info("a %s was deleted unseen", kind.name)
-                self._wake(key)
+        for key in self._cache.drop_unlisted(kind, scope, listed, at):
+            log.info("a %s was deleted unseen", kind.name)
+            self._wake(key)
         unseen = {(uid, version) for uid, version in listed.items() if seen.get(uid, -1) < version and not self._cache.is_gone(uid)}
         self._unseen[kind, scope] = unseen
         return unseen

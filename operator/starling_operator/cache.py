@@ -4,7 +4,7 @@ Of managedFields only our own are held, as text. Objects must not be changed by 
 the next decision is never made on a state older than our last write.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Container, Mapping, MutableMapping
 from typing import TypeVar
 
 from starling_operator.kinds import INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
@@ -68,6 +68,12 @@ class Cache:
         if len(self._gone) > _TOMBSTONES:
             del self._gone[next(iter(self._gone))]
         return self._forget(uid)
+
+    def drop_unlisted(self, kind: Kind, namespace: str | None, listed: Container[str], at: int) -> list[Key]:
+        """What a list of version `at`, with the UIDs `listed`, no longer has, is gone. Returns the services that it is news for."""
+        # What was written after the list was made is not in it.
+        missed = [uid for uid, version in self.seen(kind, namespace).items() if uid not in listed and version <= at]
+        return [key for uid in missed if (key := self.drop(uid)) is not None]
 
     def seen(self, kind: Kind, namespace: str | None) -> dict[str, int]:
         """resourceVersions by UID of what is held of one kind."""

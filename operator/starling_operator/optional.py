@@ -65,10 +65,7 @@ class OptionalKinds:
         answer = await self._kube.get(kind.path(scope), {"labelSelector": kind.selector})
         listed, at = {item["metadata"]["uid"] for item in answer["items"]}, version_of(answer)
         news = [self._cache.put(kind, item) for item in answer["items"]]
-        # What was written after the list was made is not in it.
-        known = self._cache.seen(kind, scope)
-        news += [self._cache.drop(uid) for uid, version in known.items() if uid not in listed and version <= at]
-        for key in filter(None, news):
+        for key in (*filter(None, news), *self._cache.drop_unlisted(kind, scope, listed, at)):
             self._wake(key)
 
     def _come(self, kind: Kind) -> None:

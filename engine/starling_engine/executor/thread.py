@@ -1,15 +1,11 @@
 """One worker in a thread of the engine core's process: for one rank. Kernels release the interpreter's lock while they run."""
 
-import logging
 import queue
 import threading
-import traceback
 
 from starling_engine.config import WorkerConfig
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
-
-logger = logging.getLogger("starling.executor")
 
 
 class ThreadExecutor:
@@ -77,10 +73,5 @@ class ThreadExecutor:
             return
         self._reports.put(report)
         while (plan := self._plans.get()) is not None:
-            try:
-                result = worker.execute(plan)
-            except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
-                logger.error("step %d failed:\n%s", plan.step_id, traceback.format_exc())
-                result = StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
-            self._results.put(result)
+            self._results.put(worker.attempt(plan))
             self._tick()

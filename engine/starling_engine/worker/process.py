@@ -26,7 +26,6 @@ from starling_engine.executor.messages import (
     ToWorker,
     Working,
 )
-from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase
 from starling_engine.worker.worker import Worker
 
@@ -57,7 +56,7 @@ class WorkerProcess:
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
         while not isinstance(message := self._receive(), Stop):
             assert isinstance(message, Execute)
-            result = self._execute(worker, message.plan)
+            result = worker.attempt(message.plan)
             if worker.samples or result.error is not None:
                 self._send(Executed(result))
             counters.finish_step(self._rank)
@@ -70,15 +69,6 @@ class WorkerProcess:
         """Waits until what was sent is gone."""
         self._socket.close()
         zmq.Context.instance().term()
-
-    def _execute(self, worker: Worker, plan: StepPlan) -> StepResult:
-        try:
-            return worker.execute(plan)
-        except RankLost:
-            raise
-        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
-            logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._rank, traceback.format_exc())
-            return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
 
     def _agree(self, num_blocks: int) -> int:
         """Waits for the slowest rank to have loaded."""

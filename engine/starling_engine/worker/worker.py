@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
+from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
@@ -70,8 +72,7 @@ class Worker:
                 config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
             )
             methods = select_linear_method(dtype, platform.device)
-            self._ranks = join_ranks(config, self._tick)
-            ranks = self._ranks
+            ranks = join_ranks(config, self._tick)
             model = Decoder(
                 *(model_config, dtype, platform.device, methods, attention),
                 max_position=config.max_model_len,
@@ -104,6 +105,16 @@ class Worker:
             return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
+
+    def attempt(self, plan: StepPlan) -> StepResult:
+        """As `execute`, with what it raises as the step's error. Raises RankLost: without the others no step can be run."""
+        try:
+            return self.execute(plan)
+        except RankLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+            logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
+            return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
 
     @property
     def samples(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
+from starling_engine.models.context import no_tick
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -20,10 +21,6 @@ KINDS = [
     "gloo",
     pytest.param("shared", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
 ]
-
-
-def no_tick() -> None:
-    """Nobody watches."""
 
 
 def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:

@@ -1,27 +1,12 @@
 """Whole decisions: lives of a service in a tiny cluster, and what its status and events say of them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from starling_operator.plan.plan import plan
 
 from tests.operator.plan.building import conditions_of, make_observed, make_spec, message_of
-from tests.operator.plan.world import BAD, World
-
-PAIRS: dict[str, Any] = {"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}}
-OTHER = {"engine": {"blockSize": 32}}
-
-
-def settled(changes: dict[str, Any] | None = None) -> World:
-    world = World(changes or {})
-    world.settle()
-    world.events.clear()
-    return world
-
-
-def names(world: World) -> list[str]:
-    return [live["metadata"]["name"] for live in world.sets()]
+from tests.operator.plan.world import BAD, OTHER, PAIRS, World, names, settled
 
 
 def test_at_first_sight_a_service_is_not_ready() -> None:
@@ -477,47 +462,3 @@ def test_the_message_of_a_service_that_comes_up_names_the_pod() -> None:
     status = world.reconcile().status
     assert message_of(status, "Ready").startswith("0 of 1 groups serve; chat-")
     assert message_of(status, "Ready").endswith("-0-0: downloading")
-
-
-QUOTA = 'pods "chat" is forbidden: exceeded quota: few'
-
-
-@pytest.mark.parametrize("shape", [{}, PAIRS])
-def test_pods_that_kubernetes_refuses_are_told_in_its_words(shape: dict[str, Any]) -> None:
-    world = settled({"replicas": 1} | shape)
-    world.quota = QUOTA
-    world.edit({"replicas": 2})
-    world.reconcile()
-    world.tick()
-    decision = world.reconcile()
-    assert world.condition("Ready") == ("False", "PodsRefused")
-    assert world.condition("Reconciling") == ("True", "PodsRefused")
-    assert world.condition("Available") == ("True", "GroupsServe")
-    count = 2 if shape else 1
-    assert world.message() == f"1 of 2 groups serve; {names(world)[1]}: {count} of {count} pods are not made: {QUOTA}"
-    assert decision.wake_after is not None and decision.wake_after < 10, "no watch tells when it is over"
-    world.quota = ""
-    world.settle()
-    assert world.condition("Ready") == ("True", "Serving")
-
-
-def test_a_rollout_whose_pods_are_refused_keeps_the_old_groups() -> None:
-    world = settled({"replicas": 2, "rollout": {"maxSurge": 1, "maxUnavailable": 0}})
-    old, world.quota = names(world), QUOTA
-    world.edit(OTHER)
-    for _ in range(20):
-        world.reconcile()
-        world.tick()
-    assert world.condition("Ready") == ("False", "PodsRefused")
-    assert set(old) <= set(world.available())
-
-
-def test_a_pod_that_a_taint_sends_away_is_looked_at_again_and_left_alone() -> None:
-    world = settled()
-    observed = world.observe()
-    evicted = replace(observed.pods[0], evicted=True, ready=False, deleted_at=world.now - 5)
-    decision = plan(replace(observed, pods=(evicted,)))
-    assert decision.delete == ()
-    assert decision.wake_after is not None and decision.wake_after < 10
-    lost = plan(replace(observed, pods=(replace(evicted, lost=True),)))
-    assert [(deletion.kind, deletion.grace_seconds) for deletion in lost.delete] == [("Pod", 0)]

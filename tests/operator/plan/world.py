@@ -26,6 +26,8 @@ PHASES: tuple[Phase, ...] = ("starting", "downloading", "loading", "warming", "s
 DRAIN_TICKS = 2
 LONG = 400.0
 """Longer than any back-off: what is waited for is no step, such as the end of a window."""
+PAIRS: dict[str, Any] = {"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}}
+OTHER = {"engine": {"blockSize": 32}}
 BAD = "hf://org/bad"
 
 
@@ -365,3 +367,14 @@ def _everything_is_possible(spec: InferenceServiceSpec) -> Iterator[str]:  # noq
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def settled(changes: dict[str, Any] | None = None) -> World:
+    world = World(changes or {})
+    world.settle()
+    world.events.clear()
+    return world
+
+
+def names(world: World) -> list[str]:
+    return [live["metadata"]["name"] for live in world.sets()]
