@@ -32,12 +32,24 @@ class ModelConfig(ContractModel):
     download_stall_seconds: float = 60.0
 
 
+class ElasticConfig(ContractModel):
+    """Bounds of the data parallel size."""
+
+    min: int
+    max: int
+
+
 class LayoutConfig(ContractModel):
-    """The fixed part of the layout; data parallel size is the leader's to tell. `per_node` ranks run in one pod."""
+    """The fixed part of the layout. `per_node` ranks run in one pod.
+
+    With `elastic` the data parallel size is told to the leader while it runs (see `scale`), the first one too, and `data` is not read.
+    """
 
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
     per_node: int = 1
+    elastic: ElasticConfig | None = None
 
 
 class EndpointConfig(ContractModel):

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from starling_agent.contract.config import ContractModel
+from starling_agent.contract.scale import GroupSize, Operation
 
 Phase = Literal["starting", "downloading", "verifying", "loading", "warming", "serving", "restarting", "draining", "failed"]
 PHASES: tuple[Phase, ...] = (
@@ -74,6 +75,9 @@ class Report(ContractModel):
     service_token_seen   a real token came through the Service; None where no Service is configured or it was not tried yet
     engine_restarts      in place, of this process
     last_error           the cause of the last failure in words, with the fix where one is known
+    leader               whether this node leads its group; the next two are the leader's alone
+    size                 of the group, as its nodes have it
+    operation            the newest change of size; None before the first
     fatal                restarting cannot help (a bad configuration, a model that does not load); phase is "failed"
     """
 
@@ -99,4 +103,7 @@ class Report(ContractModel):
     engine_restarts: int = 0
     open_streams: int = 0
     last_error: str | None = None
+    leader: bool = True
+    size: GroupSize = Field(default_factory=GroupSize)
+    operation: Operation | None = None
     fatal: bool = False
