@@ -14,7 +14,7 @@ from starling_engine.config import EngineArgs, EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache, Shutdown
-from starling_engine.delta import Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.errors import InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer
@@ -172,23 +172,31 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
-        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-        client = self._core_for([])  # pooling reads no cached prefix
-
-        def sink(delta: Delta) -> None:
-            if not done.done():
-                done.set_result(delta)
-
-        await client.add(Add(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time())), sink)
-        try:
-            delta = await done
-        finally:
-            client.abort([request_id])
-        if delta.error is not None:
-            client.check()
+        delta = await self._pool(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time()))
         raise_failure(delta)
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
+
+    async def _pool(self, request: EngineRequest) -> Delta:
+        """The last word on a request that gives no tokens. Raises EngineDead."""
+        while True:
+            done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+            client = self._core_for([])  # pooling reads no cached prefix
+
+            def sink(delta: Delta, done: asyncio.Future[Delta] = done) -> None:
+                if not done.done():
+                    done.set_result(delta)
+
+            await client.add(Add(request), sink)
+            try:
+                delta = await done
+            finally:
+                client.abort([request.id])
+            if delta.error is not None:
+                client.check()
+            if delta.finish_reason != MOVED:
+                return delta
+            request.attempt += 1
 
     def validate(self, prompts: Sequence[list[int]], params: SamplingParams | PoolingParams) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
@@ -217,7 +225,7 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
-        run = Run(self._core_for(ids, cache_salt), assembler)
+        run = Run(lambda: self._core_for(ids, cache_salt), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",

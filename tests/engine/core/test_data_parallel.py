@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
-from starling_engine.errors import ConfigError, EngineDead
+from starling_engine.errors import EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
 from starling_engine.layout import ParallelLayout
 
-from tests.engine.running import engine_args, running
+from tests.engine.running import running
 
 PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -99,8 +99,3 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         assert (await engine.complete(PROMPT, SHORT)).outputs[0].token_ids
         with pytest.raises(EngineDead, match="engine core 1 died"):
             engine.check_health()
-
-
-def test_experts_over_data_parallel_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"enable_expert_parallel: .* only a data_parallel_size of 1 is possible, got 2"):
-        engine_args(data_parallel_size=2, enable_expert_parallel=True)
