@@ -42,6 +42,7 @@ class Hello(msgspec.Struct, tag="hello"):
     """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too.
+    `address` is where frontends of other nodes reach it; empty where it listens for those of its own node only.
     """
 
     incarnation: str
@@ -50,6 +51,7 @@ class Hello(msgspec.Struct, tag="hello"):
     membership: Membership
     ledger: Ledger
     stats: Stats
+    address: str = ""
 
 
 class Pong(msgspec.Struct, tag="pong"):
