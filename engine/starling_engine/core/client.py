@@ -38,7 +38,7 @@ class CoreClient:
         name: str = "the engine core",
     ) -> None:
         """`name` is what errors call it."""
-        self._name = name
+        self.name = name
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
@@ -60,12 +60,18 @@ class CoreClient:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.IPV6, "[" in address)
         self._socket.connect(address)
 
     @property
     def load(self) -> int:
         """How busy the core is, for choosing among several."""
         return 4 * self.stats.waiting + max(self.stats.running, len(self._sinks) - self.stats.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """No request of this frontend is there."""
+        return not self._sinks
 
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
@@ -127,7 +133,7 @@ class CoreClient:
         finally:
             self._orders.pop(number, None)
         if isinstance(answer, Unprepared):
-            raise EpochFailed(f"{self._name}: {answer.error}")
+            raise EpochFailed(f"{self.name}: {answer.error}")
         return answer.seconds if isinstance(answer, Prepared) else 0.0
 
     async def close(self) -> None:
@@ -154,7 +160,7 @@ class CoreClient:
                 self._take_pong(message)
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
-                    self._end_all(f"{self._name} lost touch with this frontend and dropped its requests")
+                    self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats = message, message.stats
             case Member(membership, retired):
                 self.retired = retired
@@ -170,7 +176,7 @@ class CoreClient:
     def _take_pong(self, pong: Pong) -> None:
         self.stats = pong.stats
         if self.hello is not None and pong.incarnation != self.hello.incarnation:
-            self._fail(f"{self._name} was restarted")
+            self._fail(f"{self.name} was restarted")
         self._stalled = self._stalled + 1 if pong.busy and pong.progress == self._progress else 0
         self._progress = pong.progress
 
@@ -192,11 +198,11 @@ class CoreClient:
             await asyncio.sleep(PING_SECONDS)
             reason = self._process.exit_reason() if self._process is not None else None
             if reason is not None:
-                self._fail(f"{self._name} died: {reason}")
+                self._fail(f"{self.name} died: {reason}")
             elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
-                self._fail(f"{self._name} has not answered for {SILENCE_SECONDS:g} s")
+                self._fail(f"{self.name} has not answered for {SILENCE_SECONDS:g} s")
             elif self._stalled * PING_SECONDS > self._progress_timeout:
-                self._fail(f"{self._name} has work but made no progress for {self._progress_timeout:g} s")
+                self._fail(f"{self.name} has work but made no progress for {self._progress_timeout:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -44,6 +44,7 @@ class Hello(msgspec.Struct, tag="hello"):
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
     port of the core's store, where ranks of several cores can meet; 0 for none.
+    `address` is where frontends of other nodes reach it; empty where it listens for those of its own node only.
     """
 
     incarnation: str
@@ -53,6 +54,7 @@ class Hello(msgspec.Struct, tag="hello"):
     store: int
     ledger: Ledger
     stats: Stats
+    address: str = ""
 
 
 class Pong(msgspec.Struct, tag="pong"):

@@ -16,6 +16,7 @@ import zmq
 from starling_engine.child import live_with_parent
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.listening import listen
 from starling_engine.core.log_lines import EXIT_LOGGER
 from starling_engine.core.messages import (
     Abort,
@@ -50,7 +51,7 @@ FRONTEND_TIMEOUT = 15.0
 class CoreProcess:
     """Answers frontends and steps the core. One thread does both: a frontend waits for an answer at most COLLECT_SECONDS."""
 
-    def __init__(self, config: EngineConfig, address: str, executor: Executor) -> None:
+    def __init__(self, config: EngineConfig, address: str, executor: Executor, host: str | None = None) -> None:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
@@ -70,6 +71,7 @@ class CoreProcess:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
+        self._address = listen(self._socket, host) if host else ""
 
     def run(self) -> None:
         """Serves until a frontend says Shutdown. Raises what ended the loading."""
@@ -142,7 +144,9 @@ class CoreProcess:
     def _hello(self, core: EngineCore) -> Hello:
         held = core.scheduler.kv.max_tokens
         longest = min(self.config.scheduler.max_model_len, held)
-        return Hello(self.incarnation, longest, held, core.membership, self.executor.store_port, core.ledger, self._stats())
+        return Hello(
+            self.incarnation, longest, held, core.membership, self.executor.store_port, core.ledger, self._stats(), self._address
+        )
 
     def _stats(self) -> Stats:
         assert self.core is not None
@@ -208,12 +212,13 @@ class CoreProcess:
 
 
 def main() -> None:
-    """`python -m starling_engine.core ADDRESS`, with the EngineConfig as one line of JSON on standard input."""
+    """`python -m starling_engine.core ADDRESS [HOST]`, with the EngineConfig as one line of JSON on standard input."""
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     live_with_parent()
     try:
         # Next to the core's own socket, in a folder that the parent removes.
-        CoreProcess(config, sys.argv[1], make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)).run()
+        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)
+        CoreProcess(config, sys.argv[1], executor, next(iter(sys.argv[2:]), None)).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

@@ -15,9 +15,10 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache, Shutdown
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.errors import EngineDead, InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer
+from starling_engine.frontend.here import Here
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -29,35 +30,45 @@ from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 
 Prompt = str | list[int]
+Core = tuple[str, str, CoreHandle | None]
+"""Name, address, and the process where it was started here."""
+LEAVING_LOOK_SECONDS = 0.2
 
 
 class AsyncEngine:
     """Talks to one engine core or several; the least loaded takes a request. Lives on the event loop that made it."""
 
-    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig, max_tokens_per_request: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig) -> None:
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.config = config
-        self._longest = max_tokens_per_request
         self._seeds = random.Random(config.seed)
         self._clients: list[CoreClient] = []
-        self._balancer = Balancer(1)
+        self._others: dict[str, CoreClient] = {}
+        """Cores of other nodes, by name."""
+        self._leaving: dict[asyncio.Task[None], CoreClient] = {}
+        self._balancer = Balancer()
         self._processes: list[CoreHandle] = []
-        self._context: zmq.asyncio.Context | None = None
+        self._context = zmq.asyncio.Context()
 
     @classmethod
-    async def start(cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None) -> "AsyncEngine":
+    async def start(
+        cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None, here: Here | None = None
+    ) -> "AsyncEngine":
         """Starts an engine core for each data parallel rank, each in a process of its own, and waits until they are ready.
 
-        `on_phase` hears what they do meanwhile.
+        `on_phase` hears what they do meanwhile. `here` is this node's part of a group of several: only its cores are started, none
+        perhaps, and `add_core` connects to those of other nodes.
 
         Raises ConfigError or ModelError when it cannot be.
         """
-        folder, model_config, config = await asyncio.to_thread(resolve, args)
-        processes = [CoreHandle(config) for _ in range(args.data_parallel_size)]
+        folder, model_config, config = await asyncio.to_thread(resolve, args, here)
+        ranks = range(args.data_parallel_size) if here is None else here.cores
+        processes = [CoreHandle(config, here.host if here is not None else None) for _ in ranks]
         try:
             tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-            cores: list[tuple[str, CoreHandle | None]] = [(process.address, process) for process in processes]
+            named = [f"engine core {rank}" if args.data_parallel_size > 1 else "the engine core" for rank in ranks]
+            cores: list[Core] = [(name, process.address, process) for name, process in zip(named, processes, strict=True)]
             engine = await cls._connect(tokenizer, model_config, config, cores, on_phase)
         except BaseException:
             for process in processes:
@@ -72,7 +83,9 @@ class AsyncEngine:
         """Another frontend to cores that run already. Raises EngineDead when one does not answer."""
         folder, model_config, config = await asyncio.to_thread(resolve, args)
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-        return await cls._connect(tokenizer, model_config, config, [(address, None) for address in addresses], None)
+        names = [f"engine core {i}" for i in range(len(addresses))] if len(addresses) > 1 else ["the engine core"]
+        cores: list[Core] = [(name, address, None) for name, address in zip(names, addresses, strict=True)]
+        return await cls._connect(tokenizer, model_config, config, cores, None)
 
     @classmethod
     async def _connect(
@@ -80,26 +93,48 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         model_config: ModelConfig,
         config: EngineConfig,
-        cores: list[tuple[str, CoreHandle | None]],
+        cores: list[Core],
         on_phase: Callable[[Loading], None] | None,
     ) -> "AsyncEngine":
-        context = zmq.asyncio.Context()
-        names = [f"engine core {i}" for i in range(len(cores))] if len(cores) > 1 else ["the engine core"]
-        clients = [
-            CoreClient(context, address, config.progress_timeout, process, name)
-            for name, (address, process) in zip(names, cores, strict=True)
+        engine = cls(tokenizer, model_config, config)
+        engine._clients = [
+            CoreClient(engine._context, address, config.progress_timeout, process, name) for name, address, process in cores
         ]
         try:
-            hellos = [await client.connect(on_phase) for client in clients]
+            for client in engine._clients:
+                await client.connect(on_phase)
         except BaseException:
-            for client in clients:
-                await client.close()
-            context.term()
+            await engine.shutdown()
             raise
-        engine = cls(tokenizer, model_config, config, min(h.max_tokens_per_request for h in hellos))
-        engine._clients, engine._context = clients, context
-        engine._balancer = Balancer(len(clients))
         return engine
+
+    # ---- cores of other nodes ----
+
+    async def add_core(self, name: str, address: str) -> None:
+        """Connects to a core that is ready; requests may go there from now on, and errors call it `name`, which must be new.
+
+        Cores of this node are preferred where the load is equal. Raises EngineDead when it does not answer.
+        """
+        assert name not in self._others, f"{name} is there already"
+        client = CoreClient(self._context, address, self.config.progress_timeout, name=name)
+        try:
+            await client.connect()
+        except BaseException:
+            await client.close()
+            raise
+        self._others[name] = client
+
+    def remove_core(self, name: str) -> None:
+        """No more request goes there; those that are there go on to their end."""
+        client = self._others.pop(name)
+        task = asyncio.create_task(_close_when_idle(client))
+        self._leaving[task] = client
+        task.add_done_callback(self._leaving.pop)
+
+    @property
+    def other_cores(self) -> dict[str, str | None]:
+        """The cores that were added, by name, each with why it failed. One that failed gets no request until it is added anew."""
+        return {name: client.failure for name, client in self._others.items()}
 
     # ---- requests ----
 
@@ -265,13 +300,21 @@ class AsyncEngine:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
     def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        return self._clients[self._balancer.choose(self._clients, ids, cache_salt)]
+        cores = [*self._clients, *self._others.values()]
+        if not cores:
+            raise EngineDead("no engine core is connected")
+        return cores[self._balancer.choose(cores, ids, cache_salt)]
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest request that every core can hold."""
+        return min((hello.max_tokens_per_request for hello in self._hellos), default=self.config.scheduler.max_model_len)
 
     # ---- the engine itself ----
 
     @property
     def stats(self) -> Stats:
-        """The newest counters of all cores, summed."""
+        """The newest counters of all cores, summed; those of other nodes are counted there."""
         total = Stats()
         for client in self._clients:
             for name in Stats.__struct_fields__:
@@ -302,35 +345,51 @@ class AsyncEngine:
 
     @property
     def _hellos(self) -> list[Hello]:
-        return [client.hello for client in self._clients if client.hello is not None]
+        """Of the cores that serve."""
+        others = [client for client in self._others.values() if client.failure is None]
+        return [client.hello for client in [*self._clients, *others] if client.hello is not None]
 
     @property
     def addresses(self) -> list[str]:
         """Where further frontends can `attach`."""
         return [process.address for process in self._processes]
 
+    @property
+    def reachable(self) -> list[str]:
+        """Where frontends of other nodes can reach the cores that were started here, in their order."""
+        return [client.hello.address for client in self._clients if client.hello is not None]
+
     def check_health(self) -> None:
-        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress."""
+        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""
         for client in self._clients:
             client.check()
 
     async def reset_prefix_cache(self) -> None:
-        for client in self._clients:
+        for client in [*self._clients, *self._others.values()]:
             await client.send(ResetPrefixCache())
 
     async def shutdown(self) -> None:
         """Ends the cores that this engine started; open requests end with them."""
+        leaving = dict(self._leaving)
+        for task in leaving:
+            task.cancel()
         for client in self._clients:
             if self._processes and client.failure is None:
                 await client.send(Shutdown())
+        for client in [*self._clients, *self._others.values(), *leaving.values()]:
             await client.close()
         for client, process in zip(self._clients, self._processes, strict=False):
             if client.failure is not None:  # it would not listen
                 process.kill()
             await _until_ended(process)
             process.close(timeout=0)
-        if self._context is not None:
-            self._context.term()
+        self._context.term()
+
+
+async def _close_when_idle(client: CoreClient) -> None:
+    while not client.idle and client.failure is None:  # noqa: ASYNC110 - an event would have to be set wherever a request ends
+        await asyncio.sleep(LEAVING_LOOK_SECONDS)
+    await client.close()
 
 
 def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
