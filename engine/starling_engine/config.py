@@ -31,7 +31,8 @@ class EngineArgs:
                              None takes 0.5 of a CPU machine
     data_parallel_size       engine cores, each with all of the model and a KV cache of its own; a request runs on one of them
     enable_expert_parallel   data and tensor parallel ranks hold some experts each, whole, in place of all or a part of every one
-    enable_elastic_ep        data_parallel_size may change while the engine serves; every rank has room for all experts
+    enable_elastic_ep        data_parallel_size may change while the engine serves
+    min_data_parallel_size   the smallest that it may become: ranks have room for the experts that they then hold
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -60,6 +61,7 @@ class EngineArgs:
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     enable_elastic_ep: bool = False
+    min_data_parallel_size: int = 1
     num_threads: int | None = None
     progress_timeout: float = 20.0
     show_progress: bool = True
@@ -89,6 +91,9 @@ class EngineArgs:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         _at_least("data_parallel_size", self.data_parallel_size, 1)
+        _at_least("min_data_parallel_size", self.min_data_parallel_size, 1)
+        if self.min_data_parallel_size > self.data_parallel_size:
+            raise ConfigError(f"must be at most data_parallel_size ({self.data_parallel_size})", "min_data_parallel_size")
         if self.enable_elastic_ep and not self.enable_expert_parallel:
             raise ConfigError("only experts move between ranks; it needs enable_expert_parallel", "enable_elastic_ep")
 
@@ -130,6 +135,8 @@ class WorkerConfig:
     expert_parallel: bool = False
     lockstep: bool = False
     """Experts are spread over the ranks of several cores, in epochs that whoever leads them announces while they run."""
+    elastic: bool = False
+    """The number of those cores may change."""
     expert_slots: int = 0
     """Experts of each layer that this rank may have to hold; where `lockstep` is set."""
     local_ranks: int = 1

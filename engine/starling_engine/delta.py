@@ -20,6 +20,13 @@ class Stats(msgspec.Struct, omit_defaults=True):
     prefix_hits_total: int = 0
 
 
+def add_totals(total: Stats, more: Stats) -> None:
+    """What only grows, of cores that come and go."""
+    for name in Stats.__struct_fields__:
+        if name.endswith("_total"):
+            setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
 MOVED = "moved"
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from starling_engine.core.client import CoreClient
-from starling_engine.core.messages import Shutdown
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
-from starling_engine.errors import EngineDead, EpochFailed, StarlingError
+from starling_engine.errors import ConfigError, EngineDead, EpochFailed, StarlingError
 from starling_engine.parallel.placement import Placement, regroup, spread
 from starling_engine.parallel.rendezvous import Rendezvous
 
@@ -57,7 +56,7 @@ class Change:
     """One change of size: what it has come to, and how many seconds each of its stages took."""
 
     target: int
-    tell: Callable[[Stage], None]
+    tell: Callable[[Stage], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     _stage: Stage | None = None
     _since: float = 0.0
@@ -65,7 +64,8 @@ class Change:
     def enter(self, stage: Stage) -> None:
         self.end_stage()
         self._stage, self._since = stage, time.monotonic()
-        self.tell(stage)
+        if self.tell is not None:
+            self.tell(stage)
 
     def end_stage(self) -> None:
         if self._stage is not None:
@@ -95,6 +95,7 @@ class Coordinator:
 
         Raises EpochFailed when it came to nothing and the old epoch goes on, and EngineDead when the group can not go on.
         """
+        self._check(change.target)
         change.enter("waiting")
         joiners = await self._launch(change.target - self.data)
         try:
@@ -110,6 +111,15 @@ class Coordinator:
         change.enter("releasing")
         await self._cores.release(leavers)
         change.end_stage()
+
+    def _check(self, target: int) -> None:
+        space = self._space
+        least, most = -(-space.experts // (space.slots * space.tensor)), space.experts // space.tensor
+        if not least <= target <= most:
+            raise ConfigError(
+                f"{space.experts} experts, and room for {space.slots} of a layer on each rank; possible: {least} to {most}, got {target}",
+                "data_parallel_size",
+            )
 
     async def _launch(self, count: int) -> list[Member]:
         if count <= 0:
@@ -185,10 +195,3 @@ async def _all(orders: Sequence[Coroutine[None, None, float]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def shut_down(member: Member) -> None:
-    """Asks a core that has left to end."""
-    if member.client.failure is None:
-        await member.client.send(Shutdown())
-    await member.client.close()
