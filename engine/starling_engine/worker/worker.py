@@ -21,6 +21,7 @@ from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_m
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_groups
+from starling_engine.parallel.expert_ranks import over_tensor
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
@@ -78,7 +79,7 @@ class Worker:
                 max_position=config.max_model_len,
                 tensor=ranks.tensor,
                 stage=ranks.pipeline.shard,
-                expert_parallel=config.expert_parallel,
+                expert_ranks=over_tensor(model_config, ranks.tensor) if config.expert_parallel else None,
             )
         with self._phase("load"), torch.inference_mode():
             self._load(model)

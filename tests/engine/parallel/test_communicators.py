@@ -1,9 +1,7 @@
-"""Ranks that talk: through gloo's sockets and through shared memory. Each is a thread here; the kernels and gloo let others run."""
+"""Ranks that talk: through gloo's sockets and through shared memory."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import torch
@@ -14,26 +12,9 @@ from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
-from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
+from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES
 
-T = TypeVar("T")
-KINDS = [
-    "gloo",
-    pytest.param("shared", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
-]
-
-
-def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
-    """What `work` gives on each rank. The first error that a rank raises is raised."""
-    store = serve_store("127.0.0.1", timeout)
-    place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", timeout)
-
-    def rank(index: int) -> T:
-        slow = GlooCommunicator(join_store(place), "all", Shard(index, count), place, no_tick)
-        return work(SharedCommunicator(slow, timeout) if kind == "shared" else slow)
-
-    with ThreadPoolExecutor(count) as threads:
-        return [future.result() for future in [threads.submit(rank, index) for index in range(count)]]
+from tests.engine.parallel.threads import KINDS, on_ranks
 
 
 def numbers(ranks: Communicator, size: int, seed: int = 0) -> torch.Tensor:
