@@ -117,7 +117,7 @@ class Coordinator:
         least, most = -(-space.experts // (space.slots * space.tensor)), space.experts // space.tensor
         if not least <= target <= most:
             raise ConfigError(
-                f"{space.experts} experts, and room for {space.slots} of a layer on each rank; possible: {least} to {most}, got {target}",
+                f"{space.experts} experts and room for {space.slots} on each rank: {least} to {most} are possible, got {target}",
                 "data_parallel_size",
             )
 

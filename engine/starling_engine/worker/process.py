@@ -32,6 +32,9 @@ from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
 
+SEND_MS = 500
+"""Given at the end to what is still to be sent."""
+
 
 class WorkerProcess:
     """Answers one executor at `address` (a ZeroMQ endpoint) as `rank`."""
@@ -42,7 +45,7 @@ class WorkerProcess:
         self._decode = msgspec.msgpack.Decoder(ToWorker).decode
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
-        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.LINGER, SEND_MS)
         self._socket.connect(address)
 
     def run(self) -> None:
@@ -74,8 +77,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Waits until what was sent is gone."""
-        self._socket.close()
-        zmq.Context.instance().term()
+        zmq.Context.instance().destroy(SEND_MS)
 
     def _agree(self, num_blocks: int) -> int:
         """Waits for the slowest rank to have loaded."""
