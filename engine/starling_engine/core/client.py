@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
-from starling_engine.delta import Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
 
@@ -141,6 +141,8 @@ class CoreClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
+        if self.retired:  # what was sent to it meanwhile
+            self._end_all(None)
 
     # ---- what comes back ----
 
@@ -211,7 +213,8 @@ class CoreClient:
                 answered.set_exception(EngineDead(reason))
         self._end_all(reason)
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self, reason: str | None) -> None:
+        """Without a reason they are only at the wrong core."""
         sinks, self._sinks = self._sinks, {}
         for request_id, (attempt, sink) in sinks.items():
-            sink(Delta(request_id, attempt, finish_reason="error", error=reason))
+            sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))

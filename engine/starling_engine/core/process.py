@@ -158,9 +158,10 @@ class CoreProcess:
             logger.warning("%s is for cores that step with others, which this one does not", type(order).__name__)
             return
         self._leader = None if isinstance(order, Abandon) else identity
-        self._send_deltas(self.core.order(order))
-        if self.core.retired:
+        deltas = self.core.order(order)
+        if self.core.retired:  # said first, so that nothing is sent back here
             self._tell_all(Member(self.core.membership, retired=True))
+        self._send_deltas(deltas)
 
     def _send_answers(self, answers: list[EpochAnswer]) -> None:
         assert self.core is not None

@@ -311,7 +311,7 @@ class AsyncEngine:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
     def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        cores = [*self._clients, *self._others.values()]
+        cores = [client for client in (*self._clients, *self._others.values()) if not client.retired]
         if not cores:
             raise EngineDead("no engine core is connected")
         return cores[self._balancer.choose(cores, ids, cache_salt)]
