@@ -9,9 +9,10 @@ import zmq
 import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Ping, Pong
+from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import Delta, Stats
-from starling_engine.errors import EngineDead, InvalidRequest
+from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
+from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
@@ -46,6 +47,10 @@ class CoreClient:
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
         """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
+        self.retired = False
+        """It leaves its epoch, and takes no request any more."""
+        self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
+        """By epoch, the order that was not answered yet."""
         self._unanswered = 0
         self._stalled = 0
         self._progress = -1
@@ -114,6 +119,23 @@ class CoreClient:
         if self.failure is not None:
             raise EngineDead(self.failure)
 
+    async def order(self, order: Prepare | Commit) -> float:
+        """Waits for the answer; seconds that preparing took.
+
+        Raises EpochFailed where it cannot be, EngineDead when the core died.
+        """
+        self.check()
+        number = order.epoch.number if isinstance(order, Prepare) else order.number
+        answered = self._orders[number] = asyncio.get_running_loop().create_future()
+        await self.send(order)
+        try:
+            answer = await answered
+        finally:
+            self._orders.pop(number, None)
+        if isinstance(answer, Unprepared):
+            raise EpochFailed(f"{self.name}: {answer.error}")
+        return answer.seconds if isinstance(answer, Prepared) else 0.0
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -140,6 +162,14 @@ class CoreClient:
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats = message, message.stats
+            case Member(membership, retired):
+                self.retired = retired
+                if self.hello is not None:
+                    self.hello = msgspec.structs.replace(self.hello, membership=membership)
+            case Prepared() | Unprepared() | Switched():
+                answered = self._orders.get(message.number)
+                if answered is not None and not answered.done():
+                    answered.set_result(message)
             case Loading():
                 pass
 
@@ -176,6 +206,9 @@ class CoreClient:
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
+        for answered in self._orders.values():
+            if not answered.done():
+                answered.set_exception(EngineDead(reason))
         self._end_all(reason)
 
     def _end_all(self, reason: str) -> None:

@@ -38,6 +38,8 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
+    lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep)
+    smallest = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
     local_ranks = layout.world_size if here is None else here.ranks
     worker = WorkerConfig(
         model_path=str(folder),
@@ -57,6 +59,9 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         # Data parallel ranks are engine cores that know nothing of each other.
         layout=replace(layout, data=1),
         expert_parallel=args.enable_expert_parallel,
+        lockstep=lockstep,
+        elastic=args.enable_elastic_ep,
+        expert_slots=-(-model.moe.num_experts // (smallest * layout.tensor)) if lockstep and model.moe else 0,
     )
     config = EngineConfig(
         scheduler=scheduler,

@@ -21,6 +21,7 @@ from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_m
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_groups
+from starling_engine.parallel.expert_ranks import over_tensor
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
@@ -78,7 +79,7 @@ class Worker:
                 max_position=config.max_model_len,
                 tensor=ranks.tensor,
                 stage=ranks.pipeline.shard,
-                expert_parallel=config.expert_parallel,
+                expert_ranks=over_tensor(model_config, ranks.tensor) if config.expert_parallel else None,
             )
         with self._phase("load"), torch.inference_mode():
             self._load(model)
@@ -101,8 +102,8 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
-        if plan.epoch != self.epoch:
-            return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
+        if plan.epoch > self.epoch:
+            return StepResult(plan.step_id, plan.epoch, [], error=f"a plan of epoch {plan.epoch}, but this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
 
@@ -115,6 +116,10 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
             return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+
+    @property
+    def num_stages(self) -> int:
+        return self._config.layout.pipeline
 
     @property
     def samples(self) -> bool:

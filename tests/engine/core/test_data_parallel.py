@@ -75,7 +75,7 @@ def test_what_is_remembered_is_bounded() -> None:
 async def spread(engine: AsyncEngine) -> list[int]:
     """Tokens that each core has generated, once their counters have come."""
     await asyncio.sleep(1.2)
-    return [client.stats.generated_tokens_total for client in engine._clients]
+    return [client.stats.generated_tokens_total for client in engine._own.clients]
 
 
 async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:
@@ -96,7 +96,7 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         streams = [engine.stream([number, *PROMPT], LONG) for number in range(300, 302)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._processes[1].pid, signal.SIGKILL)
+        os.kill(engine._own.processes[1].pid, signal.SIGKILL)
 
         async def outcome(index: int) -> str:
             try:
@@ -130,7 +130,7 @@ async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
         await first.add_core("engine core 1", address)
         await asyncio.sleep(1.2)
         assert min(first.stats.generated_tokens_total, second.stats.generated_tokens_total) >= 300, "each counts its own"
-        os.kill(second._processes[0].pid, signal.SIGKILL)
+        os.kill(second._own.processes[0].pid, signal.SIGKILL)
         for _ in range(100):
             await asyncio.sleep(0.1 if first.other_cores["engine core 1"] is None else 0)
         assert "not answered" in (first.other_cores["engine core 1"] or "")
@@ -147,8 +147,3 @@ async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
 async def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"host: cannot listen on 192\.0\.2\.1"):
         await AsyncEngine.start(engine_args(), here=Here("192.0.2.1", (0,), ranks=1))
-
-
-def test_experts_over_data_parallel_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"enable_expert_parallel: .* only a data_parallel_size of 1 is possible, got 2"):
-        engine_args(data_parallel_size=2, enable_expert_parallel=True)
