@@ -114,7 +114,11 @@ async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch
 
 
 def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
-    members = [member(0, cores=[core(0)]), member(1, cores=[core(1), core(2, taking=False)]), member(2)]
+    members = [
+        member(0, cores=[core(0)]),
+        member(1, cores=[core(1), core(2, taking=False)]),
+        member(2, cores=[Core(rank=3, joining="tcp://x:1")]),
+    ]
     view = GroupView(incarnation="life-0", version=1, data=3, members=members)
     assert wanted_cores(view, 0) == {"engine core 1 of chat-0-1 (tcp://10.0.0.1:4000)": "tcp://10.0.0.1:4000"}
     assert list(wanted_cores(view, 2).values()) == ["tcp://10.0.0.0:4000", "tcp://10.0.0.1:4000"]
@@ -132,8 +136,22 @@ def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
     ],
 )
 def test_where_cores_run(layout: dict[str, int], cores: list[tuple[int, ...]]) -> None:
-    places = Places(LayoutConfig(**layout), layout.get("data", 1))
+    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
     assert [places.cores(node) for node in range(places.nodes)] == cores
+
+
+@pytest.mark.parametrize(
+    ("layout", "workers"),
+    [
+        ({"data": 3}, [(), (), ()]),
+        ({"tensor": 2}, [(), ((0, 1),)]),
+        ({"tensor": 4, "per_node": 2}, [(), ((0, 2), (0, 3))]),
+        ({"data": 2, "pipeline": 2}, [(), ((0, 1),), (), ((1, 1),)]),
+    ],
+)
+def test_which_workers_run_for_cores_of_other_nodes(layout: dict[str, int], workers: list[tuple[tuple[int, int], ...]]) -> None:
+    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
+    assert [places.workers_for_others(node) for node in range(places.nodes)] == workers
 
 
 def test_where_the_leader_is() -> None:
