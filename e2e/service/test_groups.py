@@ -42,3 +42,25 @@ def test_two_pods_of_one_group_serve_and_one_goes_on_without_the_other(
     assert kubectl.get("pod", name)["metadata"]["uid"] != uid
     assert kubectl.get("pod", first["metadata"]["name"])["metadata"]["uid"] == first["metadata"]["uid"], "it knows nothing of it"
     assert [tokens_from(kubectl, chat, pod["metadata"]["name"]) for pod in chat.pods()] == ["2", "2"]
+
+
+def test_a_killed_rank_on_another_pod_is_named_and_all_start_again(
+    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
+) -> None:
+    chat = service(parallelism={"pipeline": 2})
+    chat.wait_ready(120)
+    (group,) = chat.now["status"]["groups"]
+    assert (group["topology"], group["ranks"]) == ("TP1 PP2 DP1", 2)
+    pods = [pod["metadata"] for pod in chat.pods()]
+    assert [tokens_from(kubectl, chat, pod["name"]) for pod in pods] == ["2", "2"]
+    assert cluster.kill(pods[1]["uid"], "starling_engine.worker") == 1
+    wait_until("it says which rank it was", lambda: "rank 1 on " in chat.explain(), 30, chat.explain)
+    took = chat.wait_ready(120)
+    print(f"a rank on another pod killed, both serve again: {took:.1f} s later")
+    assert [pod["metadata"]["uid"] for pod in chat.pods()] == [pod["uid"] for pod in pods], "in place"
+
+    kubectl("delete", "pod", pods[1]["name"], "--grace-period=0", "--force")
+    wait_until("it is not Ready", lambda: not chat.is_true("Ready"), 30, chat.explain)
+    took = chat.wait_ready(180)
+    print(f"a pod of a split model killed, Ready again: {took:.1f} s later")
+    assert [tokens_from(kubectl, chat, pod["name"]) for pod in pods] == ["2", "2"]

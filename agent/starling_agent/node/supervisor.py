@@ -225,10 +225,10 @@ class Supervisor:
         await self._token.insist(self._own_url)
 
     async def _until_dead(self, engine: AsyncEngine) -> Never:
-        """Raises EngineDead. A node without a core of its own is dead when it has lost the last one."""
+        """Raises EngineDead. A node without a core of its own is dead when it has lost the last one, unless it goes anyway."""
         while True:
             engine.check_health()
-            if self._door.is_open and not engine.has_cores:
+            if self._door.is_open and not engine.has_cores and not self._door.drain.draining:
                 raise EngineDead(self._lost or "no engine core of the group takes requests now")
             await asyncio.sleep(WATCH_SECONDS)
 

@@ -64,12 +64,12 @@ def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
         )
     if parallelism.elastic is not None:
         yield "parallelism.elastic: this release cannot resize a live group; leave it out"
-    ranks = parallelism.tensor * parallelism.pipeline
-    if spec.accelerators.per_node % ranks:
+    ranks, per_node = parallelism.tensor * parallelism.pipeline, spec.accelerators.per_node
+    if ranks % per_node and per_node % ranks:
         yield (
-            f"accelerators.perNode: this release runs the {ranks} ranks (tensor {parallelism.tensor} * pipeline"
-            f" {parallelism.pipeline}) of a data parallel rank on one node: only multiples of {ranks} are possible,"
-            f" got {spec.accelerators.per_node}"
+            "accelerators.perNode: in this release no node holds a part of two data parallel ranks, so perNode must divide the"
+            f" {ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple of them,"
+            f" got {per_node}"
         )
     if spec.accelerators.type != "cpu":
         yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"

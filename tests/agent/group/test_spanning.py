@@ -21,6 +21,11 @@ def worker_of(agent: Agent) -> int:
     return pid
 
 
+def greedy(agent: Agent) -> str:
+    body = {"model": "pydoc", "prompt": "import", "max_tokens": 8, "temperature": 0}
+    return str(agent.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+
 @pytest.mark.parametrize("split", ["pipeline", "tensor"])
 def test_a_model_split_over_two_nodes(start_node: Callable[..., Agent], split: str) -> None:
     layout: dict[str, Any] = {
@@ -33,8 +38,7 @@ def test_a_model_split_over_two_nodes(start_node: Callable[..., Agent], split: s
     topology = second.report().topology
     assert topology is not None and (getattr(topology, split), topology.ranks) == (2, 2)
     assert first.report().topology == topology
-    texts = [ask(agent).json()["choices"][0]["text"] for agent in (first, second)]
-    assert texts[0] == texts[1]
+    assert len({greedy(agent) for agent in (first, second)}) == 1
 
     stream = Reader(second, 3900)
     os.kill(worker_of(second), signal.SIGKILL)
@@ -59,7 +63,7 @@ def another_pod_takes_the_place_of_one_that_is_gone(
     for agent in (first, again):
         until_data(agent, 1)
         assert ask(agent).status_code == 200
-    stream = Reader(first, 3900)
+    stream = Reader(first, 1500)
     again.process.send_signal(signal.SIGTERM)
     assert first.end() == 0 and again.process.wait(30) == 0, "both wait for what is open"
     assert stream.result().endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in stream.text

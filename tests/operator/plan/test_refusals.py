@@ -18,13 +18,10 @@ from tests.operator.plan.world import World
     ("changes", "message"),
     [
         (
-            {"parallelism": {"tensor": 2}},
-            "spec.accelerators.perNode: this release runs the 2 ranks (tensor 2 * pipeline 1) of a data parallel rank on one node",
+            {"parallelism": {"data": 2, "pipeline": 3, "tensor": 2}, "accelerators": {"perNode": 4}},
+            "spec.accelerators.perNode: in this release no node holds a part of two data parallel ranks",
         ),
-        ({"parallelism": {"pipeline": 2}}, "spec.accelerators.perNode: "),
         ({"parallelism": {"expert": 2}}, "spec.parallelism.expert: "),
-        ({"parallelism": {"tensor": 2, "pipeline": 2}, "accelerators": {"perNode": 2}}, "spec.accelerators.perNode: "),
-        ({"parallelism": {"data": 2, "tensor": 2}}, "spec.accelerators.perNode: "),
         ({"parallelism": {"data": 1, "elastic": {"min": 1, "max": 2}}}, "spec.parallelism.elastic: "),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type: this release runs on cpu only, got nvidia.com/gpu"),
         ({"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}}, "spec.kvCache.tiers.cpu: "),
@@ -46,6 +43,10 @@ def test_what_the_engine_cannot_do_yet(changes: dict[str, Any], message: str) ->
     [
         {},
         {"parallelism": {"tensor": 1, "pipeline": 1, "data": 1}},
+        {"parallelism": {"tensor": 2}},
+        {"parallelism": {"pipeline": 2}},
+        {"parallelism": {"tensor": 2, "pipeline": 2}, "accelerators": {"perNode": 2}},
+        {"parallelism": {"data": 2, "tensor": 2}},
         {"parallelism": {"data": 4}},
         {"parallelism": {"data": 4}, "accelerators": {"perNode": 2}},
         {"parallelism": {"data": 2, "tensor": 2}, "accelerators": {"perNode": 2}},
