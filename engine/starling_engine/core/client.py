@@ -137,6 +137,8 @@ class CoreClient:
         return answer.seconds if isinstance(answer, Prepared) else 0.0
 
     async def close(self) -> None:
+        """Requests that are still open end with an error."""
+        self._end_all(f"the connection to {self.name} was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

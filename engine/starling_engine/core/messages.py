@@ -67,11 +67,15 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known."""
+    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known.
+
+    `joining` is where ranks on other nodes have to join; empty where there are none.
+    """
 
     phase: str
     done: int = 0
     total: int = 0
+    joining: str = ""
 
 
 class Member(msgspec.Struct, tag="member"):

@@ -134,7 +134,7 @@ class CoreProcess:
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
             phase = self.executor.phase
-            self._send(identity, Loading(phase.name, phase.done, phase.total))
+            self._send(identity, Loading(phase.name, phase.done, phase.total, self.executor.joining))
             return
         if identity not in self._greeted:
             self._greeted.add(identity)
@@ -218,8 +218,9 @@ def main() -> None:
     live_with_parent()
     try:
         # Next to the core's own socket, in a folder that the parent removes.
-        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)
-        CoreProcess(config, sys.argv[1], executor, next(iter(sys.argv[2:]), None)).run()
+        host = next(iter(sys.argv[2:]), None)
+        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
+        CoreProcess(config, sys.argv[1], executor, host).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

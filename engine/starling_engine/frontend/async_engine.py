@@ -355,6 +355,11 @@ class AsyncEngine:
         return min(hello.max_tokens for hello in self._hellos)
 
     @property
+    def has_cores(self) -> bool:
+        """Whether there is any core that serves."""
+        return bool(self._hellos)
+
+    @property
     def _hellos(self) -> list[Hello]:
         """Of the cores that serve."""
         others = [client for client in self._others.values() if client.failure is None]
