@@ -15,7 +15,7 @@ SET_ELSEWHERE = {
     "progress_timeout": "recovery.progress_timeout_seconds",
     "tensor_parallel_size": "layout.tensor",
     "pipeline_parallel_size": "layout.pipeline",
-    "data_parallel_size": "the leader",
+    "data_parallel_size": "layout.data",
 }
 UNUSED = ("show_progress",)
 """Draws bars for a person at a terminal."""
@@ -39,6 +39,7 @@ def engine_args(config: AgentConfig) -> EngineArgs:
         "progress_timeout": config.recovery.progress_timeout_seconds,
         "tensor_parallel_size": config.layout.tensor,
         "pipeline_parallel_size": config.layout.pipeline,
+        "data_parallel_size": config.layout.data,
         "show_progress": False,
     }
     try:

@@ -1,20 +1,32 @@
-"""What this release cannot do, in one place: later ones take lines out."""
+"""What this release cannot do, and layouts that cannot be, in one place: later releases take lines out."""
 
-from starling_agent.contract.config import AgentConfig
+from starling_agent.contract.config import AgentConfig, LayoutConfig
 from starling_agent.contract.identity import Identity
+from starling_agent.group.places import Places
 
 
 def refusal(config: AgentConfig, identity: Identity) -> str | None:
     """Why this node cannot take part in the group that was asked for; None when it can."""
-    ranks = config.layout.tensor * config.layout.pipeline
-    if config.layout.per_node != ranks:
+    layout = config.layout
+    places = Places(layout, layout.data)
+    if layout.elastic is not None:
+        return "layout.elastic: a group keeps its size in this release; leave it out"
+    wrong = _wrong_size(layout, places.workers)
+    if wrong is None and identity.node >= places.nodes:
+        return f"{identity.pod} is node {identity.node} of group {identity.group}, which has {places.nodes} nodes by its layout"
+    return wrong
+
+
+def _wrong_size(layout: LayoutConfig, workers: int) -> str | None:
+    ranks = layout.data * workers
+    if layout.per_node < workers:
         return (
-            f"layout.per_node: a group runs in one pod in this release, so it must be all of its {ranks} ranks"
-            f" (tensor {config.layout.tensor} * pipeline {config.layout.pipeline}), got {config.layout.per_node}"
+            f"layout.per_node: in this release the {workers} ranks of a data parallel rank (pipeline {layout.pipeline} * tensor"
+            f" {layout.tensor}) run in one pod, so at least {workers} is possible, got {layout.per_node}"
         )
-    if identity.node > 0:
+    if layout.per_node % workers or ranks % layout.per_node:
         return (
-            f"{identity.pod} is node {identity.node} of group {identity.group}: "
-            "a group of several nodes is not possible in this release; only node 0 serves"
+            f"layout.per_node: must be a multiple of {workers} (pipeline {layout.pipeline} * tensor {layout.tensor}) that divides"
+            f" the group's {ranks} ranks (data {layout.data}), got {layout.per_node}"
         )
     return None

@@ -10,15 +10,21 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Never
+from typing import Any, Never
 
 import structlog
 from starling_engine import AsyncEngine, EngineArgs
 from starling_engine.core.messages import Loading
+from starling_engine.delta import Stats
 from starling_engine.errors import StarlingError
+from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
+from starling_agent.contract.group import Core
 from starling_agent.contract.identity import Identity
+from starling_agent.group.connections import Connections
+from starling_agent.group.membership import Membership
+from starling_agent.group.places import Places
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
@@ -32,6 +38,8 @@ from starling_agent.node.weights import obtain
 from starling_agent.server.collector import keep_for_good
 
 WATCH_SECONDS = 0.2
+HEARD_SECONDS = 1.0
+"""By then the other nodes have heard that this one takes no more requests, and the cores have said what they still have."""
 LOADING_SILENCE_SECONDS = 600.0
 """A load that does nothing new for so long hangs. Building kernels and warming up may take minutes without a word."""
 log = structlog.get_logger("starling.agent")
@@ -48,6 +56,7 @@ class Supervisor:
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
+        membership: Membership,
         door: Door,
         token: FirstToken,
         own_url: str,
@@ -56,6 +65,9 @@ class Supervisor:
         self._config = config
         self._identity = identity
         self._state = state
+        self._membership = membership
+        self._places = Places(config.layout, config.layout.data)
+        self._engine: AsyncEngine | None = None
         self._door = door
         self._token = token
         self._own_url = own_url
@@ -82,8 +94,21 @@ class Supervisor:
     def drain_begun(self) -> None:
         """Unready at once. Without an engine there is nothing to wait for."""
         self._state.update(phase="draining", ready=False, progress=None)
+        self._membership.stop_taking()
         if not self._door.is_open:
             self._leave()
+
+    async def finish_for_others(self) -> None:
+        """Until the cores that run here have no request of another node's frontend left."""
+        if self._places.nodes == 1:
+            return
+        await asyncio.sleep(HEARD_SECONDS)
+        while self._has_requests():  # noqa: ASYNC110 - the counts come from other processes
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _has_requests(self) -> bool:
+        stats = self._engine.stats if self._engine is not None else Stats()
+        return bool(stats.running or stats.waiting)
 
     async def _run_engines(self) -> Never:
         args = await self._prepare()
@@ -111,6 +136,7 @@ class Supervisor:
         except Failure as error:
             return self._down(error)
         finally:
+            self._engine = None
             self._door.close()
             await engine.shutdown()
 
@@ -124,27 +150,54 @@ class Supervisor:
                     limit.reschedule(loop.time() + LOADING_SILENCE_SECONDS)
                     self._progress.loading(loading)
 
-                return await AsyncEngine.start(args, on_phase)
+                return await AsyncEngine.start(args, on_phase, self._here())
         except TimeoutError:
             raise passing(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
 
+    def _here(self) -> Here | None:
+        """None: all of the group runs on this node, and no other one has to reach it."""
+        if self._places.nodes == 1:
+            return None
+        identity = self._identity
+        return Here(identity.address, self._places.cores(identity.node), self._config.layout.per_node)
+
     async def _serve(self, engine: AsyncEngine) -> Never:
         """Ready only when a token has come through; then until the engine fails."""
-        self._door.open(engine)
-        self._state.update(phase="warming", progress=None, **read_back(engine))
+        self._engine = engine
+        connections = Connections(engine, self._membership, lambda cause: self._cores_changed(engine, cause))
+        self._publish(engine)
         watch = asyncio.create_task(_until_dead(engine))
-        proof = asyncio.create_task(self._token.insist(self._own_url))
+        follow = asyncio.create_task(connections.follow())
+        proof = asyncio.create_task(self._prove(engine, connections))
         try:
-            done, _ = await asyncio.wait((watch, proof), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await _one_of(watch, follow, proof)
             self._ready()
-            await watch
+            await _one_of(watch, follow)
             raise AssertionError("a watch ends only by raising")
         finally:
-            for task in (watch, proof):
+            self._membership.publish(())
+            for task in (watch, follow, proof):
                 task.cancel()
-            await asyncio.gather(watch, proof, return_exceptions=True)
+            await asyncio.gather(watch, follow, proof, return_exceptions=True)
+
+    def _publish(self, engine: AsyncEngine) -> None:
+        """The other nodes may send requests from now on."""
+        if self._places.nodes > 1:
+            ranks = self._places.cores(self._identity.node)
+            self._membership.publish(
+                [Core(rank=rank, address=address) for rank, address in zip(ranks, engine.reachable, strict=True)]
+            )
+
+    async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
+        self._state.update(phase="warming", progress=None)
+        await connections.complete.wait()
+        self._door.open(engine)
+        self._state.update(**read_back(engine))
+        await self._token.insist(self._own_url)
+
+    def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
+        if self._door.is_open:
+            self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
 
     def _ready(self) -> None:
         keep_for_good()
@@ -174,6 +227,13 @@ class Supervisor:
         self.failure = str(failure)
         log.error("failed", cause=self.failure, fatal=failure.fatal)
         self._state.update(phase="failed", progress=None, ready=False, healthy=False, fatal=failure.fatal, last_error=self.failure)
+
+
+async def _one_of(*tasks: asyncio.Task[Any]) -> None:
+    """Until one of them ends. Raises what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def _until_dead(engine: AsyncEngine) -> Never:

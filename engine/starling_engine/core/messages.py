@@ -3,6 +3,7 @@
 import msgspec
 
 from starling_engine.delta import Delta, Stats
+from starling_engine.epoch import EpochAnswer, EpochOrder
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
@@ -30,7 +31,7 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forgets every cached block that no request uses."""
 
 
-FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache
+FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache | EpochOrder
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -41,15 +42,19 @@ class Deltas(msgspec.Struct, tag="deltas"):
 class Hello(msgspec.Struct, tag="hello"):
     """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
 
-    `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too.
+    `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
+    port of the core's store, where ranks of several cores can meet; 0 for none.
+    `address` is where frontends of other nodes reach it; empty where it listens for those of its own node only.
     """
 
     incarnation: str
     max_tokens_per_request: int
     max_tokens: int
     membership: Membership
+    store: int
     ledger: Ledger
     stats: Stats
+    address: str = ""
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -69,4 +74,11 @@ class Loading(msgspec.Struct, tag="loading"):
     total: int = 0
 
 
-FromCore = Deltas | Hello | Pong | Loading
+class Member(msgspec.Struct, tag="member"):
+    """The core is in another epoch than it was. A retired one is in none, and takes no request."""
+
+    membership: Membership
+    retired: bool
+
+
+FromCore = Deltas | Hello | Pong | Loading | Member | EpochAnswer

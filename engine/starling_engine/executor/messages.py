@@ -3,6 +3,7 @@
 import msgspec
 
 from starling_engine.config import WorkerConfig
+from starling_engine.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
 
@@ -23,11 +24,15 @@ class Execute(msgspec.Struct, tag="execute"):
     plan: StepPlan
 
 
+class Idle(msgspec.Struct, tag="idle"):
+    """No plan follows the last one at once: the worker need not wait for it to step with other cores' ranks."""
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Allocate | Execute | Stop
+ToWorker = Start | Allocate | Execute | Idle | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
@@ -69,4 +74,4 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-FromWorker = Joined | Working | Planned | Ready | Executed | Failed
+FromWorker = Joined | Working | Planned | Ready | Executed | Prepared | Unprepared | Switched | Failed

@@ -16,6 +16,7 @@ import zmq
 
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
+from starling_engine.epoch import EpochAnswer, EpochOrder, Prepared, Switched, Unprepared
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
@@ -24,11 +25,13 @@ from starling_engine.executor.messages import (
     Executed,
     Failed,
     FromWorker,
+    Idle,
     Joined,
     Planned,
     Ready,
     Start,
     Stop,
+    ToWorker,
     Working,
 )
 from starling_engine.models.config import load_model_config
@@ -57,6 +60,8 @@ class ProcessExecutor:
     def __init__(self, config: WorkerConfig, patience: float, folder: Path) -> None:
         self._config = config
         self._patience = patience
+        # Ranks that wait for those of another core know for whom, so they are to give up first.
+        self._limit = 2 * patience if config.lockstep else patience
         self._ranks = config.layout.world_size
         self._folder = folder
         self._counters = Counters(self._folder / "progress", self._ranks)
@@ -70,6 +75,9 @@ class ProcessExecutor:
         """By step and rank, what failed. A step that failed on all ranks alike is the scheduler's to pin on a request; after one
         that failed on some, the ranks' exchanges no longer match."""
         self._failed_since = 0.0
+        self._answers: list[EpochAnswer] = []
+        self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
+        """By kind and epoch, what ranks have answered of which not all have."""
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
         self._checked = 0.0
@@ -91,6 +99,10 @@ class ProcessExecutor:
         """The rank's that is furthest behind."""
         waiting = [phase for rank, phase in enumerate(self._phases) if rank not in self._ready]
         return min(waiting, key=lambda p: p.done / p.total if p.total else 0.0, default=Phase("ready"))
+
+    @property
+    def store_port(self) -> int:
+        return self._store.port
 
     def start(self) -> None:
         from starling_engine.parallel.gloo import serve_store
@@ -116,9 +128,19 @@ class ProcessExecutor:
         if not self._in_flight:
             self._seen = (self._counters.read(), time.monotonic())
         self._in_flight += 1
-        message = self._encode(Execute(plan))
-        for rank in range(self._ranks):
-            self._send(rank, message)
+        self._tell(Execute(plan))
+
+    def idle(self) -> None:
+        if self._config.lockstep:
+            self._tell(Idle())
+
+    def order(self, order: EpochOrder) -> None:
+        self._tell(order)
+
+    def answers(self) -> list[EpochAnswer]:
+        self._take(0)
+        answers, self._answers = self._answers, []
+        return answers
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
@@ -163,6 +185,11 @@ class ProcessExecutor:
 
     # ---- messages ----
 
+    def _tell(self, message: ToWorker) -> None:
+        encoded = self._encode(message)
+        for rank in range(self._ranks):
+            self._send(rank, encoded)
+
     def _send(self, rank: int, message: bytes) -> None:
         try:
             self._socket.send_multipart((str(rank).encode(), message))
@@ -190,15 +217,23 @@ class ProcessExecutor:
                 self._ready[rank] = message
             case Executed(result):
                 self._take_result(rank, result)
+            case Prepared() | Unprepared() | Switched():
+                self._take_answer(message)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
 
     def _take_plan(self, rank: int, num_blocks: int) -> None:
         self._planned[rank] = num_blocks
         if len(self._planned) == self._ranks:
-            answer = self._encode(Allocate(min(self._planned.values())))
-            for other in range(self._ranks):
-                self._send(other, answer)
+            self._tell(Allocate(min(self._planned.values())))
+
+    def _take_answer(self, answer: EpochAnswer) -> None:
+        """One rank that cannot speaks for all; that they can, all have to say."""
+        same = self._answered.setdefault((type(answer), answer.number), [])
+        same.append(answer)
+        if isinstance(answer, Unprepared) or len(same) == self._ranks:
+            self._answers.append(answer)
+            del self._answered[type(answer), answer.number]
 
     def _take_result(self, rank: int, result: StepResult) -> None:
         if result.error is None:
@@ -220,10 +255,12 @@ class ProcessExecutor:
     # ---- health ----
 
     def _failure(self, rank: int, kind: str, text: str) -> StarlingError:
-        """A rank that lost another only knows that one is gone; which, the processes tell."""
+        """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
         if kind == RankLost.__name__:
             self._gave_up.add(rank)
             self._check_alive(patience=1.0)
+            if self._config.lockstep:
+                return RankLost(text)
             return RankLost(f"{self._behind()} is gone or stuck: {text}")
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StarlingError):
@@ -255,8 +292,8 @@ class ProcessExecutor:
         now, (last, since) = time.monotonic(), self._seen
         if counts != last or not self._in_flight:
             self._seen = (counts, now)
-        elif now - since > self._patience:
-            raise RankLost(f"{self._behind()} made no progress for {self._patience:g} s")
+        elif now - since > self._limit:
+            raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")
 
     def _behind(self) -> str:
         """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""

@@ -9,7 +9,10 @@ from starling_engine.executor.thread import ThreadExecutor
 
 
 def make_executor(config: EngineConfig, folder: Path) -> Executor:
-    """One rank runs in a thread of the engine core, several in processes of their own, with sockets in `folder`."""
-    if config.worker.layout.world_size == 1:
+    """One rank runs in a thread of the engine core, several in processes of their own, with sockets in `folder`.
+
+    So does one that steps with those of other cores: it has to wake and wait for them while the core goes on.
+    """
+    if config.worker.layout.world_size == 1 and not config.worker.lockstep:
         return ThreadExecutor(config.worker)
     return ProcessExecutor(config.worker, config.progress_timeout, folder)

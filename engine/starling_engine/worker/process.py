@@ -27,6 +27,7 @@ from starling_engine.executor.messages import (
     Working,
 )
 from starling_engine.worker.report import Phase
+from starling_engine.worker.together import Together
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
@@ -54,6 +55,12 @@ class WorkerProcess:
         worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
         report = worker.prepare()
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
+        if config.lockstep:
+            Together(worker, self._socket, self._decode, self._send, lambda: counters.finish_step(self._rank)).run()
+        else:
+            self._execute_plans(worker, counters)
+
+    def _execute_plans(self, worker: Worker, counters: Counters) -> None:
         while not isinstance(message := self._receive(), Stop):
             assert isinstance(message, Execute)
             result = worker.attempt(message.plan)

@@ -102,8 +102,8 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
-        if plan.epoch != self.epoch:
-            return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
+        if plan.epoch > self.epoch:
+            return StepResult(plan.step_id, plan.epoch, [], error=f"a plan of epoch {plan.epoch}, but this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
 
@@ -116,6 +116,10 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
             return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+
+    @property
+    def num_stages(self) -> int:
+        return self._config.layout.pipeline
 
     @property
     def samples(self) -> bool:

@@ -1,35 +1,38 @@
 """Several engine cores behind one frontend: who takes a request, and what the death of one costs."""
 
 import asyncio
+import itertools
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
-from starling_engine.errors import ConfigError, EngineDead
+from starling_engine.errors import EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
 from starling_engine.layout import ParallelLayout
 
-from tests.engine.running import engine_args, running
+from tests.engine.running import running
 
 PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+numbers = itertools.count()
 
 
 @dataclass
 class Core:
     load: int = 0
     failure: str | None = None
+    name: str = field(default_factory=lambda: f"core {next(numbers)}")
 
 
 def test_the_least_loaded_core_takes_a_new_prompt() -> None:
-    assert Balancer(3).choose([Core(4), Core(1), Core(2)], PROMPT) == 1
+    assert Balancer().choose([Core(4), Core(1), Core(2)], PROMPT) == 1
 
 
 def test_a_prompt_goes_where_its_beginning_went() -> None:
-    cores, balancer = [Core(), Core()], Balancer(2)
+    cores, balancer = [Core(), Core()], Balancer()
     first = balancer.choose(cores, PROMPT)
     cores[first].load = SPARE_LOAD
     assert balancer.choose(cores, [*PROMPT, 1, 2, 3]) == first
@@ -40,7 +43,7 @@ def test_a_prompt_goes_where_its_beginning_went() -> None:
 
 
 def test_prompts_without_a_common_beginning_spread() -> None:
-    cores, balancer = [Core(), Core()], Balancer(2)
+    cores, balancer = [Core(), Core()], Balancer()
     for number in range(20):
         chosen = balancer.choose(cores, [number, *PROMPT])
         cores[chosen].load += 1
@@ -48,16 +51,23 @@ def test_prompts_without_a_common_beginning_spread() -> None:
 
 
 def test_a_core_that_failed_gets_nothing_while_another_lives() -> None:
-    cores, balancer = [Core(), Core(5)], Balancer(2)
+    cores, balancer = [Core(), Core(5)], Balancer()
     assert balancer.choose(cores, PROMPT) == 0
     cores[0].failure = "it died"
     assert balancer.choose(cores, PROMPT) == 1
 
 
+def test_the_first_of_equal_cores_is_taken_and_a_core_that_left_is_forgotten() -> None:
+    local, other, balancer = Core(), Core(), Balancer()
+    assert balancer.choose([local, other], PROMPT) == 0
+    assert balancer.choose([other, local], PROMPT) == 1, "remembered by name, whatever its place"
+    assert balancer.choose([other, Core()], PROMPT) == 0
+
+
 def test_what_is_remembered_is_bounded() -> None:
-    balancer = Balancer(2)
+    balancer, cores = Balancer(), [Core(), Core()]
     for number in range(REMEMBERED + 10):
-        balancer.choose([Core(), Core()], [number] * FIRST_PREFIX)
+        balancer.choose(cores, [number] * FIRST_PREFIX)
     assert len(balancer._chosen) == REMEMBERED
 
 
@@ -99,8 +109,3 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         assert (await engine.complete(PROMPT, SHORT)).outputs[0].token_ids
         with pytest.raises(EngineDead, match="engine core 1 died"):
             engine.check_health()
-
-
-def test_experts_over_data_parallel_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"enable_expert_parallel: .* only a data_parallel_size of 1 is possible, got 2"):
-        engine_args(data_parallel_size=2, enable_expert_parallel=True)
