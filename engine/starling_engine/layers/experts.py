@@ -34,7 +34,6 @@ class ExpertsShape:
 
     @property
     def slot_elements(self) -> int:
-        """Of the three matrices of one expert."""
         return 3 * self.hidden_size * self.intermediate_size
 
     def shard(self, shard: Shard) -> tuple[Share, Share]:

@@ -54,7 +54,6 @@ class Decoder:
     ) -> None:
         self.config = config
         self.stage = stage
-        self._dtype = dtype
         self.layers = stage_layers(config, stage)
         self._names = DEFINITIONS[config.architecture].names
         build = BuildContext(
@@ -101,12 +100,6 @@ class Decoder:
     def experts(self) -> dict[int, Experts]:
         """Of each layer here that has any, by its place among all such layers of the model."""
         return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
-
-    @property
-    def free_slot_bytes(self) -> int:
-        """Of the experts that could come besides those that are here; memory of a CPU is taken only as they come."""
-        free = sum((e.shape.slots - len(e.taken)) * e.shape.slot_elements for e in self.experts.values())
-        return free * self._dtype.itemsize
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank."""

@@ -274,11 +274,9 @@ def test_a_rearrangement_that_is_given_up_leaves_nothing(references: dict[str, R
     moves.cancel()
     assert moves.progress[0] == 1
     assert {frozenset(range(4))} == {experts.taken for experts in rank.model.experts.values()}
-    assert rank.model.free_slot_bytes == 3 * 4 * 3 * 64 * 48 * 4
     moves.start(spread(8, 1, 3), 0)
     wait(moves)
     moves.commit(ALONE)
-    assert rank.model.free_slot_bytes == 0
     assert {frozenset(range(8))} == {experts.taken for experts in rank.model.experts.values()}
 
 
