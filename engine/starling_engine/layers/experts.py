@@ -32,10 +32,6 @@ class ExpertsShape:
         """Of this rank's share."""
         return self.intermediate.size
 
-    @property
-    def slot_elements(self) -> int:
-        return 3 * self.hidden_size * self.intermediate_size
-
     def shard(self, shard: Shard) -> tuple[Share, Share]:
         """What is wanted of each dimension of one expert's matrix."""
         hidden = Share.all(self.hidden_size)

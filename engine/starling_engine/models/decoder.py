@@ -36,7 +36,7 @@ class Decoder:
     table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
     `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says which of its layers
     are here: the first stage embeds, the last one has the final norm and the head. `expert_ranks` as in `BuildContext`; with them
-    the experts that this rank holds when the model is built are those that `slots` names, and later ones are taken in `experts`.
+    `slots` names the experts that the placement in force gives this rank, and others are taken in `experts`.
     """
 
     def __init__(

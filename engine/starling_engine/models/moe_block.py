@@ -25,7 +25,7 @@ class MoeBlock:
         self._shared = _shared(build, moe, prefix) if moe.shared_size else None
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
-        self._first = self._held(moe)
+        self._num_experts = moe.num_experts
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,14 +49,11 @@ class MoeBlock:
         self._ranks.dispatch(self.row, self._no_tokens, ids, weights)(self.experts.forward)
 
     def slots(self) -> dict[str, Slot]:
-        """Of the experts those that are to be here from the start."""
+        """Of the experts those that are here by the placement in force."""
         slots = self._router.slots()
-        for expert in self._first:
+        for expert in range(self._num_experts) if self._ranks is None else self._ranks.held(self.row):
             slots.update(self.experts.take(expert))
         return slots if self._shared is None else {**slots, **self._shared.slots()}
-
-    def _held(self, moe: MoeConfig) -> tuple[int, ...]:
-        return tuple(range(moe.num_experts)) if self._ranks is None else self._ranks.held(self.row)
 
     def _add_up(self, part: torch.Tensor) -> torch.Tensor:
         """Where every rank has a part of the width of each expert."""

@@ -20,11 +20,12 @@ Combine = Callable[[Compute], torch.Tensor]
 
 class ExpertExchange(Protocol):
     """One step's layer: x [T, hidden_size], ids [T, top_k] int64 and weights [T, top_k] fp32 of this rank's tokens, T may be 0.
+    `step` is a number that is the same on all ranks and changes with each step, so that copies of an expert take turns.
 
     Every rank dispatches and combines once for each layer. Ranks of a tensor group give the same tokens, and get the same results.
     """
 
-    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Combine: ...
+    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, step: int) -> Combine: ...
 
 
 class AllToAll:
@@ -37,10 +38,10 @@ class AllToAll:
         self._ranks = ranks
         self._tensor = tensor
 
-    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Combine:
+    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, step: int) -> Combine:
         me, count, total = self._ranks.shard.index, self._ranks.shard.count, len(x)
         x, ids, weights = _share((x, ids, weights), self._tensor.shard)
-        chosen = routes.choose(ids, me)
+        chosen = routes.choose(ids, me + step)
         goes = torch.zeros(len(x), count, dtype=torch.bool, device=x.device).scatter_(1, chosen, True)
         to, tokens = goes.T.nonzero(as_tuple=True)  # by rank, then by token
         counts = self._ranks.all_gather(goes.sum(0))
@@ -68,13 +69,13 @@ class AllGather:
         self._ranks = ranks
         self._tensor = tensor
 
-    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Combine:
+    def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, step: int) -> Combine:
         all_x, all_ids, all_weights, mine = self._see_all(x, ids, weights)
 
         def combine(compute: Compute) -> torch.Tensor:
             if not len(all_x):  # on no rank
                 return x.clone()
-            here = torch.where(routes.choose(all_ids, 0) == self._ranks.shard.index, all_ids, -1)
+            here = torch.where(routes.choose(all_ids, step) == self._ranks.shard.index, all_ids, -1)
             sums = self._ranks.all_reduce(compute(all_x, here, all_weights).float())
             return sums[mine].to(x.dtype)
 

@@ -8,8 +8,9 @@ import torch
 from starling_engine.errors import ConfigError
 from starling_engine.models.config import ModelConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
-from starling_engine.parallel.expert_exchange import AllGather, AllToAll, Combine, ExpertExchange
+from starling_engine.parallel.expert_exchange import AllGather, AllToAll, Combine, Compute, ExpertExchange
 from starling_engine.parallel.expert_routes import ExpertRoutes
+from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.placement import Layer, Placement, spread
 
 logger = logging.getLogger("starling.parallel")
@@ -31,17 +32,22 @@ class ExpertRanks:
         tensor: Communicator = ALONE,
         exchange: ExchangeName = "auto",
         device: torch.device | None = None,
+        window: LoadWindow | None = None,
     ) -> None:
-        """`slots` is how many experts of a layer this rank has places for, now and after every change to come."""
+        """`slots` is how many experts of a layer this rank has places for, now and after every change to come. `window` counts what
+        this rank's experts are given to do: the sum over all ranks is the load of each expert.
+        """
         self.num_experts = num_experts
         self.slots = slots
         self.placement: Placement | None = None
         self.communicator: Communicator = ALONE
         self._tensor = tensor
         self._wanted = exchange
+        self._window = window
         self._device = device or torch.device("cpu")
         self._exchange: ExpertExchange | None = None
         self._routes: list[ExpertRoutes] = []
+        self._step = self._layer = 0
 
     @property
     def rank(self) -> int:
@@ -56,6 +62,7 @@ class ExpertRanks:
         self._check(communicator, placement)
         self.communicator, self.placement = communicator, placement
         self._routes = [ExpertRoutes(layer, self.num_experts, self._device) for layer in placement.layers]
+        self._step = self._layer = 0  # the same on all ranks from here on
         self._exchange = None if communicator.shard.count == 1 else _select(self._wanted, communicator, self._tensor)
 
     def flip_layer(self, layer: int, ranks: Layer) -> None:
@@ -66,10 +73,33 @@ class ExpertRanks:
         self._routes[layer] = ExpertRoutes(ranks, self.num_experts, self._device)
 
     def dispatch(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Combine:
-        """As `ExpertExchange.dispatch`."""
+        """As `ExpertExchange.dispatch`. Layers come in order, each once a step."""
+        if layer <= self._layer:
+            self._next_step()
+        self._layer = layer
+        combine = self._dispatch(layer, x, ids, weights)
+        if self._window is None:
+            return combine
+        window = self._window
+
+        def counted(compute: Compute) -> torch.Tensor:
+            def count(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+                window.add(layer, ids)
+                return compute(x, ids, weights)
+
+            return combine(count)
+
+        return counted
+
+    def _dispatch(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Combine:
         if self._exchange is None:
             return lambda compute: compute(x, ids, weights)
-        return self._exchange.dispatch(self._routes[layer], x, ids, weights)
+        return self._exchange.dispatch(self._routes[layer], x, ids, weights, self._step)
+
+    def _next_step(self) -> None:
+        self._step += 1
+        if self._window is not None:
+            self._window.next_step()
 
     def _check(self, communicator: Communicator, placement: Placement) -> None:
         if placement.ranks != communicator.shard.count:

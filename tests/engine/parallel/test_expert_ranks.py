@@ -18,6 +18,7 @@ from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.expert_ranks import ExchangeName, ExpertRanks
+from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.placement import Placement, regroup, spread
 from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.weights.loader import Checkpoint, load_weights
@@ -191,6 +192,59 @@ def test_layers_change_over_one_after_another(references: dict[str, Reference]) 
 
     for logits in on_threads(2, "gloo", work):
         torch.testing.assert_close(logits, reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)], ids=str)
+def test_every_pair_of_token_and_expert_is_counted_once(
+    layout: tuple[int, int], exchange: ExchangeName, references: dict[str, Reference]
+) -> None:
+    """The ranks' counts add up to what one rank counts; copies share the load of an expert."""
+    reference, (data, tensor) = references["deepseek-v3"], layout
+    count = data * tensor
+
+    def work(index: int, join: Join) -> torch.Tensor:
+        window = LoadWindow(2, 8, 1000)
+        group = join(f"tensor/{index // tensor}", index % tensor, tensor)
+        ranks = ExpertRanks(8, 8, group, exchange, window=window)
+        ranks.flip(join("experts", index, count), spread(8, count, 2, redundant=8 if count > 1 else 0))
+        run_slowly(ranks, reference, group)
+        return window.loads()
+
+    window = LoadWindow(2, 8, 1000)
+    alone = ExpertRanks(8, 8, window=window)
+    alone.flip(ALONE, spread(8, 1, 2))
+    run_slowly(alone, reference)
+    expected = window.loads() * data
+    assert expected.sum(1).tolist() == [3 * PROMPT * data] * 2
+    loads = on_threads(count, "gloo", work)
+    assert torch.equal(sum(loads), expected)
+    if count == 2:  # each has all experts
+        assert all(bool((load[expected > 20] > 0.3 * expected[expected > 20]).all()) for load in loads)
+
+
+def run_slowly(ranks: ExpertRanks, reference: Reference, tensor: Communicator = ALONE) -> None:
+    rank = build(reference.folder, ranks, tensor)
+    for _ in range(PROMPT):
+        rank.step(reference.prompt, 1)
+
+
+def test_the_window_slides() -> None:
+    window = LoadWindow(2, 3, 16)
+    ids = torch.tensor([[0, 2], [2, -1]])
+    for _ in range(5):
+        window.next_step()
+        for layer in range(2):
+            window.add(layer, ids)
+    assert window.loads().tolist() == [[5, 0, 10]] * 2
+    for _ in range(40):
+        window.next_step()
+        for layer in range(2):
+            window.add(layer, ids[:, :1])
+    loads = window.loads()
+    assert loads[0].tolist() == [loads[0, 0], 0, loads[0, 0]] and 14 < loads[0, 0] <= 16
+    window.clear()
+    assert not window.loads().any()
 
 
 class Stuck(Checkpoint):
