@@ -47,8 +47,8 @@ class CoreClient:
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
         """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
-        self.retired = False
-        """It leaves its epoch, and takes no request any more."""
+        self.taking = False
+        """Whether the core takes requests now."""
         self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
         """By epoch, the order that was not answered yet."""
         self._unanswered = 0
@@ -143,7 +143,7 @@ class CoreClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
-        if self.retired:  # what was sent to it meanwhile
+        if not self.taking:  # what was sent to it meanwhile
             self._end_all(None)
 
     # ---- what comes back ----
@@ -165,9 +165,9 @@ class CoreClient:
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
-                self.hello, self.stats = message, message.stats
-            case Member(membership, retired):
-                self.retired = retired
+                self.hello, self.stats, self.taking = message, message.stats, message.taking
+            case Member(membership, taking):
+                self.taking = taking
                 if self.hello is not None:
                     self.hello = msgspec.structs.replace(self.hello, membership=membership)
             case Prepared() | Unprepared() | Switched():

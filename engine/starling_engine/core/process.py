@@ -145,7 +145,15 @@ class CoreProcess:
         held = core.scheduler.kv.max_tokens
         longest = min(self.config.scheduler.max_model_len, held)
         return Hello(
-            self.incarnation, longest, held, core.membership, self.executor.store_port, core.ledger, self._stats(), self._address
+            incarnation=self.incarnation,
+            max_tokens_per_request=longest,
+            max_tokens=held,
+            membership=core.membership,
+            store=self.executor.store_port,
+            ledger=core.ledger,
+            stats=self._stats(),
+            taking=core.taking,
+            address=self._address,
         )
 
     def _stats(self) -> Stats:
@@ -159,17 +167,17 @@ class CoreProcess:
             return
         self._leader = None if isinstance(order, Abandon) else identity
         deltas = self.core.order(order)
-        if self.core.retired:  # said first, so that nothing is sent back here
-            self._tell_all(Member(self.core.membership, retired=True))
+        if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
+            self._tell_all(Member(self.core.membership, taking=False))
         self._send_deltas(deltas)
 
     def _send_answers(self, answers: list[EpochAnswer]) -> None:
         assert self.core is not None
         for answer in answers:
+            if isinstance(answer, Switched):
+                self._tell_all(Member(self.core.membership, self.core.taking))
             if self._leader is not None:
                 self._send(self._leader, answer)
-            if isinstance(answer, Switched):
-                self._tell_all(Member(self.core.membership, retired=self.core.retired))
             self._leader = None
 
     def _tell_all(self, message: Member) -> None:
