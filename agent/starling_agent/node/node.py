@@ -18,6 +18,8 @@ from starling_agent.contract.report import Report
 from starling_agent.group.joining import desk_of, leader_of, member_of
 from starling_agent.group.leader import Leader
 from starling_agent.group.membership import Membership
+from starling_agent.group.operations import Operations
+from starling_agent.group.scaler import Scaler
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.certificates import keep_renewed
@@ -53,7 +55,8 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
     leader = leader_of(config, identity, state.report) if config is not None else None
-    async with _admin_server(configuration.admin, state, leader, identity.leader):
+    operations = Operations(config.layout, lambda operation: state.update(operation=operation)) if config and leader else None
+    async with _admin_server(configuration.admin, state, leader, identity.leader, operations):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
@@ -81,13 +84,15 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _admin_server(admin: AdminConfig, state: ReportState, leader: Leader | None, leader_at: str) -> AsyncIterator[None]:
+async def _admin_server(
+    admin: AdminConfig, state: ReportState, leader: Leader | None, leader_at: str, scaler: Scaler | None
+) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at))
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
