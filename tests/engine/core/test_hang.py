@@ -28,6 +28,10 @@ class StuckExecutor:
     store_port = 0
     phase = Phase("ready")
 
+    @property
+    def joining(self) -> str:
+        return ""
+
     def start(self) -> None: ...
 
     def ready(self, timeout: float) -> WorkerReport:  # noqa: ARG002
