@@ -26,11 +26,8 @@ class StuckExecutor:
 
     progress = 7
     store_port = 0
+    joining = ""
     phase = Phase("ready")
-
-    @property
-    def joining(self) -> str:
-        return ""
 
     def start(self) -> None: ...
 
