@@ -20,13 +20,15 @@ class Core(ContractModel):
     """One engine core.
 
     rank      data parallel rank
-    address   where frontends of other nodes reach it; another one after each start
+    address   where frontends of other nodes reach it; another one after each start, and empty while it loads
     taking    whether it takes their requests; not while its node drains
+    joining   while it loads: where workers of other nodes have to join it; empty where it has none. It stays after the load
     """
 
     rank: int
-    address: str
+    address: str = ""
     taking: bool = True
+    joining: str = ""
 
 
 class Member(ContractModel):

@@ -24,7 +24,7 @@ class Connections:
         self._membership = membership
         self._changed = changed
         self.complete = asyncio.Event()
-        """Set once every core of a view is connected."""
+        """Set once every core of a view is connected, and at least one."""
 
     async def follow(self) -> Never:
         while True:
@@ -40,7 +40,7 @@ class Connections:
                 self._engine.remove_core(name)
                 self._changed(failure)
         missing = [name for name in wanted if name not in self._engine.other_cores]
-        if all(await asyncio.gather(*(self._add(name, wanted[name]) for name in missing))):
+        if all(await asyncio.gather(*(self._add(name, wanted[name]) for name in missing))) and self._engine.has_cores:
             self.complete.set()
 
     async def _add(self, name: str, address: str) -> bool:
@@ -61,5 +61,5 @@ def wanted_cores(view: GroupView, node: int) -> dict[str, str]:
         for member in view.members
         if member.node != node
         for core in member.cores
-        if core.taking
+        if core.taking and core.address
     }

@@ -29,6 +29,13 @@ class Places:
         """Data parallel ranks whose cores run there."""
         return tuple(rank for rank in range(self.data) if rank * self.workers // self.layout.per_node == node)
 
+    def workers_for_others(self, node: int) -> tuple[tuple[int, int], ...]:
+        """Data parallel rank and rank within it of each worker there whose core runs on another node."""
+        per_node = self.layout.per_node
+        ranks = range(node * per_node, min((node + 1) * per_node, self.data * self.workers))
+        found = (divmod(rank, self.workers) for rank in ranks)
+        return tuple((core, rank) for core, rank in found if core * self.workers // per_node != node)
+
 
 def most_nodes(layout: LayoutConfig) -> int:
     """That the group can ever have."""

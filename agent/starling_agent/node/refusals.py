@@ -18,15 +18,10 @@ def refusal(config: AgentConfig, identity: Identity) -> str | None:
 
 
 def _wrong_size(layout: LayoutConfig, workers: int) -> str | None:
-    ranks = layout.data * workers
-    if layout.per_node < workers:
+    per_node, ranks = layout.per_node, layout.data * workers
+    if (workers % per_node and per_node % workers) or ranks % per_node:
         return (
-            f"layout.per_node: in this release the {workers} ranks of a data parallel rank (pipeline {layout.pipeline} * tensor"
-            f" {layout.tensor}) run in one pod, so at least {workers} is possible, got {layout.per_node}"
-        )
-    if layout.per_node % workers or ranks % layout.per_node:
-        return (
-            f"layout.per_node: must be a multiple of {workers} (pipeline {layout.pipeline} * tensor {layout.tensor}) that divides"
-            f" the group's {ranks} ranks (data {layout.data}), got {layout.per_node}"
+            f"layout.per_node: must divide the {workers} ranks of a data parallel rank (pipeline {layout.pipeline} * tensor"
+            f" {layout.tensor}) or be a multiple of them that divides the group's {ranks} (data {layout.data}), got {per_node}"
         )
     return None

@@ -16,7 +16,7 @@ import structlog
 from starling_engine import AsyncEngine, EngineArgs
 from starling_engine.core.messages import Loading
 from starling_engine.delta import Stats
-from starling_engine.errors import StarlingError
+from starling_engine.errors import EngineDead, StarlingError
 from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
@@ -25,6 +25,7 @@ from starling_agent.contract.identity import Identity
 from starling_agent.group.connections import Connections
 from starling_agent.group.membership import Membership
 from starling_agent.group.places import Places
+from starling_agent.group.workers import Workers
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
@@ -67,7 +68,12 @@ class Supervisor:
         self._state = state
         self._membership = membership
         self._places = Places(config.layout, config.layout.data)
+        self._workers = Workers(self._places, membership, identity.address)
         self._engine: AsyncEngine | None = None
+        self._lost: str | None = None
+        """Why the newest core of another node was lost."""
+        self._joining = ""
+        """Where workers of other nodes have to join the core that runs here."""
         self._door = door
         self._token = token
         self._own_url = own_url
@@ -99,11 +105,11 @@ class Supervisor:
             self._leave()
 
     async def finish_for_others(self) -> None:
-        """Until the cores that run here have no request of another node's frontend left."""
+        """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
         if self._places.nodes == 1:
             return
         await asyncio.sleep(HEARD_SECONDS)
-        while self._has_requests():  # noqa: ASYNC110 - the counts come from other processes
+        while self._has_requests() or self._workers.alive:  # noqa: ASYNC110 - the counts come from other processes
             await asyncio.sleep(WATCH_SECONDS)
 
     def _has_requests(self) -> bool:
@@ -112,9 +118,14 @@ class Supervisor:
 
     async def _run_engines(self) -> Never:
         args = await self._prepare()
-        while True:
-            restart = await self._one_engine(args)
-            await asyncio.sleep(restart.delay)
+        workers = asyncio.create_task(self._workers.keep())
+        try:
+            while True:
+                restart = await self._one_engine(args)
+                await asyncio.sleep(restart.delay)
+        finally:
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
 
     async def _prepare(self) -> EngineArgs:
         """What can be refused is refused before gigabytes are fetched."""
@@ -130,6 +141,7 @@ class Supervisor:
         try:
             engine = await self._load(args)
         except Failure as error:
+            self._withdraw()
             return self._down(error)
         try:
             await self._serve(engine)
@@ -137,6 +149,7 @@ class Supervisor:
             return self._down(error)
         finally:
             self._engine = None
+            self._withdraw()
             self._door.close()
             await engine.shutdown()
 
@@ -149,6 +162,8 @@ class Supervisor:
                 def on_phase(loading: Loading) -> None:
                     limit.reschedule(loop.time() + LOADING_SILENCE_SECONDS)
                     self._progress.loading(loading)
+                    if loading.joining != self._joining:
+                        self._invite(loading.joining)
 
                 return await AsyncEngine.start(args, on_phase, self._here())
         except TimeoutError:
@@ -166,7 +181,7 @@ class Supervisor:
         self._engine = engine
         connections = Connections(engine, self._membership, lambda cause: self._cores_changed(engine, cause))
         self._publish(engine)
-        watch = asyncio.create_task(_until_dead(engine))
+        watch = asyncio.create_task(self._until_dead(engine))
         follow = asyncio.create_task(connections.follow())
         proof = asyncio.create_task(self._prove(engine, connections))
         try:
@@ -175,28 +190,51 @@ class Supervisor:
             await _one_of(watch, follow)
             raise AssertionError("a watch ends only by raising")
         finally:
-            self._membership.publish(())
             for task in (watch, follow, proof):
                 task.cancel()
             await asyncio.gather(watch, follow, proof, return_exceptions=True)
+
+    def _invite(self, joining: str) -> None:
+        """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
+        self._joining = joining
+        ranks = self._places.cores(self._identity.node)
+        self._membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in ranks])
+
+    def _withdraw(self) -> None:
+        """No core runs here any more."""
+        self._joining = ""
+        self._membership.publish(())
 
     def _publish(self, engine: AsyncEngine) -> None:
         """The other nodes may send requests from now on."""
         if self._places.nodes > 1:
             ranks = self._places.cores(self._identity.node)
             self._membership.publish(
-                [Core(rank=rank, address=address) for rank, address in zip(ranks, engine.reachable, strict=True)]
+                [
+                    Core(rank=rank, address=address, joining=self._joining)
+                    for rank, address in zip(ranks, engine.reachable, strict=True)
+                ]
             )
 
     async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
-        self._state.update(phase="warming", progress=None)
+        if engine.has_cores:
+            self._state.update(phase="warming", progress=None)
         await connections.complete.wait()
         self._door.open(engine)
-        self._state.update(**read_back(engine))
+        self._state.update(phase="warming", progress=None, **read_back(engine))
         await self._token.insist(self._own_url)
 
+    async def _until_dead(self, engine: AsyncEngine) -> Never:
+        """Raises EngineDead. A node without a core of its own is dead when it has lost the last one, unless it goes anyway."""
+        while True:
+            engine.check_health()
+            if self._door.is_open and not engine.has_cores and not self._door.drain.draining:
+                raise EngineDead(self._lost or "no engine core of the group takes requests now")
+            await asyncio.sleep(WATCH_SECONDS)
+
     def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
-        if self._door.is_open:
+        self._lost = cause or self._lost
+        if self._door.is_open and engine.has_cores:
             self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
 
     def _ready(self) -> None:
@@ -234,10 +272,3 @@ async def _one_of(*tasks: asyncio.Task[Any]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
-
-
-async def _until_dead(engine: AsyncEngine) -> Never:
-    """Raises EngineDead."""
-    while True:
-        engine.check_health()
-        await asyncio.sleep(WATCH_SECONDS)

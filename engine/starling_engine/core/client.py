@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
-from starling_engine.delta import Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
 
@@ -47,8 +47,8 @@ class CoreClient:
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
         """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
-        self.retired = False
-        """It leaves its epoch, and takes no request any more."""
+        self.taking = False
+        """Whether the core takes requests now."""
         self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
         """By epoch, the order that was not answered yet."""
         self._unanswered = 0
@@ -137,10 +137,14 @@ class CoreClient:
         return answer.seconds if isinstance(answer, Prepared) else 0.0
 
     async def close(self) -> None:
+        """Requests that are still open end with an error."""
+        self._end_all(f"the connection to {self.name} was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
+        if not self.taking:  # what was sent to it meanwhile
+            self._end_all(None)
 
     # ---- what comes back ----
 
@@ -161,9 +165,9 @@ class CoreClient:
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
-                self.hello, self.stats = message, message.stats
-            case Member(membership, retired):
-                self.retired = retired
+                self.hello, self.stats, self.taking = message, message.stats, message.taking
+            case Member(membership, taking):
+                self.taking = taking
                 if self.hello is not None:
                     self.hello = msgspec.structs.replace(self.hello, membership=membership)
             case Prepared() | Unprepared() | Switched():
@@ -211,7 +215,8 @@ class CoreClient:
                 answered.set_exception(EngineDead(reason))
         self._end_all(reason)
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self, reason: str | None) -> None:
+        """Without a reason they are only at the wrong core."""
         sinks, self._sinks = self._sinks, {}
         for request_id, (attempt, sink) in sinks.items():
-            sink(Delta(request_id, attempt, finish_reason="error", error=reason))
+            sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))

@@ -33,8 +33,8 @@ class EngineCore:
             chunk=self.depth * settings.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(settings, kv, self.membership.epoch)
-        self.retired = False
-        """It leaves its epoch, and hands every request over."""
+        self.taking = not config.worker.lockstep
+        """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
         self._busy = False
         self._next: EpochPlan | None = None
         self._leaving: Commit | None = None
@@ -42,7 +42,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
-        if self.retired:
+        if not self.taking:
             return Delta(request.id, request.attempt, finish_reason=MOVED)
         answer = self.scheduler.answer_at_once(request)
         if answer is None:
@@ -85,7 +85,7 @@ class EngineCore:
             case Abandon():
                 self._next = None
             case Commit() if self._next is not None and self._next.dp is None:
-                self.retired, self._leaving = True, order
+                self.taking, self._leaving = False, order
                 return self.scheduler.hand_over()
         self.executor.order(order)
         return []
@@ -102,6 +102,7 @@ class EngineCore:
         plan, self._next = self._next, None
         assert plan is not None and plan.number == number, "only what was ordered is switched to"
         self.scheduler.epoch = number
+        self.taking = plan.dp is not None
         own = replace(self.membership.layout, data=1).world_size
         workers = tuple(member * own + rank for member in plan.members for rank in range(own))
         self.membership = Membership(number, replace(self.membership.layout, data=plan.data), workers)

@@ -43,8 +43,9 @@ class Hello(msgspec.Struct, tag="hello"):
     """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
-    port of the core's store, where ranks of several cores can meet; 0 for none.
-    `address` is where frontends of other nodes reach it; empty where it listens for those of its own node only.
+    port of the core's store, where ranks of several cores can meet; 0 for none. `taking`: whether it takes requests, which one that
+    shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it; empty where it listens for
+    those of its own node only.
     """
 
     incarnation: str
@@ -54,6 +55,7 @@ class Hello(msgspec.Struct, tag="hello"):
     store: int
     ledger: Ledger
     stats: Stats
+    taking: bool
     address: str = ""
 
 
@@ -67,18 +69,22 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known."""
+    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known.
+
+    `joining` is where ranks on other nodes have to join; empty where there are none.
+    """
 
     phase: str
     done: int = 0
     total: int = 0
+    joining: str = ""
 
 
 class Member(msgspec.Struct, tag="member"):
-    """The core is in another epoch than it was. A retired one is in none, and takes no request."""
+    """The core is in another epoch than it was, or leaves it. One that is in none takes no request."""
 
     membership: Membership
-    retired: bool
+    taking: bool
 
 
 FromCore = Deltas | Hello | Pong | Loading | Member | EpochAnswer

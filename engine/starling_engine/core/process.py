@@ -134,7 +134,7 @@ class CoreProcess:
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
             phase = self.executor.phase
-            self._send(identity, Loading(phase.name, phase.done, phase.total))
+            self._send(identity, Loading(phase.name, phase.done, phase.total, self.executor.joining))
             return
         if identity not in self._greeted:
             self._greeted.add(identity)
@@ -145,7 +145,15 @@ class CoreProcess:
         held = core.scheduler.kv.max_tokens
         longest = min(self.config.scheduler.max_model_len, held)
         return Hello(
-            self.incarnation, longest, held, core.membership, self.executor.store_port, core.ledger, self._stats(), self._address
+            incarnation=self.incarnation,
+            max_tokens_per_request=longest,
+            max_tokens=held,
+            membership=core.membership,
+            store=self.executor.store_port,
+            ledger=core.ledger,
+            stats=self._stats(),
+            taking=core.taking,
+            address=self._address,
         )
 
     def _stats(self) -> Stats:
@@ -158,17 +166,18 @@ class CoreProcess:
             logger.warning("%s is for cores that step with others, which this one does not", type(order).__name__)
             return
         self._leader = None if isinstance(order, Abandon) else identity
-        self._send_deltas(self.core.order(order))
-        if self.core.retired:
-            self._tell_all(Member(self.core.membership, retired=True))
+        deltas = self.core.order(order)
+        if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
+            self._tell_all(Member(self.core.membership, taking=False))
+        self._send_deltas(deltas)
 
     def _send_answers(self, answers: list[EpochAnswer]) -> None:
         assert self.core is not None
         for answer in answers:
+            if isinstance(answer, Switched):
+                self._tell_all(Member(self.core.membership, self.core.taking))
             if self._leader is not None:
                 self._send(self._leader, answer)
-            if isinstance(answer, Switched):
-                self._tell_all(Member(self.core.membership, retired=self.core.retired))
             self._leader = None
 
     def _tell_all(self, message: Member) -> None:
@@ -217,8 +226,9 @@ def main() -> None:
     live_with_parent()
     try:
         # Next to the core's own socket, in a folder that the parent removes.
-        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)
-        CoreProcess(config, sys.argv[1], executor, next(iter(sys.argv[2:]), None)).run()
+        host = next(iter(sys.argv[2:]), None)
+        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
+        CoreProcess(config, sys.argv[1], executor, host).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

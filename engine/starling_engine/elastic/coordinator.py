@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
 from starling_engine.errors import ConfigError, EngineDead, EpochFailed, StarlingError
+from starling_engine.models.config import ModelConfig
 from starling_engine.parallel.placement import Placement, regroup, spread
 from starling_engine.parallel.rendezvous import Rendezvous
 
@@ -32,11 +34,14 @@ class Member:
 class Cores(Protocol):
     """Where cores come from and go to."""
 
-    async def launch(self, ids: Sequence[int]) -> list[Member]:
-        """New cores that have loaded, all of them or none. Raises what ended the loading."""
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        """The cores that are to have these data parallel ranks, once all have loaded, and their nodes' addresses.
+
+        Raises what ended the loading of one, and then starts none.
+        """
         ...
 
-    async def release(self, members: Sequence[Member]) -> None:
+    async def release(self, clients: Sequence[CoreClient]) -> None:
         """They are in no epoch any more."""
         ...
 
@@ -49,6 +54,14 @@ class ExpertSpace:
     layers: int
     slots: int
     tensor: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> "ExpertSpace":
+        worker = config.worker
+        assert model.moe is not None and worker.lockstep, "only experts are held among several cores"
+        return cls(
+            experts=model.moe.num_experts, layers=len(model.moe.layers), slots=worker.expert_slots, tensor=worker.layout.tensor
+        )
 
 
 @dataclass(slots=True)
@@ -104,12 +117,12 @@ class Coordinator:
             change.enter("preparing")
             plan = await self._prepare(members, leavers)
         except BaseException:
-            await self._cores.release(joiners)
+            await self._release(joiners)
             raise
         change.enter("committing")
         await asyncio.shield(self._commit(plan, members, leavers))
         change.enter("releasing")
-        await self._cores.release(leavers)
+        await self._release(leavers)
         change.end_stage()
 
     def _check(self, target: int) -> None:
@@ -117,16 +130,19 @@ class Coordinator:
         least, most = -(-space.experts // (space.slots * space.tensor)), space.experts // space.tensor
         if not least <= target <= most:
             raise ConfigError(
-                f"{space.experts} experts, and room for {space.slots} of a layer on each rank; possible: {least} to {most}, got {target}",
+                f"{space.experts} experts and room for {space.slots} on each rank: {least} to {most} are possible, got {target}",
                 "data_parallel_size",
             )
 
     async def _launch(self, count: int) -> list[Member]:
         if count <= 0:
             return []
-        ids = range(self._ids, self._ids + count)
+        launched = await self._cores.launch(range(self.data, self.data + count))
         self._ids += count
-        return await self._cores.launch(ids)
+        return [Member(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
+
+    async def _release(self, members: list[Member]) -> None:
+        await self._cores.release([member.client for member in members])
 
     async def _prepare(self, members: list[Member], leavers: list[Member]) -> EpochPlan:
         """All are ready to switch, or nothing has changed."""

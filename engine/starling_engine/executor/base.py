@@ -23,6 +23,11 @@ class Executor(Protocol):
         """Where the store listens in which ranks find each other; 0 if there is none."""
         ...
 
+    @property
+    def joining(self) -> str:
+        """Where ranks on other nodes have to join; empty where there are none."""
+        ...
+
     def start(self) -> None:
         """Begins to load; returns at once."""
         ...

@@ -28,6 +28,10 @@ class ThreadExecutor:
         return self._phase
 
     @property
+    def joining(self) -> str:
+        return ""
+
+    @property
     def store_port(self) -> int:
         return 0
 

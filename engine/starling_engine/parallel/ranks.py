@@ -8,6 +8,7 @@ from starling_engine import native
 from starling_engine.config import WorkerConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
+from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SharedCommunicator
@@ -42,8 +43,8 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
 
 
 def nearby(ranks: Communicator, rendezvous: Rendezvous) -> Communicator:
-    """Through shared memory where that can be: a group runs on one machine."""
-    if ranks.shard.count == 1 or native.load() is None:
+    """Through shared memory where that can be."""
+    if ranks.shard.count == 1 or native.load() is None or not share_memory(ranks):
         return ranks
     logger.info("%d ranks exchange through shared memory (they are on one machine)", ranks.shard.count)
     return SharedCommunicator(ranks, rendezvous.timeout)

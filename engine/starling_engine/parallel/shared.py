@@ -69,8 +69,7 @@ class SharedCommunicator:
     def _join(self, size: int) -> mmap.mmap:
         """The first rank makes the file and tells its name; it is unlinked once all have it open, so nothing is left behind."""
         if self.shard.first:
-            folder = SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
-            with tempfile.NamedTemporaryFile(dir=folder, prefix="starling-") as file:
+            with tempfile.NamedTemporaryFile(dir=shared_folder(), prefix="starling-") as file:
                 try:
                     os.posix_fallocate(file.fileno(), 0, size)  # now, for later it would end the process without a word
                 except OSError as error:
@@ -84,6 +83,11 @@ class SharedCommunicator:
             memory = mmap.mmap(file.fileno(), size)
         self._slow.all_gather(torch.zeros(1))
         return memory
+
+
+def shared_folder() -> Path | None:
+    """None: the folder for temporary files."""
+    return SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
 
 
 NAME_BYTES = 256

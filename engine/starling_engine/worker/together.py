@@ -1,17 +1,20 @@
 """The loop of a worker that steps with ranks of other cores: its own core's plans when there are any, and serving in between."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 
 import zmq
 
-from starling_engine.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
+from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.errors import EpochFailed
 from starling_engine.executor.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
 from starling_engine.step import StepPlan
-from starling_engine.worker.lockstep import Lockstep, Turn
+from starling_engine.worker.lockstep import Epoch, Lockstep, Turn
 from starling_engine.worker.preparing import Preparation, Preparer
 from starling_engine.worker.worker import Worker
 
+LOADING_LOOK_SECONDS = 0.01
 STAGE_POLL_MS = 1
 """How long a rank of several stages waits for a plan before it serves without one: its next may hang on a stage behind it."""
 
@@ -33,11 +36,12 @@ class Together:
         self._send = send
         self._finish_step = finish_step
         self._steps = Lockstep()
+        self._moves = worker.rearrangement()
         self._plans: deque[StepPlan] = deque()
         self._expects = False
         """The core has said that it will have more."""
         self._stopped = False
-        self._preparer = Preparer(zmq.Context.instance(), worker.prepare_epoch)
+        self._preparer = Preparer(zmq.Context.instance(), self._prepare)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._preparer.socket, zmq.POLLIN)
@@ -95,14 +99,14 @@ class Together:
             case Idle():
                 self._expects = False
             case Prepare(epoch):
-                self._preparer.start(epoch)
+                self._begin(epoch)
             case Commit(number):
                 if self._steps.commit(number):
                     self._switched()
             case Abandon():
                 self._preparer.cancel()
                 self._steps.withdraw()
-                self._worker.forget_prepared()
+                self._moves.cancel()
             case Stop():
                 self._stopped = True
             case _:
@@ -110,9 +114,24 @@ class Together:
 
     # ---- epochs ----
 
+    def _begin(self, plan: EpochPlan) -> None:
+        if plan.dp is not None:
+            self._moves.start(plan.placement, self._worker.rank_among(plan.dp))
+        self._preparer.start(plan)
+
+    def _prepare(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
+        """In a thread of the preparer's."""
+        if plan.dp is None:
+            return None
+        while self._moves.ready < self._moves.num_layers:
+            if cancelled():
+                raise EpochFailed("cancelled")
+            time.sleep(LOADING_LOOK_SECONDS)
+        return self._worker.join_epoch(plan)
+
     def _take_prepared(self, made: Preparation) -> None:
         if made.error is not None:
-            self._worker.forget_prepared()
+            self._moves.cancel()
             self._send(Unprepared(made.plan.number, made.error))
             return
         self._steps.offer(made.plan, made.epoch)
@@ -121,5 +140,7 @@ class Together:
     def _switched(self) -> None:
         plan = self._steps.prepared
         assert plan is not None
-        self._worker.enter(plan, self._steps.epoch)
+        if self._steps.epoch is not None:
+            self._moves.commit(self._steps.epoch.ranks)
+            self._worker.epoch = plan.number
         self._send(Switched(plan.number))

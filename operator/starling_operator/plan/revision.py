@@ -12,6 +12,7 @@ from typing import Any
 
 from starling_crds.layout import group_layout
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
+from starling_crds.v1alpha1.parallelism import Parallelism
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.config import agent_config
@@ -104,11 +105,10 @@ def target_revision(service: Service, spec: InferenceServiceSpec, settings: Sett
 
 def spec_hash(spec: InferenceServiceSpec) -> str:
     """Of the parts that need new pods. Fields at their default are left out: a later release's new fields change nothing."""
-    parallelism = spec.parallelism.model_copy(update={"data": None, "expert": None, "elastic": None})
     fixed = spec.model_copy(
         update={
             "replicas": 1,
-            "parallelism": parallelism,
+            "parallelism": _fixed(spec.parallelism),
             "rollout": RolloutSpec(),
             "recovery": spec.recovery.model_copy(
                 update={name: type(spec.recovery).model_fields[name].default for name in ("restart_budget", "window_seconds")}
@@ -118,6 +118,14 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
         }
     )
     return _digest(fixed.model_dump(mode="json", by_alias=True, exclude_defaults=True))[:16]
+
+
+def _fixed(split: Parallelism) -> Parallelism:
+    """With elastic bounds the size is no part of a revision; without, the smallest is as if it were left out."""
+    if split.elastic is not None:
+        return split.model_copy(update={"data": None, "expert": None, "elastic": None})
+    smallest = {"data": 1, "expert": split.tensor}
+    return split.model_copy(update={name: None for name, size in smallest.items() if getattr(split, name) == size})
 
 
 def outdated(revisions: Revisions, in_use: frozenset[str]) -> tuple[Revision, ...]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
-from starling_engine.errors import EngineDead
+from starling_engine.errors import ConfigError, EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
+from starling_engine.frontend.here import Here
 from starling_engine.layout import ParallelLayout
 
-from tests.engine.running import running
+from tests.engine.running import engine_args, running
 
 PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -74,7 +75,7 @@ def test_what_is_remembered_is_bounded() -> None:
 async def spread(engine: AsyncEngine) -> list[int]:
     """Tokens that each core has generated, once their counters have come."""
     await asyncio.sleep(1.2)
-    return [client.stats.generated_tokens_total for client in engine._clients]
+    return [client.stats.generated_tokens_total for client in engine._own.clients]
 
 
 async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:
@@ -95,7 +96,7 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         streams = [engine.stream([number, *PROMPT], LONG) for number in range(300, 302)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._processes[1].pid, signal.SIGKILL)
+        os.kill(engine._own.processes[1].pid, signal.SIGKILL)
 
         async def outcome(index: int) -> str:
             try:
@@ -109,3 +110,40 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         assert (await engine.complete(PROMPT, SHORT)).outputs[0].token_ids
         with pytest.raises(EngineDead, match="engine core 1 died"):
             engine.check_health()
+
+
+async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
+    """Each node starts one of the group's two cores; the second node's leaves while it works, and later dies."""
+    args = engine_args(data_parallel_size=2)
+    here = [Here("127.0.0.1", (rank,), ranks=1) for rank in range(2)]
+    first, second = [await AsyncEngine.start(args, here=part) for part in here]
+    try:
+        (address,) = second.reachable
+        await first.add_core("engine core 1", address)
+        assert first.membership.layout == ParallelLayout(data=2) and first.other_cores == {"engine core 1": None}
+        streams = [first.stream([number, *PROMPT], LONG) for number in range(300, 302)]
+        for stream in streams:
+            await anext(stream)
+        first.remove_core("engine core 1")
+        assert first.membership.layout == ParallelLayout(data=1)
+        assert [[item async for item in stream][-1].finished for stream in streams] == [True, True], "what is there goes on"
+        await first.add_core("engine core 1", address)
+        await asyncio.sleep(1.2)
+        assert min(first.stats.generated_tokens_total, second.stats.generated_tokens_total) >= 300, "each counts its own"
+        os.kill(second._own.processes[0].pid, signal.SIGKILL)
+        for _ in range(100):
+            await asyncio.sleep(0.1 if first.other_cores["engine core 1"] is None else 0)
+        assert "not answered" in (first.other_cores["engine core 1"] or "")
+        first.check_health()
+        assert first.membership.layout == ParallelLayout(data=1)
+        assert (await first.complete(PROMPT, SHORT)).outputs[0].token_ids
+        with pytest.raises(EngineDead, match="no engine core answers"):
+            await first.add_core("engine core 1 again", address)
+    finally:
+        await first.shutdown()
+        await second.shutdown()
+
+
+async def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"host: cannot listen on 192\.0\.2\.1"):
+        await AsyncEngine.start(engine_args(), here=Here("192.0.2.1", (0,), ranks=1))

@@ -177,7 +177,7 @@ def test_drift_is_undone_by_what_is_applied() -> None:
 
 def test_another_size_of_a_live_group_is_applied_to_its_statefulset() -> None:
     """No new revision: the same groups get more pods."""
-    world = World({"parallelism": {"data": 2}})
+    world = World({"parallelism": {"data": 2, "elastic": {"min": 1, "max": 4}}})
     world.settle()
     (name,) = (live["metadata"]["name"] for live in world.sets())
     world.edit({"parallelism": {"data": 3}})

@@ -82,6 +82,8 @@ def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) ->
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.tensor", 4),
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.pipeline", 2),
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.per_node", 2),
+        ({"parallelism": {"data": 3}}, "layout.data", 3),
+        ({"parallelism": {"expert": 4, "tensor": 2}, "accelerators": {"perNode": 2}}, "layout.data", 2),
         ({}, "endpoint.port", 8000),
         ({"endpoint": {"port": 8080}}, "endpoint.port", 8000),
         ({"endpoint": {"port": 8080}}, "endpoint.service_url", "http://chat.prod.svc.cluster.local:8000"),
@@ -106,7 +108,7 @@ def test_agent_json(changes: dict[str, Any], path: str, value: Any) -> None:
     assert found == value
 
 
-@pytest.mark.parametrize("parallelism", [{"data": 2}, {"expert": 8}, {"data": 4, "elastic": {"min": 1, "max": 8}}])
+@pytest.mark.parametrize("parallelism", [{}, {"data": 4, "elastic": {"min": 1, "max": 8}}])
 @pytest.mark.parametrize("replicas", [0, 7])
 def test_nothing_that_changes_live_is_in_what_pods_mount(parallelism: dict[str, Any], replicas: int) -> None:
     changes = {"parallelism": parallelism, "replicas": replicas}
