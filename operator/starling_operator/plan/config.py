@@ -7,11 +7,13 @@ from starling_agent.contract.config import (
     AdminConfig,
     AgentConfig,
     DrainConfig,
+    ElasticConfig,
     EndpointConfig,
     LayoutConfig,
     ModelConfig,
     RecoveryConfig,
 )
+from starling_crds.layout import elastic_sizes, group_layout
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
@@ -52,7 +54,7 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
 
 
 def agent_config(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> AgentConfig:
-    """What every pod of the revision reads. Neither replicas nor data or expert parallel size may be in it."""
+    """What every pod of the revision reads. Neither replicas nor a size within elastic bounds may be in it."""
     return AgentConfig(
         namespace=service.namespace,
         service=service.name,
@@ -63,14 +65,21 @@ def agent_config(service: Service, spec: InferenceServiceSpec, settings: Setting
             served_names=list(spec.model.served_names) or [service.name],
         ),
         engine=engine_arguments(spec),
-        layout=LayoutConfig(
-            tensor=spec.parallelism.tensor, pipeline=spec.parallelism.pipeline, per_node=spec.accelerators.per_node
-        ),
+        layout=_layout(spec),
         endpoint=_endpoint(service, spec, settings),
         admin=AdminConfig(token_file=f"{ADMIN_PATH}/{TOKEN_KEY}"),
         drain=DrainConfig(accept_seconds=spec.drain.accept_seconds, seconds=spec.drain.seconds),
         recovery=RecoveryConfig(progress_timeout_seconds=spec.recovery.progress_timeout_seconds),
     )
+
+
+def _layout(spec: InferenceServiceSpec) -> LayoutConfig:
+    split, per_node = spec.parallelism, spec.accelerators.per_node
+    layout = LayoutConfig(tensor=split.tensor, pipeline=split.pipeline, per_node=per_node)
+    if split.elastic is None:
+        return layout.model_copy(update={"data": group_layout(split, per_node).data})
+    sizes = elastic_sizes(split, per_node)
+    return layout.model_copy(update={"elastic": ElasticConfig(min=sizes[0], max=sizes[-1])})
 
 
 def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:

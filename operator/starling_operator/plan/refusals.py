@@ -57,14 +57,13 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
     parallelism, tiers = spec.parallelism, spec.kv_cache.tiers
-    for name in ("data", "expert"):
+    elastic = parallelism.elastic is not None
+    for name in () if elastic else ("data", "expert"):
         if (getattr(parallelism, name) or 1) > 1:
             one = "this release splits a group by tensor and pipeline, so only 1 is possible"
             yield f"parallelism.{name}: {one}, got {getattr(parallelism, name)}"
-    if parallelism.elastic is not None:
-        yield "parallelism.elastic: this release cannot resize a live group; leave it out"
     ranks = parallelism.tensor * parallelism.pipeline
-    if spec.accelerators.per_node != ranks:
+    if spec.accelerators.per_node != ranks and not elastic:
         yield (
             f"accelerators.perNode: this release runs a group on one node, so its {ranks} ranks (tensor {parallelism.tensor}"
             f" * pipeline {parallelism.pipeline}) must be there: only {ranks} is possible, got {spec.accelerators.per_node}"

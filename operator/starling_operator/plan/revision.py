@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starling_crds.layout import group_layout
+from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
+from starling_crds.v1alpha1.parallelism import Parallelism
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.config import agent_config
@@ -52,6 +53,11 @@ class Revision:
     def has_service(self) -> bool:
         """Its agents are told to prove the Service."""
         return json.loads(self.config)["endpoint"]["service_url"] is not None
+
+    @property
+    def layout(self) -> LayoutConfig:
+        """As its agents are told."""
+        return LayoutConfig.model_validate(json.loads(self.config)["layout"])
 
     @property
     def template(self) -> Manifest:
@@ -104,11 +110,10 @@ def target_revision(service: Service, spec: InferenceServiceSpec, settings: Sett
 
 def spec_hash(spec: InferenceServiceSpec) -> str:
     """Of the parts that need new pods. Fields at their default are left out: a later release's new fields change nothing."""
-    parallelism = spec.parallelism.model_copy(update={"data": None, "expert": None, "elastic": None})
     fixed = spec.model_copy(
         update={
             "replicas": 1,
-            "parallelism": parallelism,
+            "parallelism": _fixed(spec.parallelism),
             "rollout": RolloutSpec(),
             "recovery": spec.recovery.model_copy(
                 update={name: type(spec.recovery).model_fields[name].default for name in ("restart_budget", "window_seconds")}
@@ -118,6 +123,15 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
         }
     )
     return _digest(fixed.model_dump(mode="json", by_alias=True, exclude_defaults=True))[:16]
+
+
+def _fixed(split: Parallelism) -> Parallelism:
+    """With elastic bounds the size is no part of a revision, only its unit; without, the smallest is as if it were left out."""
+    if split.elastic is not None:
+        low = split.elastic.min
+        return split.model_copy(update={"data": low} if split.expert is None else {"expert": low})
+    smallest = {"data": 1, "expert": split.tensor}
+    return split.model_copy(update={name: None for name, size in smallest.items() if getattr(split, name) == size})
 
 
 def outdated(revisions: Revisions, in_use: frozenset[str]) -> tuple[Revision, ...]:
@@ -133,7 +147,6 @@ def _render(service: Service, spec: InferenceServiceSpec, settings: Settings, id
         "format": FORMAT,
         "specHash": spec_hash(spec),
         "image": agent_image(spec, settings),
-        "nodes": group_layout(spec.parallelism, spec.accelerators.per_node).nodes,
         "template": pod_template(service, spec, settings, identifier),
         "config": config.model_dump_json(indent=2) + "\n",
     }
