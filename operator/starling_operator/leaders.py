@@ -1,6 +1,5 @@
 """Tells the leaders of groups about operations, over their pods' admin endpoints. What becomes of one is heard by their reports."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ from starling_agent.contract.scale import ScaleRequest
 
 from starling_operator.logs import Key, about
 from starling_operator.plan.decision import ScaleCall
+from starling_operator.plan.elastic.answers import refusal
 from starling_operator.plan.observed import Answer
 
 SECONDS = 5.0
@@ -91,15 +91,6 @@ class Leaders:
         if self._session is None:
             self._session = ClientSession(timeout=ClientTimeout(total=SECONDS), trust_env=False)
         return self._session
-
-
-def refusal(status: int, text: str) -> Answer:
-    """From OpenAI's error body; an answer of another form counts as one of an unknown code."""
-    try:
-        error = json.loads(text)["error"]
-        return Answer(str(error.get("code") or f"http_{status}"), str(error["message"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(f"http_{status}", f"its leader answers {status}: {text.strip()[:200]}")
 
 
 def _described(call: ScaleCall) -> str:

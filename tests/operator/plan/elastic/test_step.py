@@ -72,7 +72,12 @@ CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
         (2, "done", ""),
     ),
     # another size is wanted meanwhile
-    ("cancelled before it commits", group_of(4, 2, told("preparing"), stored("preparing")), {"desired": 2}, (4, "preparing", "cancel")),
+    (
+        "cancelled before it commits",
+        group_of(4, 2, told("preparing"), stored("preparing")),
+        {"desired": 2},
+        (4, "preparing", "cancel"),
+    ),
     ("also if the leader never heard", group_of(4, 2, None, stored("waiting")), {"desired": 3}, (4, "waiting", "cancel")),
     ("too late", group_of(4, 2, told("committing"), stored("preparing")), {"desired": 2}, (4, "committing", "")),
     ("too late to stop leavers", group_of(4, 2, leaving("releasing"), down("committing")), {"desired": 4}, (4, "releasing", "")),
@@ -80,7 +85,12 @@ CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
     ("pods that no size needs go", group_of(4, 2, told("cancelled"), stored("preparing")), {"desired": 2}, (2, "cancelled", "")),
     ("another size from there", group_of(4, 2, told("cancelled"), stored("cancelled")), {"desired": 4}, (4, "waiting", "")),
     ("its pods first", group_of(4, 2, told("cancelled"), stored("cancelled")), {"desired": 3}, (3, "cancelled", "")),
-    ("grown pods need not serve to shrink again", group_of(4, 4, told("done"), stored("releasing")), {"desired": 2}, (4, "waiting", "")),
+    (
+        "grown pods need not serve to shrink again",
+        group_of(4, 4, told("done"), stored("releasing")),
+        {"desired": 2},
+        (4, "waiting", ""),
+    ),
     # failures
     ("a failure waits", group_of(4, 2, told("failed", error="no"), stored("preparing")), {"desired": 4}, (4, "failed", "")),
     ("and is tried again", group_of(4, 2, told("failed"), stored("failed", since=11)), {"desired": 4}, (4, "waiting", "")),
@@ -111,7 +121,12 @@ CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
     ),
     # what was lost
     ("the status: adopted", group_of(4, 2, told("preparing")), {"desired": 4}, (4, "preparing", "")),
-    ("the status, another size: cancelled only when stored", group_of(4, 2, told("preparing")), {"desired": 2}, (4, "preparing", "")),
+    (
+        "the status, another size: cancelled only when stored",
+        group_of(4, 2, told("preparing")),
+        {"desired": 2},
+        (4, "preparing", ""),
+    ),
     ("the status, long ago", group_of(4, 4, told("done")), {"desired": 4, "whole": True}, (4, "done", "")),
     (
         "somebody else's operation",
