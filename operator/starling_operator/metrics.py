@@ -34,8 +34,9 @@ def show_operations(before: InferenceServiceStatus, after: InferenceServiceStatu
     running = {group.operation.id for group in before.groups if group.operation is not None and not ended(group.operation)}
     for group in after.groups:
         if group.operation is not None and group.operation.id in running and ended(group.operation):
-            for phase, seconds in group.operation.seconds.items():
-                OPERATION_SECONDS.labels(phase).observe(seconds)
+            for phase, seconds in group.operation.seconds:
+                if seconds > 0:
+                    OPERATION_SECONDS.labels(phase).observe(seconds)
 
 
 class ConditionGauges:

@@ -27,6 +27,15 @@ class Size(ApiModel):
     expert: int = Field(description="The ranks that experts are spread over if the model has any (EP).")
 
 
+class PhaseSeconds(ApiModel):
+    """As a group's leader timed them; 0 for a phase that has not ended."""
+
+    waiting: float = Field(default=0.0, description="Until the nodes that the target needs had joined.")
+    preparing: float = Field(default=0.0, description="While the old epoch served.")
+    committing: float = Field(default=0.0, description="The switch of all ranks.")
+    releasing: float = Field(default=0.0, description="Until those that left had handed back what they held.")
+
+
 class OperationStatus(ApiModel):
     """A change of a live group's size. It is stored here before the group's leader is told."""
 
@@ -40,7 +49,7 @@ class OperationStatus(ApiModel):
     attempt: int = Field(default=1, description="Tries of this target so far, this one included.")
     since: str = Field(default="", description="When the phase began, RFC 3339.")
     error: str = Field(default="", description="Why it failed, or what keeps the leader from beginning.")
-    seconds: dict[str, float] = Field(default_factory=dict, description="What each phase that has ended took.")
+    seconds: PhaseSeconds = Field(default_factory=PhaseSeconds, description="What each phase that has ended took.")
 
 
 class GroupNode(ApiModel):

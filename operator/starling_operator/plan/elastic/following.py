@@ -1,7 +1,7 @@
 """What the status is to hold of an operation: what was stored, brought up to what the leader says of it."""
 
 from starling_agent.contract.scale import Operation
-from starling_crds.v1alpha1.status import OperationPhase, OperationStatus
+from starling_crds.v1alpha1.status import OperationPhase, OperationStatus, PhaseSeconds
 
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.elastic.sizing import Sizing, ended
@@ -55,7 +55,7 @@ def _as_told(sizing: Sizing, known: OperationStatus, told: Operation, closed: bo
         target=sizing.size(told.target),
         progress=percent,
         error=told.error or "",
-        seconds={name: round(seconds, 3) for name, seconds in told.seconds.items()},
+        seconds=PhaseSeconds(**{name: round(told.seconds.get(name, 0.0), 3) for name in PhaseSeconds.model_fields}),
     )
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from starling_crds.v1alpha1.status import OperationStatus
-from starling_operator.plan.elastic.step import Step, backoff, next_step
+from starling_operator.plan.elastic.next_step import next_step
+from starling_operator.plan.elastic.pauses import backoff
+from starling_operator.plan.elastic.step import Step
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Answer
 
@@ -234,7 +236,7 @@ def test_a_phase_keeps_its_time_and_progress_goes_in_steps() -> None:
     step = next_step(group_of(4, 2, told("preparing", progress=0.47, seconds={"waiting": 1.23456}), before), turn(4))
     assert step.operation is not None
     assert (step.operation.since, step.operation.progress) == (before.since, 40)
-    assert step.operation.seconds == {"waiting": 1.235}
+    assert (step.operation.seconds.waiting, step.operation.seconds.preparing) == (1.235, 0.0)
     after = next_step(group_of(4, 2, told("committing"), before), turn(4)).operation
     assert after is not None
     assert after.since != before.since
