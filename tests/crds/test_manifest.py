@@ -139,7 +139,8 @@ def test_scale_and_columns(ctl: Kubectl, scaled: str):
     scale = json.loads(ctl.output("get", "--raw", path))
     assert scale["spec"] == {"replicas": 3}
     assert scale["status"] == {"replicas": 2, "selector": "a=b"}
-    head, row = ctl.output("get", "starling", "-o", "wide").splitlines()
+    assert f"inferenceservice.serving.starling.dev/{scaled}" in ctl.output("get", "starling", "-o", "name")
+    head, row = ctl.output("get", "infsvc", "-o", "wide").splitlines()
     assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "URL", "AGE"]
     assert row.split()[:8] == [scaled, "False", "Loading", "2", "TP1", "PP1", "DP1", "http://x"]
     assert "URL" not in ctl.output("get", "infsvc")

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 from starling_operator.cache import Cache
 from starling_operator.kinds import INFERENCE_SERVICE
-from starling_operator.kube import Kube, connect
+from starling_operator.kube import Kube
 from starling_operator.observe import read_service
 from starling_operator.status import write_status
 
@@ -14,11 +17,10 @@ from tests.operator.shell.cluster import Cluster, manifest
 
 
 @pytest.mark.parametrize(("over_seen", "written"), [(True, False), (False, True)])
-async def test_a_write_over_another_version(
-    cluster: Cluster, apiserver: Path, monkeypatch: pytest.MonkeyPatch, over_seen: bool, written: bool
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver))
-    kube, cache = Kube(await connect(), lambda: 10.0), Cache()
+async def test_a_write_over_another_version(cluster: Cluster, apiserver: Path, over_seen: bool, written: bool) -> None:
+    settings = Configuration()
+    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
+    kube, cache = Kube(ApiClient(settings), lambda: 10.0), Cache()
     try:
         body = await cluster.apply(manifest())
         cache.put(INFERENCE_SERVICE, body)
