@@ -1,6 +1,6 @@
 """Whether a group serves what the spec asks for, as its agents themselves report it; and if not, why not, in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starling_agent.contract.report import Progress, Report
 from starling_crds.layout import GroupLayout, group_layout, with_data
@@ -115,11 +115,23 @@ def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
         return f"{pod.name}: no token came through its endpoint yet"
     if report.service_token_seen is False or (asked.through_service and not report.service_token_seen):
         return f"{pod.name}: no token came through the Service yet" + (f": {report.last_error}" if report.last_error else "")
-    # A group that changes size serves all the while; nodes hear of the new one one after the other.
-    return _topology_differs(pod, report, asked) if group.sizing is None else ""
+    return _topology_differs(pod, report, _asked_now(group, asked))
 
 
-def _topology_differs(pod: Pod, report: Report, asked: Asked) -> str:
+def _asked_now(group: Group, asked: Asked) -> Asked | None:
+    """With a group's present size. None while that changes: it serves, and its nodes hear of a commit one after the other."""
+    sizing = group.sizing
+    if sizing is None:
+        return asked
+    if sizing.is_changing or not sizing.effective:
+        return None
+    layout = with_data(asked.layout, sizing.effective)
+    return replace(asked, layout=layout, expert=layout.expert if asked.expert is not None else None)
+
+
+def _topology_differs(pod: Pod, report: Report, asked: Asked | None) -> str:
+    if asked is None:
+        return ""
     seen, layout = report.topology, asked.layout
     if seen is None:
         return f"{pod.name}: its agent reports no topology yet"

@@ -8,6 +8,8 @@ from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, Inf
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.elastic.sizing import ended
+from starling_operator.plan.elastic.words import operation_text
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.proof import progress_text
@@ -81,8 +83,14 @@ def _group(situation: Situation, group: Group) -> GroupStatus:
         restarted_at=restarts,
         **_sizes(situation, group),
         nodes=_nodes(situation, group),
-        message=situation.unready.get(group.name, ""),
+        message=situation.unready.get(group.name, "") or _changing(situation, group),
     )
+
+
+def _changing(situation: Situation, group: Group) -> str:
+    step = situation.steps.get(group.name)
+    operation = step.operation if step is not None else None
+    return operation_text(situation, operation) if operation is not None and not ended(operation) else ""
 
 
 def _sizes(situation: Situation, group: Group) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.elastic.words import resizing
+from starling_operator.plan.elastic.words import first_size, resizing
 from starling_operator.plan.failure import has_served, restarts
 from starling_operator.plan.group import Group
 from starling_operator.plan.proof import waits_for
@@ -151,7 +151,7 @@ def _coming_up(situation: Situation) -> Verdict | None:
         reason = "Unschedulable"
     else:
         reason = "Recovering" if has_served(first) and not first.available else "Progressing"
-    return Verdict("moving", reason, f"{_count(situation)} serve; {cause}")
+    return Verdict("moving", reason, _with(f"{_count(situation)} serve; {cause}", first_size(situation, first)))
 
 
 def _serving(situation: Situation) -> str:

@@ -163,6 +163,29 @@ async def test_an_autoscaler_sets_the_size_and_the_spec_takes_it_back(
     )
 
 
+async def test_a_horizontal_pod_autoscaler_finds_its_target(cluster: Cluster, start_operator: StartOperator) -> None:
+    """A real one, which needs no metrics to bring a size within its own bounds."""
+    await start_operator()
+    await cluster.apply(elastic(2))
+    await cluster.ready("chat")
+    target = {"apiVersion": "serving.starling.dev/v1alpha1", "kind": "ParallelismScale", "name": "chat"}
+    metric = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}}
+    body = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "chat"},
+        "spec": {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 4, "metrics": [metric]},
+    }
+    await cluster.apply(body, "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers")
+
+    async def has_grown() -> bool:
+        return bool((await scale_object(cluster)).get("status", {}).get("replicas") == 3)
+
+    await until(has_grown, "the autoscaler's smallest size", 60, lambda: scale_object(cluster))
+    assert len(await identities(cluster)) == 3
+    assert (await cluster.service("chat"))["spec"]["parallelism"]["expert"] == 2
+
+
 @pytest.mark.parametrize("phase", PHASES)
 async def test_killed_in_a_phase_the_next_operator_ends_it(
     cluster: Cluster, groups: Groups, start_operator: StartOperator, phase: str

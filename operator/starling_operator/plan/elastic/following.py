@@ -46,14 +46,14 @@ def _adopted(sizing: Sizing, told: Operation, closed: bool, now: float) -> Opera
 
 def _as_told(sizing: Sizing, known: OperationStatus, told: Operation, closed: bool, now: float) -> OperationStatus:
     phase: OperationPhase = "releasing" if told.phase == "done" and not closed else told.phase
-    percent = 100 if told.phase == "done" else int(told.progress * 100) // _PROGRESS_STEP * _PROGRESS_STEP
+    percent = int(told.progress * 100) // _PROGRESS_STEP * _PROGRESS_STEP
     return phased(
         known,
         phase,
         now,
         source=sizing.size(told.source),
         target=sizing.size(told.target),
-        progress=percent,
+        progress=100 if phase == "done" else percent if phase == told.phase else 0,
         error=told.error or "",
         seconds=PhaseSeconds(**{name: round(told.seconds.get(name, 0.0), 3) for name in PhaseSeconds.model_fields}),
     )

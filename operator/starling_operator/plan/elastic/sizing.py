@@ -33,6 +33,10 @@ class Sizing:
         return self.stored.target.data if self.stored.phase in COMMITTED else self.stored.source.data
 
     @property
+    def is_changing(self) -> bool:
+        return self.stored is not None and not ended(self.stored)
+
+    @property
     def gang(self) -> int | None:
         """Pods that hold the ranks of the serving epoch; None while there is none."""
         return self.nodes(self.effective) if self.effective else None
@@ -42,7 +46,7 @@ class Sizing:
         """Pods that have to serve for the group to serve. While it changes size those that both sizes have: nodes hear of a commit
         one after the other, and new ones turn ready after it.
         """
-        if not self.effective or self.stored is None or self.stored.phase in ENDED:
+        if not self.effective or self.stored is None or not self.is_changing:
             return self.gang
         sizes = {self.effective, self.stored.source.data, self.stored.target.data}
         return self.nodes(min(sizes - {0}))

@@ -10,7 +10,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.elastic.next_step import next_step
-from starling_operator.plan.elastic.sizing import Sizing, ended
+from starling_operator.plan.elastic.sizing import Sizing
 from starling_operator.plan.elastic.step import Step, Turn
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Observed
@@ -53,4 +53,4 @@ def _whose_turn(groups: list[Group], desired: int | None) -> str:
 
 
 def _is_resizing(sizing: Sizing) -> bool:
-    return sizing.stored is not None and not ended(sizing.stored) and sizing.stored.source.data > 0
+    return sizing.is_changing and sizing.stored is not None and sizing.stored.source.data > 0

@@ -19,11 +19,11 @@ def operation_text(situation: Situation, operation: OperationStatus) -> str:
 
 
 def resizing(situation: Situation) -> Iterator[tuple[Group, str]]:
-    """Groups of the target revision that have a size, but not as they should, and how far each is."""
+    """Groups of the target revision that have a size, but not as they should, and how far each is; and those that get none."""
     assert situation.desired is not None
     for group in situation.current:
         sizing, step = group.sizing, situation.steps.get(group.name)
-        if sizing is None or step is None or not sizing.effective:
+        if sizing is None or step is None or not (sizing.effective or step.gave_up):
             continue
         operation = step.operation
         if operation is not None and not ended(operation):
@@ -33,6 +33,16 @@ def resizing(situation: Situation) -> Iterator[tuple[Group, str]]:
             yield group, _with(_wanted(situation, sizing), step.waits or waits_for(group))
         elif step.nodes != group.nodes or group.nodes > group.gang:
             yield group, _with(_wanted(situation, sizing), "pods that no size needs go")
+
+
+def first_size(situation: Situation, group: Group) -> str:
+    """How far a group without any size is, in an elastic service; "" for all others."""
+    step = situation.steps.get(group.name)
+    if step is None or group.sizing is None or group.sizing.effective:
+        return ""
+    if step.operation is None or ended(step.operation):
+        return step.waits
+    return operation_text(situation, step.operation)
 
 
 def _wanted(situation: Situation, sizing: Sizing) -> str:

@@ -30,7 +30,7 @@ def group(world: ElasticWorld, number: int = 0) -> GroupStatus:
 def until_phase(world: ElasticWorld, phase: str) -> None:
     for _ in range(100):
         world.reconcile()
-        operation = group(world).operation
+        operation = group(world).operation if world.status.groups else None
         if operation is not None and operation.phase == phase:
             return
         world.tick()
@@ -46,6 +46,24 @@ def test_the_first_size_is_an_operation() -> None:
     operation = group(world).operation
     assert operation is not None
     assert (operation.source.data, operation.target.data, operation.phase) == (0, 2, "done")
+
+
+def test_a_first_size_tells_how_far_it_is() -> None:
+    world = ElasticWorld(elastic(2))
+    until_phase(world, "preparing")
+    assert world.condition("Ready") == ("False", "Progressing")
+    assert world.message().endswith("; EP 0 -> 2: preparing"), world.message()
+
+
+def test_a_first_size_that_cannot_be_had() -> None:
+    world = ElasticWorld(elastic(4))
+    world.largest = 3
+    world.settle()
+    assert world.condition("Stalled") == ("True", "ScalingFailed")
+    assert "EP 0 -> 4; refused by its leader: data: at most 3 is possible, got 4" in world.message()
+    resize(world, 3)
+    world.settle()
+    assert (world.sizes(), world.condition("Ready")[0]) == ([3], "True")
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 2), (8, 1), (3, 5), (5, 4)])
@@ -77,6 +95,7 @@ def test_it_serves_all_the_while_and_says_how_far_it_is() -> None:
             break
         assert world.condition("Ready") in (("False", "Scaling"), ("False", "Unschedulable"))
         assert world.message().startswith("EP 2 -> 4"), world.message()
+        assert group(world).ready
         seen.add(world.message().partition("; ")[0])
         world.tick()
     assert {f"EP 2 -> 4: {phase}" for phase in ("waiting", "preparing", "committing")} <= seen
@@ -93,6 +112,7 @@ def test_pods_leave_last_and_join_first() -> None:
         world.tick()
     assert world.sets()[0]["spec"]["replicas"] == 4
     assert "streams through leaving pods are open" in world.message()
+    assert group(world).message == "EP 4 -> 2: releasing"
     world.streams = 0
     world.settle()
     assert world.sets()[0]["spec"]["replicas"] == 2
