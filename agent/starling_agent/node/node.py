@@ -19,6 +19,8 @@ from starling_agent.group.joining import desk_of, leader_of, member_of
 from starling_agent.group.leader import Leader
 from starling_agent.group.membership import Membership
 from starling_agent.group.operations import Operations
+from starling_agent.group.places import is_led
+from starling_agent.group.resizing import Resizing
 from starling_agent.group.scaler import Scaler
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
@@ -60,7 +62,8 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            node = _Node(config, identity, state, work, leader)
+            resizing = _resizing(config, leader, operations, state)
+            node = _Node(config, identity, state, work, leader, resizing)
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -122,7 +125,15 @@ async def _stay_failed(state: ReportState, cause: str) -> Ending:
 class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
-    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, leader: Leader | None) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        state: ReportState,
+        work: OpenWork,
+        leader: Leader | None,
+        resizing: Resizing | None,
+    ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
@@ -138,7 +149,7 @@ class _Node:
         desk = desk_of(config, identity, leader)
         self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
         self._leader = leader
-        self._supervisor = Supervisor(config, identity, state, self._membership, door, token, url, self._leave)
+        self._supervisor = Supervisor(config, identity, state, self._membership, resizing, door, token, url, self._leave)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:
@@ -185,6 +196,13 @@ class _Node:
         if self._shutdown.exit_code:
             return Ending(self._shutdown.exit_code, "ended before all open requests had finished")
         return Ending(0)
+
+
+def _resizing(config: AgentConfig, leader: Leader | None, operations: Operations | None, state: ReportState) -> Resizing | None:
+    """On the leader of a group whose size somebody has to bring about."""
+    if leader is None or operations is None or not is_led(config):
+        return None
+    return Resizing(leader, config.layout, operations, state.update)
 
 
 def _settings(config: AgentConfig) -> ServerSettings:

@@ -103,6 +103,11 @@ class Coordinator:
     def data(self) -> int:
         return len(self.members)
 
+    @property
+    def dead(self) -> str | None:
+        """Which member is lost; None while all live."""
+        return next((member.client.failure for member in self.members if member.client.failure is not None), None)
+
     async def resize(self, change: Change) -> None:
         """To `change.target` cores. Cancelling the task before the commit undoes it.
 

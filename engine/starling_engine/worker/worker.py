@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 import zmq
@@ -138,7 +139,9 @@ class Worker:
 
     def join_epoch(self, plan: EpochPlan) -> Epoch:
         """Meets the other ranks of an epoch. Raises RankLost when one does not come."""
-        layout = self._config.layout
+        layout, own = self._config.layout, self._config.rendezvous
+        assert own is not None, "the executor says where this rank can be reached"
+        plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
         return Epoch(plan, layout, layout.coordinates(self._config.rank), zmq.Context.instance(), self._tick)
 
     def rank_among(self, dp: int) -> int:
