@@ -2,8 +2,8 @@
 
     python models/random_moe.py --out models/starling-random-moe
 
-Its text means nothing, but its greedy output varies and depends on the context: the weights are spread wider than a model starts with,
-which would repeat one token whatever its experts do.
+Its text means nothing, but its greedy output varies and depends on the context: the weights are spread wider than a model starts
+with, which would repeat one token whatever its experts do.
 """
 
 import argparse
