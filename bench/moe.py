@@ -12,7 +12,7 @@ import itertools
 
 import torch
 from native_kernels import Clock, memory_bandwidth
-from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_expert
+from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.router import route
@@ -29,7 +29,7 @@ Routes = tuple[Tensor, Tensor]
 def build(method: ExpertsMethod, shape: ExpertsShape) -> Experts:
     layer = Experts(ExpertNames("", ("gate", "up", "down"), ""), shape, method, BF16, torch.device("cpu"))
     pool = torch.randn(SIZE, HIDDEN).mul_(HIDDEN**-0.5).to(BF16)
-    for slot in layer.slots().values():
+    for slot in [slot for expert in range(shape.num_experts) for slot in layer.take(expert).values()]:
         slot.load(pool.view(slot.shape))
     return layer
 
@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = Clock(arguments.seconds)
-    shape = ExpertsShape(Share.all(arguments.experts), HIDDEN, Share.all(SIZE))
+    shape = ExpertsShape(arguments.experts, arguments.experts, HIDDEN, Share.all(SIZE))
     routing = Routing(num_experts=arguments.experts, top_k=TOP_K, renormalize=True)
     native, dense = build(NativeExperts(), shape), build(DenseExperts(), shape)
     print(memory_bandwidth(clock))
@@ -67,7 +67,7 @@ def main() -> None:
             flush=True,
         )
     ids, _ = draw(1, routing)[0]
-    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_expert, ids, shape.experts)
+    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_slot, ids, shape.slots)
     print(f"of one token: route {chosen * 1e6:.0f} us, sort {sorted_ * 1e6:.0f} us")
 
 

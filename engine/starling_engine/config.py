@@ -30,7 +30,9 @@ class EngineArgs:
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
                              None takes 0.5 of a CPU machine
     data_parallel_size       engine cores, each with all of the model and a KV cache of its own; a request runs on one of them
-    enable_expert_parallel   tensor parallel ranks hold some experts each, whole, in place of a part of every expert
+    enable_expert_parallel   data and tensor parallel ranks hold some experts each, whole, in place of all or a part of every one
+    enable_elastic_ep        data_parallel_size may change while the engine serves
+    min_data_parallel_size   the smallest that it may become: ranks have room for the experts that they then hold
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -58,6 +60,8 @@ class EngineArgs:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    enable_elastic_ep: bool = False
+    min_data_parallel_size: int = 1
     num_threads: int | None = None
     progress_timeout: float = 20.0
     show_progress: bool = True
@@ -87,12 +91,11 @@ class EngineArgs:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         _at_least("data_parallel_size", self.data_parallel_size, 1)
-        if self.enable_expert_parallel and self.data_parallel_size > 1:
-            raise ConfigError(
-                "in this release experts are spread over tensor parallel ranks only, so only a data_parallel_size of 1 is possible,"
-                f" got {self.data_parallel_size}",
-                "enable_expert_parallel",
-            )
+        _at_least("min_data_parallel_size", self.min_data_parallel_size, 1)
+        if self.min_data_parallel_size > self.data_parallel_size:
+            raise ConfigError(f"must be at most data_parallel_size ({self.data_parallel_size})", "min_data_parallel_size")
+        if self.enable_elastic_ep and not self.enable_expert_parallel:
+            raise ConfigError("only experts move between ranks; it needs enable_expert_parallel", "enable_elastic_ep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,12 @@ class WorkerConfig:
     num_threads: int
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
+    lockstep: bool = False
+    """Experts are spread over the ranks of several cores, in epochs that whoever leads them announces while they run."""
+    elastic: bool = False
+    """The number of those cores may change."""
+    expert_slots: int = 0
+    """Experts of each layer that this rank may have to hold; where `lockstep` is set."""
     local_ranks: int = 1
     """Ranks that share this machine's memory, those of other data parallel ranks included."""
     rank: int = 0

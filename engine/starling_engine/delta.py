@@ -20,11 +20,22 @@ class Stats(msgspec.Struct, omit_defaults=True):
     prefix_hits_total: int = 0
 
 
+def add_totals(total: Stats, more: Stats) -> None:
+    """What only grows, of cores that come and go."""
+    for name in Stats.__struct_fields__:
+        if name.endswith("_total"):
+            setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+MOVED = "moved"
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     """What a request gained since the last Delta for it. `attempt` fences answers to an earlier try.
 
-    `finish_reason` is stop, length, abort or error; `stop_token` the token id that stopped it when it is not the model's
-    end-of-sequence token; `cached_tokens` is set once, with the first Delta.
+    `finish_reason` is stop, length, abort, error, or moved: the core hands the request over, and another is to continue it from its
+    resume record. `stop_token` is the token id that stopped it when it is not the model's end-of-sequence token; `cached_tokens` is
+    set once, with the first Delta.
     """
 
     id: str

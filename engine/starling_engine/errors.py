@@ -7,6 +7,7 @@ StarlingError
 ├── RequestFailed         the engine accepted the request but could not finish it
 │   └── EngineDead        the engine core died or makes no progress
 ├── RankLost              a rank of the group died, hangs or did not come; the message says which
+├── EpochFailed           a change of membership came to nothing, and the old one goes on
 ├── ConfigError           an engine argument is wrong, `field` names it
 └── ModelError            the checkpoint cannot be served
     ├── UnsupportedModel  its architecture or a feature of its config is unknown
@@ -52,6 +53,10 @@ class EngineDead(RequestFailed):
 
 class RankLost(StarlingError):
     """A rank of the group died, hangs or did not come, so the others cannot go on; the message says which where it is known."""
+
+
+class EpochFailed(StarlingError):
+    """A change of membership could not be made ready; it was undone, and what served before goes on."""
 
 
 class ConfigError(StarlingError):

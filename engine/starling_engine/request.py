@@ -11,7 +11,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     A request with `n` outputs is n of these; the later ones name the first in `fork_of` and share its prompt's blocks.
     `output_ids` are tokens generated so far (by an earlier attempt or another core). `seed` is always set: random numbers
     depend on (seed, position) alone. `arrival` is seconds since the Unix epoch. Lower `priority` runs earlier.
-    `media_hashes` and `adapter` are part of what makes a cached block valid, as is `cache_salt`.
+    `scored` counts the positions of the prompt whose log probabilities have come already. `media_hashes` and `adapter` are part of
+    what makes a cached block valid, as is `cache_salt`.
     """
 
     id: str
@@ -26,4 +27,5 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 0
     arrival: float = 0.0
     attempt: int = 0
+    scored: int = 0
     fork_of: str | None = None

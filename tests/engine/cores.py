@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ MAX_MODEL_LEN = 128
 
 @contextmanager
 def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator[EngineCore]:
-    """A core with its workers. `kv_blocks` counts blocks of the largest group on one rank; the pool is sized in bytes."""
+    """A core with its workers. `kv_blocks` counts blocks of the largest group on one rank; the pool is sized in bytes.
+
+    With `elsewhere`, only the first rank is started here; it is called with the address where the others have to join.
+    """
+    elsewhere: Callable[[str], None] | None = settings.pop("elsewhere", None)
     patience = settings.pop("patience", 60.0)
     layout = settings.pop("layout", ParallelLayout())
     expert_parallel = settings.pop("expert_parallel", False)
@@ -54,9 +58,11 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=patience)
     sockets = tempfile.TemporaryDirectory(prefix="starling-")
-    executor = make_executor(config, Path(sockets.name))
+    executor = make_executor(config, Path(sockets.name), "127.0.0.1" if elsewhere is not None else None)
     try:
         executor.start()
+        if elsewhere is not None:
+            elsewhere(executor.joining)
         deadline = time.monotonic() + 120
         while (report := executor.ready(timeout=1)) is None:
             assert time.monotonic() < deadline, executor.phase

@@ -9,7 +9,7 @@ from tests.kube.apiserver import kubectl
 from tests.operator.commands.running import starling
 from tests.operator.local.running import REPOSITORY
 
-NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel")
+NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel")
 
 
 def test_there_are_no_others(examples):
@@ -32,7 +32,7 @@ def test_it_can_be_planned(examples, name):
     assert "rank 0" in answer.stdout
 
 
-@pytest.mark.parametrize("name", ["quickstart", "tensor-parallel"])
+@pytest.mark.parametrize("name", ["quickstart", "tensor-parallel", "data-parallel"])
 def test_it_runs_here(up, examples, name):
     running = up(examples / f"{name}.yaml")
     status = running.wait_until_ready()

@@ -42,7 +42,7 @@ class ElasticConfig(ContractModel):
 class LayoutConfig(ContractModel):
     """The fixed part of the layout. `per_node` ranks run in one pod.
 
-    With `elastic` the data parallel size is told to the leader while it runs (see `scale`), the first one too, and `data` is not read.
+    With `elastic` the leader is told the data parallel size while it runs (see `scale`), the first one too, and `data` is not read.
     """
 
     tensor: int = 1

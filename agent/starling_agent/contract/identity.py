@@ -5,18 +5,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-POD_NAME, POD_IP, POD_NAMESPACE, GROUP, HOST = (
+from starling_agent.contract.config import ADMIN_PORT
+
+POD_NAME, POD_IP, POD_NAMESPACE, GROUP, HOST, LEADER = (
     "STARLING_POD_NAME",
     "STARLING_POD_IP",
     "STARLING_NAMESPACE",
     "STARLING_GROUP",
     "STARLING_HOST",
+    "STARLING_LEADER",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`node` is the StatefulSet's ordinal at the end of the pod's name; `leader` the name that node 0 is found under."""
+    """`node` is the StatefulSet's ordinal at the end of the pod's name; `leader` the host and port of node 0's admin endpoint."""
 
     pod: str
     node: int
@@ -24,10 +27,7 @@ class Identity:
     namespace: str
     address: str
     host: str
-
-    @property
-    def leader(self) -> str:
-        return f"{self.group}-0.{self.group}.{self.namespace}.svc"
+    leader: str
 
 
 def read_identity(environment: Mapping[str, str] = os.environ) -> Identity:
@@ -36,11 +36,14 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> Identity:
     match = re.fullmatch(r"(?P<group>.+)-(?P<node>[0-9]+)", pod)
     if match is None:
         raise ValueError(f"{POD_NAME} must end in a node number, such as chat-1a2b3c4-0-0; got {pod!r}")
+    group, namespace = environment.get(GROUP) or match["group"], environment.get(POD_NAMESPACE, "default")
     return Identity(
         pod=pod,
         node=int(match["node"]),
-        group=environment.get(GROUP) or match["group"],
-        namespace=environment.get(POD_NAMESPACE, "default"),
+        group=group,
+        namespace=namespace,
         address=environment.get(POD_IP, "127.0.0.1"),
         host=environment.get(HOST, ""),
+        # Where nodes have addresses of their own, the headless Service's name leads there.
+        leader=environment.get(LEADER) or f"{group}-0.{group}.{namespace}.svc:{ADMIN_PORT}",
     )

@@ -4,9 +4,9 @@
     GET    /admin/scale?operation=ID  -> 200 Operation of that id, or 404 `unknown_operation`
     DELETE /admin/scale?operation=ID  cancels it before its commit -> 202 Operation, or 409 `too_late`
 
-Refused with OpenAI's error body and nothing changed: 400 `invalid_target` (no size that this group can have), 404 `unknown_operation`,
-409 `operation_running` (another one is), 409 `rank_dead` (capacity is lost, and that is no shrink), 409 `not_leader`, 401 as all of
-the admin endpoint.
+Refused with OpenAI's error body and nothing changed: 400 `invalid_target` (no size that this group can have),
+404 `unknown_operation`, 409 `operation_running` (another one is), 409 `rank_dead` (capacity is lost, and that is no shrink),
+409 `not_leader`, 401 as all of the admin endpoint.
 """
 
 from typing import Literal

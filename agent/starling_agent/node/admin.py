@@ -8,14 +8,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from starling_agent.group.leader import Leader
+from starling_agent.group.routes import answer_member
+from starling_agent.group.scale_routes import answer_scale
+from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
 
 
-def create_admin(state: ReportState, token: AdminToken) -> Starlette:
-    """Probes need no token: the kubelet has none."""
+def create_admin(
+    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None = None
+) -> Starlette:
+    """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
 
     async def live(_: Request) -> Response:
         # That this is answered is the proof: the supervisor turns on the same loop, and the process ends when it does.
@@ -29,17 +35,25 @@ def create_admin(state: ReportState, token: AdminToken) -> Starlette:
 
     async def report(request: Request) -> Response:
         _check(request, token)
-        query = request.query_params
-        after = int(_number(query.get("after", "-1"), "after"))
-        seconds = _number(query.get("wait", "0"), "wait")
-        answer = await state.wait(after, query.get("incarnation"), seconds)
+        after, seconds = _poll(request)
+        answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
+
+    async def group(request: Request) -> Response:
+        _check(request, token)
+        return await answer_member(request, leader, leader_at, *_poll(request))
+
+    async def scale(request: Request) -> Response:
+        _check(request, token)
+        return await answer_scale(request, scaler, leader_at)
 
     routes = [
         Route("/live", live),
         Route("/ready", ready),
         Route("/health", health),
         Route("/admin/report", report),
+        Route("/admin/group", group, methods=["POST"]),
+        Route("/admin/scale", scale, methods=["PUT", "GET", "DELETE"]),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
 
@@ -59,6 +73,12 @@ def _check(request: Request, token: AdminToken) -> None:
     if given is None or not token.matches(given):
         message = "the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'"
         raise ApiError(401, message, code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _poll(request: Request) -> tuple[int, float]:
+    """The version that the caller knows, and the seconds that it waits for another."""
+    query = request.query_params
+    return int(_number(query.get("after", "-1"), "after")), _number(query.get("wait", "0"), "wait")
 
 
 def _number(text: str, name: str) -> float:

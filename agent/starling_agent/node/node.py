@@ -15,6 +15,13 @@ from starling_engine.errors import ConfigError
 from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
+from starling_agent.group.joining import desk_of, leader_of, member_of
+from starling_agent.group.leader import Leader
+from starling_agent.group.membership import Membership
+from starling_agent.group.operations import Operations
+from starling_agent.group.places import is_led
+from starling_agent.group.resizing import Resizing
+from starling_agent.group.scaler import Scaler
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.certificates import keep_renewed
@@ -48,11 +55,15 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     """Until a signal. Raises ConfigError when the admin endpoint cannot listen."""
     work = OpenWork()
     state = ReportState(first_report(configuration, identity), lambda: len(work))
-    async with _admin_server(configuration.admin, state):
-        if configuration.config is None:
+    config = configuration.config
+    leader = leader_of(config, identity, state.report) if config is not None else None
+    operations = Operations(config.layout, lambda operation: state.update(operation=operation)) if config and leader else None
+    async with _admin_server(configuration.admin, state, leader, identity.leader, operations):
+        if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            node = _Node(configuration.config, identity, state, work)
+            resizing = _resizing(config, leader, operations, state)
+            node = _Node(config, identity, state, work, leader, resizing)
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -71,17 +82,20 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
         node=identity.node,
         pod=identity.pod,
         phase="starting",
+        leader=identity.node == 0,
     )
 
 
 @contextlib.asynccontextmanager
-async def _admin_server(admin: AdminConfig, state: ReportState) -> AsyncIterator[None]:
+async def _admin_server(
+    admin: AdminConfig, state: ReportState, leader: Leader | None, leader_at: str, scaler: Scaler | None
+) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file))))
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -89,6 +103,8 @@ async def _admin_server(admin: AdminConfig, state: ReportState) -> AsyncIterator
             yield
         finally:
             state.close()
+            if leader is not None:
+                leader.close()
             server.should_exit = True
             await asyncio.wait((serving,), timeout=ADMIN_END_SECONDS)
             server.force_exit = True
@@ -109,7 +125,15 @@ async def _stay_failed(state: ReportState, cause: str) -> Ending:
 class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
-    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        state: ReportState,
+        work: OpenWork,
+        leader: Leader | None,
+        resizing: Resizing | None,
+    ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
@@ -122,26 +146,39 @@ class _Node:
         self.listener = bind(endpoint.host, endpoint.port)
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], next(iter(settings.api_keys), None))
-        self._supervisor = Supervisor(config, identity, state, door, token, url, self._leave)
+        desk = desk_of(config, identity, leader)
+        self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
+        self._leader = leader
+        self._supervisor = Supervisor(config, identity, state, self._membership, resizing, door, token, url, self._leave)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:
         self._shutdown.listen()
         serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
         supervising = asyncio.create_task(self._supervisor.run())
-        helpers = [asyncio.create_task(self._count_streams())]
+        helpers = [asyncio.create_task(self._count_streams()), asyncio.create_task(self._membership.run())]
+        if self._leader is not None:
+            helpers.append(asyncio.create_task(self._leader.watch()))
         if self._tls is not None:
             helpers.append(asyncio.create_task(keep_renewed(self._server, self._tls)))
         try:
             done, _ = await asyncio.wait((serving, supervising, *helpers), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # all but the server end only by a fault of ours, which is raised here
+            await self._finish_for_others()
         finally:
             self._server.should_exit = self._server.force_exit = True
             for other in (supervising, *helpers):
                 other.cancel()
             await asyncio.gather(serving, supervising, *helpers, return_exceptions=True)
         return self._ending()
+
+    async def _finish_for_others(self) -> None:
+        """Frontends of other nodes may have requests here: they get the time that our own clients get."""
+        tasks = [asyncio.create_task(self._supervisor.finish_for_others()), asyncio.create_task(self._shutdown.cut.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
     def _leave(self) -> None:
         self._server.should_exit = True
@@ -159,6 +196,13 @@ class _Node:
         if self._shutdown.exit_code:
             return Ending(self._shutdown.exit_code, "ended before all open requests had finished")
         return Ending(0)
+
+
+def _resizing(config: AgentConfig, leader: Leader | None, operations: Operations | None, state: ReportState) -> Resizing | None:
+    """On the leader of a group whose size somebody has to bring about."""
+    if leader is None or operations is None or not is_led(config):
+        return None
+    return Resizing(leader, config.layout, operations, state.update)
 
 
 def _settings(config: AgentConfig) -> ServerSettings:

@@ -10,15 +10,23 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Never
+from typing import Any, Never
 
 import structlog
 from starling_engine import AsyncEngine, EngineArgs
 from starling_engine.core.messages import Loading
-from starling_engine.errors import StarlingError
+from starling_engine.delta import Stats
+from starling_engine.errors import EngineDead, StarlingError
+from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
+from starling_agent.contract.group import Core, GroupView
 from starling_agent.contract.identity import Identity
+from starling_agent.group.connections import Connections, takes_part
+from starling_agent.group.membership import Membership
+from starling_agent.group.places import is_led, most_places
+from starling_agent.group.resizing import Resizing
+from starling_agent.group.workers import Workers
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
@@ -32,6 +40,8 @@ from starling_agent.node.weights import obtain
 from starling_agent.server.collector import keep_for_good
 
 WATCH_SECONDS = 0.2
+HEARD_SECONDS = 1.0
+"""By then the other nodes have heard that this one takes no more requests, and the cores have said what they still have."""
 LOADING_SILENCE_SECONDS = 600.0
 """A load that does nothing new for so long hangs. Building kernels and warming up may take minutes without a word."""
 log = structlog.get_logger("starling.agent")
@@ -48,6 +58,8 @@ class Supervisor:
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
+        membership: Membership,
+        resizing: Resizing | None,
         door: Door,
         token: FirstToken,
         own_url: str,
@@ -56,6 +68,18 @@ class Supervisor:
         self._config = config
         self._identity = identity
         self._state = state
+        self._membership = membership
+        self._places = most_places(config.layout)
+        self._own = self._places.cores(identity.node)
+        self._alone = self._places.nodes == 1 and not is_led(config)
+        """All of the group runs here, and its size is the engine's own affair."""
+        self._workers = Workers(self._places, membership, identity.address)
+        self._engine: AsyncEngine | None = None
+        self._lost: str | None = None
+        """Why the newest core of another node was lost."""
+        self._joining = ""
+        """Where workers of other nodes have to join the core that runs here."""
+        self._resizing = resizing
         self._door = door
         self._token = token
         self._own_url = own_url
@@ -63,6 +87,8 @@ class Supervisor:
         self._progress = ProgressTeller(state)
         self._restarts: list[float] = []
         self._served = False
+        self._proven = False
+        """A token has come through the engine that is there now."""
         self._service: asyncio.Task[None] | None = None
         self.failure: str | None = None
         """Why this node cannot go on; None while it can."""
@@ -82,14 +108,32 @@ class Supervisor:
     def drain_begun(self) -> None:
         """Unready at once. Without an engine there is nothing to wait for."""
         self._state.update(phase="draining", ready=False, progress=None)
+        self._membership.stop_taking()
         if not self._door.is_open:
             self._leave()
 
+    async def finish_for_others(self) -> None:
+        """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
+        if self._alone:
+            return
+        await asyncio.sleep(HEARD_SECONDS)
+        while self._has_requests() or self._workers.alive:  # noqa: ASYNC110 - the counts come from other processes
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _has_requests(self) -> bool:
+        stats = self._engine.stats if self._engine is not None else Stats()
+        return bool(stats.running or stats.waiting)
+
     async def _run_engines(self) -> Never:
         args = await self._prepare()
-        while True:
-            restart = await self._one_engine(args)
-            await asyncio.sleep(restart.delay)
+        workers = asyncio.create_task(self._workers.keep())
+        try:
+            while True:
+                restart = await self._one_engine(args)
+                await asyncio.sleep(restart.delay)
+        finally:
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
 
     async def _prepare(self) -> EngineArgs:
         """What can be refused is refused before gigabytes are fetched."""
@@ -105,12 +149,15 @@ class Supervisor:
         try:
             engine = await self._load(args)
         except Failure as error:
+            self._withdraw()
             return self._down(error)
         try:
             await self._serve(engine)
         except Failure as error:
             return self._down(error)
         finally:
+            self._engine = None
+            self._withdraw()
             self._door.close()
             await engine.shutdown()
 
@@ -123,32 +170,91 @@ class Supervisor:
                 def on_phase(loading: Loading) -> None:
                     limit.reschedule(loop.time() + LOADING_SILENCE_SECONDS)
                     self._progress.loading(loading)
+                    if loading.joining != self._joining:
+                        self._invite(loading.joining)
 
-                return await AsyncEngine.start(args, on_phase)
+                return await AsyncEngine.start(args, on_phase, self._here())
         except TimeoutError:
             raise passing(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
 
+    def _here(self) -> Here | None:
+        if self._alone:
+            return None
+        return Here(self._identity.address, self._own, self._config.layout.per_node)
+
     async def _serve(self, engine: AsyncEngine) -> Never:
         """Ready only when a token has come through; then until the engine fails."""
-        self._door.open(engine)
-        self._state.update(phase="warming", progress=None, **read_back(engine))
-        watch = asyncio.create_task(_until_dead(engine))
-        proof = asyncio.create_task(self._token.insist(self._own_url))
+        self._engine = engine
+        connections = Connections(
+            *(engine, self._membership, self._own),
+            changed=lambda cause: self._cores_changed(engine, cause),
+            seen=lambda view: self._size_seen(engine, view),
+        )
+        self._publish(engine)
+        watch = asyncio.create_task(self._until_dead(engine))
+        follow = asyncio.create_task(connections.follow())
+        proof = asyncio.create_task(self._prove(engine, connections))
+        lead = [] if self._resizing is None else [asyncio.create_task(self._resizing.lead(engine))]
         try:
-            done, _ = await asyncio.wait((watch, proof), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await _one_of(watch, follow, proof, *lead)
             self._ready()
-            await watch
+            await _one_of(watch, follow, *lead)
             raise AssertionError("a watch ends only by raising")
         finally:
-            for task in (watch, proof):
+            self._proven = False
+            for task in (watch, follow, proof, *lead):
                 task.cancel()
-            await asyncio.gather(watch, proof, return_exceptions=True)
+            await asyncio.gather(watch, follow, proof, *lead, return_exceptions=True)
+
+    def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
+        """A node that the group is to do without takes no new requests; its open streams go on through it."""
+        if self._proven and engine.has_cores:
+            self._state.update(ready=takes_part(self._own, view.target), **read_back(engine))
+
+    def _invite(self, joining: str) -> None:
+        """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
+        self._joining = joining
+        self._membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in self._own])
+
+    def _withdraw(self) -> None:
+        """No core runs here any more."""
+        self._joining = ""
+        self._membership.publish(())
+
+    def _publish(self, engine: AsyncEngine) -> None:
+        """The other nodes may send requests from now on."""
+        if not self._alone:
+            self._membership.publish(
+                [
+                    Core(rank=rank, address=address, joining=self._joining)
+                    for rank, address in zip(self._own, engine.reachable, strict=True)
+                ]
+            )
+
+    async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
+        if engine.has_cores:
+            self._state.update(phase="warming", progress=None)
+        await connections.complete.wait()
+        self._door.open(engine)
+        self._state.update(phase="warming", progress=None, **read_back(engine))
+        await self._token.insist(self._own_url)
+
+    async def _until_dead(self, engine: AsyncEngine) -> Never:
+        """Raises EngineDead. A node without a core of its own is dead when it has lost the last one, unless it goes anyway."""
+        while True:
+            engine.check_health()
+            if self._door.is_open and not engine.has_cores and not self._door.drain.draining:
+                raise EngineDead(self._lost or "no engine core of the group takes requests now")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
+        self._lost = cause or self._lost
+        if self._door.is_open and engine.has_cores:
+            self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
 
     def _ready(self) -> None:
         keep_for_good()
-        self._served = True
+        self._served = self._proven = True
         self._state.update(phase="serving", token_seen=True, ready=True)
         url = self._config.endpoint.service_url
         if url is not None and self._service is None:
@@ -176,8 +282,8 @@ class Supervisor:
         self._state.update(phase="failed", progress=None, ready=False, healthy=False, fatal=failure.fatal, last_error=self.failure)
 
 
-async def _until_dead(engine: AsyncEngine) -> Never:
-    """Raises EngineDead."""
-    while True:
-        engine.check_health()
-        await asyncio.sleep(WATCH_SECONDS)
+async def _one_of(*tasks: asyncio.Task[Any]) -> None:
+    """Until one of them ends. Raises what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

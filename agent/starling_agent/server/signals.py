@@ -34,6 +34,8 @@ class Shutdown:
         on_begin: Callable[[], None] | None = None,
     ) -> None:
         self.exit_code = 0
+        self.cut = asyncio.Event()
+        """Set when nothing is waited for any more."""
         self._server = server
         self._settings = settings
         self._flag = drain
@@ -74,6 +76,7 @@ class Shutdown:
 
     async def _end_now(self) -> None:
         """Every open request gets an error, in its stream where that has begun; then the server need not wait any more."""
+        self.cut.set()
         cut = len(self._work)
         self._flag.draining = True
         self._work.end_all(ENDED)

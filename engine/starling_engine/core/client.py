@@ -9,9 +9,10 @@ import zmq
 import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Ping, Pong
-from starling_engine.delta import Delta, Stats
-from starling_engine.errors import EngineDead, InvalidRequest
+from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
+from starling_engine.delta import MOVED, Delta, Stats
+from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
+from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
@@ -37,7 +38,7 @@ class CoreClient:
         name: str = "the engine core",
     ) -> None:
         """`name` is what errors call it."""
-        self._name = name
+        self.name = name
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
@@ -46,6 +47,10 @@ class CoreClient:
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
         """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
+        self.taking = False
+        """Whether the core takes requests now."""
+        self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
+        """By epoch, the order that was not answered yet."""
         self._unanswered = 0
         self._stalled = 0
         self._progress = -1
@@ -55,12 +60,18 @@ class CoreClient:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.IPV6, "[" in address)
         self._socket.connect(address)
 
     @property
     def load(self) -> int:
         """How busy the core is, for choosing among several."""
         return 4 * self.stats.waiting + max(self.stats.running, len(self._sinks) - self.stats.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """No request of this frontend is there."""
+        return not self._sinks
 
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
@@ -108,11 +119,32 @@ class CoreClient:
         if self.failure is not None:
             raise EngineDead(self.failure)
 
+    async def order(self, order: Prepare | Commit) -> float:
+        """Waits for the answer; seconds that preparing took.
+
+        Raises EpochFailed where it cannot be, EngineDead when the core died.
+        """
+        self.check()
+        number = order.epoch.number if isinstance(order, Prepare) else order.number
+        answered = self._orders[number] = asyncio.get_running_loop().create_future()
+        await self.send(order)
+        try:
+            answer = await answered
+        finally:
+            self._orders.pop(number, None)
+        if isinstance(answer, Unprepared):
+            raise EpochFailed(f"{self.name}: {answer.error}")
+        return answer.seconds if isinstance(answer, Prepared) else 0.0
+
     async def close(self) -> None:
+        """Requests that are still open end with an error."""
+        self._end_all(f"the connection to {self.name} was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
+        if not self.taking:  # what was sent to it meanwhile
+            self._end_all(None)
 
     # ---- what comes back ----
 
@@ -132,15 +164,23 @@ class CoreClient:
                 self._take_pong(message)
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
-                    self._end_all(f"{self._name} lost touch with this frontend and dropped its requests")
-                self.hello, self.stats = message, message.stats
+                    self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
+                self.hello, self.stats, self.taking = message, message.stats, message.taking
+            case Member(membership, taking):
+                self.taking = taking
+                if self.hello is not None:
+                    self.hello = msgspec.structs.replace(self.hello, membership=membership)
+            case Prepared() | Unprepared() | Switched():
+                answered = self._orders.get(message.number)
+                if answered is not None and not answered.done():
+                    answered.set_result(message)
             case Loading():
                 pass
 
     def _take_pong(self, pong: Pong) -> None:
         self.stats = pong.stats
         if self.hello is not None and pong.incarnation != self.hello.incarnation:
-            self._fail(f"{self._name} was restarted")
+            self._fail(f"{self.name} was restarted")
         self._stalled = self._stalled + 1 if pong.busy and pong.progress == self._progress else 0
         self._progress = pong.progress
 
@@ -162,17 +202,21 @@ class CoreClient:
             await asyncio.sleep(PING_SECONDS)
             reason = self._process.exit_reason() if self._process is not None else None
             if reason is not None:
-                self._fail(f"{self._name} died: {reason}")
+                self._fail(f"{self.name} died: {reason}")
             elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
-                self._fail(f"{self._name} has not answered for {SILENCE_SECONDS:g} s")
+                self._fail(f"{self.name} has not answered for {SILENCE_SECONDS:g} s")
             elif self._stalled * PING_SECONDS > self._progress_timeout:
-                self._fail(f"{self._name} has work but made no progress for {self._progress_timeout:g} s")
+                self._fail(f"{self.name} has work but made no progress for {self._progress_timeout:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
+        for answered in self._orders.values():
+            if not answered.done():
+                answered.set_exception(EngineDead(reason))
         self._end_all(reason)
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self, reason: str | None) -> None:
+        """Without a reason they are only at the wrong core."""
         sinks, self._sinks = self._sinks, {}
         for request_id, (attempt, sink) in sinks.items():
-            sink(Delta(request_id, attempt, finish_reason="error", error=reason))
+            sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))

@@ -1,7 +1,10 @@
 """The engine core: one scheduler and its executor, stepped by whoever owns it."""
 
+from dataclasses import replace
+
 from starling_engine.config import EngineConfig
-from starling_engine.delta import Delta
+from starling_engine.delta import MOVED, Delta
+from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Switched
 from starling_engine.executor.base import Executor
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
@@ -30,9 +33,17 @@ class EngineCore:
             chunk=self.depth * settings.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(settings, kv, self.membership.epoch)
+        self.taking = not config.worker.lockstep
+        """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
+        self._busy = False
+        self._next: EpochPlan | None = None
+        self._leaving: Commit | None = None
+        """Held back until no step is in flight: a rank that has left can run none."""
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
+        if not self.taking:
+            return Delta(request.id, request.attempt, finish_reason=MOVED)
         answer = self.scheduler.answer_at_once(request)
         if answer is None:
             self.scheduler.add(request)
@@ -49,7 +60,49 @@ class EngineCore:
         """Keeps up to `depth` steps in flight and takes in the oldest result, if it has come within COLLECT_SECONDS."""
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
+            self._busy = True
         if not self.scheduler.num_in_flight:
+            self._rest()
             return []
         result = self.executor.collect(COLLECT_SECONDS)
         return self.scheduler.update(result) if result is not None else []
+
+    def _rest(self) -> None:
+        if self._busy:
+            self.executor.idle()
+            self._busy = False
+        if self._leaving is not None:
+            self.executor.order(self._leaving)
+            self._leaving = None
+
+    # ---- epochs ----
+
+    def order(self, order: EpochOrder) -> list[Delta]:
+        """Passes an order on to the workers. A core that is to leave hands its requests over first."""
+        match order:
+            case Prepare(epoch):
+                self._next = epoch
+            case Abandon():
+                self._next = None
+            case Commit() if self._next is not None and self._next.dp is None:
+                self.taking, self._leaving = False, order
+                return self.scheduler.hand_over()
+        self.executor.order(order)
+        return []
+
+    def answers(self) -> list[EpochAnswer]:
+        """What the workers have answered; a switch changes the membership."""
+        answers = self.executor.answers()
+        for answer in answers:
+            if isinstance(answer, Switched):
+                self._switch(answer.number)
+        return answers
+
+    def _switch(self, number: int) -> None:
+        plan, self._next = self._next, None
+        assert plan is not None and plan.number == number, "only what was ordered is switched to"
+        self.scheduler.epoch = number
+        self.taking = plan.dp is not None
+        own = replace(self.membership.layout, data=1).world_size
+        workers = tuple(member * own + rank for member in plan.members for rank in range(own))
+        self.membership = Membership(number, replace(self.membership.layout, data=plan.data), workers)

@@ -19,11 +19,12 @@ from starling_engine.errors import ConfigError, EngineDead, ModelError, Starling
 class CoreHandle:
     """A running core process. What it logs is logged here, by the same loggers, and the last line is kept for reports."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, host: str | None = None) -> None:
+        """With `host`, an address of this machine, it also listens there, for frontends of other nodes: see `Hello.address`."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "starling_engine.core", self.address],
+            [sys.executable, "-m", "starling_engine.core", self.address, *([host] if host else [])],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Ctrl-C goes to a terminal's whole process group; the core must live on until its frontend has drained.

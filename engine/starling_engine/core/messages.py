@@ -3,6 +3,7 @@
 import msgspec
 
 from starling_engine.delta import Delta, Stats
+from starling_engine.epoch import EpochAnswer, EpochOrder
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
@@ -30,7 +31,7 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forgets every cached block that no request uses."""
 
 
-FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache
+FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache | EpochOrder
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -41,15 +42,21 @@ class Deltas(msgspec.Struct, tag="deltas"):
 class Hello(msgspec.Struct, tag="hello"):
     """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
 
-    `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too.
+    `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
+    port of the core's store, where ranks of several cores can meet; 0 for none. `taking`: whether it takes requests, which one that
+    shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it; empty where it listens for
+    those of its own node only.
     """
 
     incarnation: str
     max_tokens_per_request: int
     max_tokens: int
     membership: Membership
+    store: int
     ledger: Ledger
     stats: Stats
+    taking: bool
+    address: str = ""
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -62,11 +69,22 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known."""
+    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known.
+
+    `joining` is where ranks on other nodes have to join; empty where there are none.
+    """
 
     phase: str
     done: int = 0
     total: int = 0
+    joining: str = ""
 
 
-FromCore = Deltas | Hello | Pong | Loading
+class Member(msgspec.Struct, tag="member"):
+    """The core is in another epoch than it was, or leaves it. One that is in none takes no request."""
+
+    membership: Membership
+    taking: bool
+
+
+FromCore = Deltas | Hello | Pong | Loading | Member | EpochAnswer

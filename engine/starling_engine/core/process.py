@@ -16,9 +16,24 @@ import zmq
 from starling_engine.child import live_with_parent
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.listening import listen
 from starling_engine.core.log_lines import EXIT_LOGGER
-from starling_engine.core.messages import Abort, Add, Deltas, FromFrontend, Hello, Loading, Ping, Pong, ResetPrefixCache, Shutdown
+from starling_engine.core.messages import (
+    Abort,
+    Add,
+    Deltas,
+    FromCore,
+    FromFrontend,
+    Hello,
+    Loading,
+    Member,
+    Ping,
+    Pong,
+    ResetPrefixCache,
+    Shutdown,
+)
 from starling_engine.delta import Delta, Stats
+from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Switched
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
@@ -27,6 +42,8 @@ logger = logging.getLogger("starling.core")
 
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
+SWITCH_POLL_MS = 5
+"""While workers prepare an epoch or switch to it."""
 FRONTEND_TIMEOUT = 15.0
 """Seconds without a word from a frontend after which its requests are aborted."""
 
@@ -34,7 +51,7 @@ FRONTEND_TIMEOUT = 15.0
 class CoreProcess:
     """Answers frontends and steps the core. One thread does both: a frontend waits for an answer at most COLLECT_SECONDS."""
 
-    def __init__(self, config: EngineConfig, address: str, executor: Executor) -> None:
+    def __init__(self, config: EngineConfig, address: str, executor: Executor, host: str | None = None) -> None:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
@@ -43,6 +60,8 @@ class CoreProcess:
         self._owners: dict[str, bytes] = {}
         self._last_heard: dict[bytes, float] = {}
         self._greeted: set[bytes] = set()
+        self._leader: bytes | None = None
+        """Who gave the order that has not been answered yet."""
         self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._context = zmq.Context()
@@ -52,6 +71,7 @@ class CoreProcess:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
+        self._address = listen(self._socket, host) if host else ""
 
     def run(self) -> None:
         """Serves until a frontend says Shutdown. Raises what ended the loading."""
@@ -64,9 +84,10 @@ class CoreProcess:
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
-                self._receive(0 if self.core.has_work else IDLE_POLL_MS)
+                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if self._leader is not None else IDLE_POLL_MS)
                 self.executor.check()
                 self._send_deltas(self.core.step())
+                self._send_answers(self.core.answers())
                 self._forget_silent()
         finally:
             self.executor.shutdown()
@@ -105,13 +126,15 @@ class CoreProcess:
                 for request_id in ids:
                     if self._owners.get(request_id) == identity:
                         self._abort(request_id)
+            case Prepare() | Commit() | Abandon():
+                self._take_order(identity, message)
             case ResetPrefixCache():
                 self.core.scheduler.kv.pool.forget_free()
 
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
             phase = self.executor.phase
-            self._send(identity, Loading(phase.name, phase.done, phase.total))
+            self._send(identity, Loading(phase.name, phase.done, phase.total, self.executor.joining))
             return
         if identity not in self._greeted:
             self._greeted.add(identity)
@@ -121,11 +144,45 @@ class CoreProcess:
     def _hello(self, core: EngineCore) -> Hello:
         held = core.scheduler.kv.max_tokens
         longest = min(self.config.scheduler.max_model_len, held)
-        return Hello(self.incarnation, longest, held, core.membership, core.ledger, self._stats())
+        return Hello(
+            incarnation=self.incarnation,
+            max_tokens_per_request=longest,
+            max_tokens=held,
+            membership=core.membership,
+            store=self.executor.store_port,
+            ledger=core.ledger,
+            stats=self._stats(),
+            taking=core.taking,
+            address=self._address,
+        )
 
     def _stats(self) -> Stats:
         assert self.core is not None
         return self.core.scheduler.snapshot()
+
+    def _take_order(self, identity: bytes, order: EpochOrder) -> None:
+        assert self.core is not None
+        if not self.config.worker.lockstep:
+            logger.warning("%s is for cores that step with others, which this one does not", type(order).__name__)
+            return
+        self._leader = None if isinstance(order, Abandon) else identity
+        deltas = self.core.order(order)
+        if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
+            self._tell_all(Member(self.core.membership, taking=False))
+        self._send_deltas(deltas)
+
+    def _send_answers(self, answers: list[EpochAnswer]) -> None:
+        assert self.core is not None
+        for answer in answers:
+            if isinstance(answer, Switched):
+                self._tell_all(Member(self.core.membership, self.core.taking))
+            if self._leader is not None:
+                self._send(self._leader, answer)
+            self._leader = None
+
+    def _tell_all(self, message: Member) -> None:
+        for identity in tuple(self._greeted):
+            self._send(identity, message)
 
     def _send_deltas(self, deltas: list[Delta]) -> None:
         """One message a step for each frontend that has something in it."""
@@ -139,7 +196,7 @@ class CoreProcess:
         for owner, own in by_owner.items():
             self._send(owner, Deltas(own, self._stats()))
 
-    def _send(self, identity: bytes, message: Deltas | Hello | Pong | Loading) -> None:
+    def _send(self, identity: bytes, message: FromCore) -> None:
         try:
             self._socket.send_multipart((identity, self._encode(message)))
         except zmq.ZMQError as error:
@@ -164,12 +221,14 @@ class CoreProcess:
 
 
 def main() -> None:
-    """`python -m starling_engine.core ADDRESS`, with the EngineConfig as one line of JSON on standard input."""
+    """`python -m starling_engine.core ADDRESS [HOST]`, with the EngineConfig as one line of JSON on standard input."""
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     live_with_parent()
     try:
         # Next to the core's own socket, in a folder that the parent removes.
-        CoreProcess(config, sys.argv[1], make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent)).run()
+        host = next(iter(sys.argv[2:]), None)
+        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
+        CoreProcess(config, sys.argv[1], executor, host).run()
     except StarlingError as error:
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from starling_engine.epoch import EpochAnswer, EpochOrder
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -17,6 +18,16 @@ class Executor(Protocol):
     @property
     def phase(self) -> Phase: ...
 
+    @property
+    def store_port(self) -> int:
+        """Where the store listens in which ranks find each other; 0 if there is none."""
+        ...
+
+    @property
+    def joining(self) -> str:
+        """Where ranks on other nodes have to join; empty where there are none."""
+        ...
+
     def start(self) -> None:
         """Begins to load; returns at once."""
         ...
@@ -31,6 +42,18 @@ class Executor(Protocol):
 
     def collect(self, timeout: float) -> StepResult | None:
         """The oldest result that was not collected yet, or None when `timeout` seconds passed."""
+        ...
+
+    def idle(self) -> None:
+        """Says that no plan follows the last one at once."""
+        ...
+
+    def order(self, order: EpochOrder) -> None:
+        """Passes an order on to all workers; only for a core that steps with others."""
+        ...
+
+    def answers(self) -> list[EpochAnswer]:
+        """What all workers have answered since the last call."""
         ...
 
     def check(self) -> None:

@@ -16,10 +16,14 @@ class Count:
 
 
 class Counters:
-    """Three numbers a rank, in a file that every process of the node maps."""
+    """Three numbers a rank, in a file that every process of the node maps, or in this process alone."""
 
-    def __init__(self, path: Path, ranks: int) -> None:
+    def __init__(self, path: Path | None, ranks: int) -> None:
         """The first process to open the file makes it."""
+        self._values: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+        if path is None:
+            self._values = np.zeros((ranks, 3), np.int64)
+            return
         if not path.exists():
             path.write_bytes(bytes(3 * 8 * ranks))
         self._values = np.memmap(path, np.int64, "r+", shape=(ranks, 3))

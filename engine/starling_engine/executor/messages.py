@@ -3,6 +3,8 @@
 import msgspec
 
 from starling_engine.config import WorkerConfig
+from starling_engine.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
+from starling_engine.executor.counters import Count
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
 
@@ -23,15 +25,27 @@ class Execute(msgspec.Struct, tag="execute"):
     plan: StepPlan
 
 
+class Idle(msgspec.Struct, tag="idle"):
+    """No plan follows the last one at once: the worker need not wait for it to step with other cores' ranks."""
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Allocate | Execute | Stop
+ToWorker = Start | Allocate | Execute | Idle | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
-    """A worker process runs and asks for its configuration."""
+    """A worker process runs and asks for its configuration. `host`: its address; empty on the executor's own node."""
+
+    host: str = ""
+
+
+class Beat(msgspec.Struct, tag="beat"):
+    """How far a worker on another node is, every BEAT_SECONDS, from `beat_identity`."""
+
+    count: Count
 
 
 class Working(msgspec.Struct, tag="working"):
@@ -69,4 +83,11 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-FromWorker = Joined | Working | Planned | Ready | Executed | Failed
+FromWorker = Joined | Beat | Working | Planned | Ready | Executed | Prepared | Unprepared | Switched | Failed
+
+BEAT_SECONDS = 0.2
+
+
+def beat_identity(rank: int) -> bytes:
+    """Name of the socket that a worker on another node sends its beats from; plans come to the one named by the rank alone."""
+    return f"beat/{rank}".encode()

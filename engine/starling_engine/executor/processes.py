@@ -1,4 +1,4 @@
-"""Several workers, each a process of this node: for groups of more than one rank. Imports no torch until it starts."""
+"""Several workers, each a process of this node or of others. Imports no torch until it starts."""
 
 import logging
 import math
@@ -16,21 +16,27 @@ import zmq
 
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
+from starling_engine.core.listening import listen
+from starling_engine.epoch import EpochAnswer, EpochOrder, Prepared, Switched, Unprepared
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
     Allocate,
+    Beat,
     Execute,
     Executed,
     Failed,
     FromWorker,
+    Idle,
     Joined,
     Planned,
     Ready,
     Start,
     Stop,
+    ToWorker,
     Working,
 )
+from starling_engine.executor.remote import RemoteRanks
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -52,11 +58,16 @@ class ProcessExecutor:
 
     A rank that dies, or makes no step while others wait for it, ends the group: the next call raises RankLost, which says which
     rank it was and how it ended. `patience` is how long, in seconds, a step may stand still. `folder` is the caller's, for sockets.
+
+    With `host`, this node's address, only the first `config.local_ranks` are started here; whoever starts the others, on other
+    nodes, has them join at `joining`.
     """
 
-    def __init__(self, config: WorkerConfig, patience: float, folder: Path) -> None:
+    def __init__(self, config: WorkerConfig, patience: float, folder: Path, host: str | None = None) -> None:
         self._config = config
         self._patience = patience
+        # Ranks that wait for those of another core know for whom, so they are to give up first.
+        self._limit = 2 * patience if config.lockstep else patience
         self._ranks = config.layout.world_size
         self._folder = folder
         self._counters = Counters(self._folder / "progress", self._ranks)
@@ -70,6 +81,9 @@ class ProcessExecutor:
         """By step and rank, what failed. A step that failed on all ranks alike is the scheduler's to pin on a request; after one
         that failed on some, the ranks' exchanges no longer match."""
         self._failed_since = 0.0
+        self._answers: list[EpochAnswer] = []
+        self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
+        """By kind and epoch, what ranks have answered of which not all have."""
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
         self._checked = 0.0
@@ -80,11 +94,18 @@ class ProcessExecutor:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A worker that is started again may come before the end of the one before was noticed.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._host = host or HOST
+        here = self._ranks if host is None else min(self._ranks, config.local_ranks)
+        self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
+        self.joining = ""
+        self._joined: set[int] = set()
 
     @property
     def progress(self) -> int:
-        return sum(count.total for count in self._counters.read())
+        return sum(count.total for count in self._counts())
 
     @property
     def phase(self) -> Phase:
@@ -92,13 +113,19 @@ class ProcessExecutor:
         waiting = [phase for rank, phase in enumerate(self._phases) if rank not in self._ready]
         return min(waiting, key=lambda p: p.done / p.total if p.total else 0.0, default=Phase("ready"))
 
+    @property
+    def store_port(self) -> int:
+        return self._store.port
+
     def start(self) -> None:
         from starling_engine.parallel.gloo import serve_store
 
         address = f"ipc://{self._folder}/workers"
         self._socket.bind(address)
-        self._store = serve_store(HOST, self._patience)
-        for rank in range(self._ranks):
+        if self._remote.ranks:
+            self.joining = listen(self._socket, self._host)
+        self._store = serve_store(self._host, self._patience)
+        for rank in range(self._remote.ranks.start):
             command = [*WORKER, address, str(rank)]
             self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
@@ -114,11 +141,21 @@ class ProcessExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         if not self._in_flight:
-            self._seen = (self._counters.read(), time.monotonic())
+            self._seen = (self._counts(), time.monotonic())
         self._in_flight += 1
-        message = self._encode(Execute(plan))
-        for rank in range(self._ranks):
-            self._send(rank, message)
+        self._tell(Execute(plan))
+
+    def idle(self) -> None:
+        if self._config.lockstep:
+            self._tell(Idle())
+
+    def order(self, order: EpochOrder) -> None:
+        self._tell(order)
+
+    def answers(self) -> list[EpochAnswer]:
+        self._take(0)
+        answers, self._answers = self._answers, []
+        return answers
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
@@ -163,6 +200,11 @@ class ProcessExecutor:
 
     # ---- messages ----
 
+    def _tell(self, message: ToWorker) -> None:
+        encoded = self._encode(message)
+        for rank in range(self._ranks):
+            self._send(rank, encoded)
+
     def _send(self, rank: int, message: bytes) -> None:
         try:
             self._socket.send_multipart((str(rank).encode(), message))
@@ -175,13 +217,15 @@ class ProcessExecutor:
         wait = math.ceil(timeout * 1000)
         while self._socket.poll(wait):
             identity, payload = self._socket.recv_multipart()
-            self._handle(int(identity), self._decode(payload))
+            self._handle(int(identity.rpartition(b"/")[2]), self._decode(payload))
             wait = 0
 
     def _handle(self, rank: int, message: FromWorker) -> None:
         match message:
-            case Joined():
-                self._send(rank, self._encode(Start(self._config_of(rank))))
+            case Joined(host):
+                self._join(rank, host)
+            case Beat():
+                self._remote.take(rank, message)
             case Working(phase, done, total):
                 self._phases[rank] = Phase(phase, done, total)
             case Planned(num_blocks):
@@ -190,15 +234,34 @@ class ProcessExecutor:
                 self._ready[rank] = message
             case Executed(result):
                 self._take_result(rank, result)
+            case Prepared() | Unprepared() | Switched():
+                self._take_answer(message)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
+
+    def _join(self, rank: int, host: str) -> None:
+        """When all are there they start together, for then they wait for each other only so long."""
+        if len(self._joined) == self._ranks:
+            raise RankLost(f"rank {rank} on {host} was started again")
+        self._joined.add(rank)
+        if host:
+            self._remote.join(rank, host)
+        if len(self._joined) == self._ranks:
+            for other in range(self._ranks):
+                self._send(other, self._encode(Start(self._config_of(other))))
 
     def _take_plan(self, rank: int, num_blocks: int) -> None:
         self._planned[rank] = num_blocks
         if len(self._planned) == self._ranks:
-            answer = self._encode(Allocate(min(self._planned.values())))
-            for other in range(self._ranks):
-                self._send(other, answer)
+            self._tell(Allocate(min(self._planned.values())))
+
+    def _take_answer(self, answer: EpochAnswer) -> None:
+        """One rank that cannot speaks for all; that they can, all have to say."""
+        same = self._answered.setdefault((type(answer), answer.number), [])
+        same.append(answer)
+        if isinstance(answer, Unprepared) or len(same) == self._ranks:
+            self._answers.append(answer)
+            del self._answered[type(answer), answer.number]
 
     def _take_result(self, rank: int, result: StepResult) -> None:
         if result.error is None:
@@ -214,16 +277,24 @@ class ProcessExecutor:
 
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
-        rendezvous = Rendezvous(HOST, self._store.port, HOST, 2 * self._patience)
+        address = self._remote.host(rank) if rank in self._remote.ranks else self._host
+        rendezvous = Rendezvous(self._host, self._store.port, address, 2 * self._patience)
         return replace(self._config, rank=rank, rendezvous=rendezvous, counters=str(self._folder / "progress"))
 
     # ---- health ----
 
+    def _counts(self) -> list[Count]:
+        """By rank; of those on other nodes as they said last."""
+        own, told = self._counters.read(), self._remote.counts
+        return [told.get(rank, count) for rank, count in enumerate(own)]
+
     def _failure(self, rank: int, kind: str, text: str) -> StarlingError:
-        """A rank that lost another only knows that one is gone; which, the processes tell."""
+        """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
         if kind == RankLost.__name__:
             self._gave_up.add(rank)
             self._check_alive(patience=1.0)
+            if self._config.lockstep:
+                return RankLost(text)
             return RankLost(f"{self._behind()} is gone or stuck: {text}")
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StarlingError):
@@ -240,6 +311,7 @@ class ProcessExecutor:
                     continue
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
                 raise RankLost(f"rank {rank} (process {self._processes[rank].pid}) {how}")
+            self._remote.check()
             if time.monotonic() >= end:
                 return
             time.sleep(0.05)
@@ -251,15 +323,15 @@ class ProcessExecutor:
             raise RankLost(f"rank {rank} failed at step {step}, and not all others did: {error}")
 
     def _check_progress(self) -> None:
-        counts = self._counters.read()
+        counts = self._counts()
         now, (last, since) = time.monotonic(), self._seen
         if counts != last or not self._in_flight:
             self._seen = (counts, now)
-        elif now - since > self._patience:
-            raise RankLost(f"{self._behind()} made no progress for {self._patience:g} s")
+        elif now - since > self._limit:
+            raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")
 
     def _behind(self) -> str:
         """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
         layout = self._config.layout
-        places = [(count.steps, layout.coordinates(rank).pp, count.ticks) for rank, count in enumerate(self._counters.read())]
+        places = [(count.steps, layout.coordinates(rank).pp, count.ticks) for rank, count in enumerate(self._counts())]
         return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))

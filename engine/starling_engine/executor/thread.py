@@ -4,6 +4,7 @@ import queue
 import threading
 
 from starling_engine.config import WorkerConfig
+from starling_engine.epoch import EpochAnswer, EpochOrder
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -26,6 +27,14 @@ class ThreadExecutor:
     def phase(self) -> Phase:
         return self._phase
 
+    @property
+    def joining(self) -> str:
+        return ""
+
+    @property
+    def store_port(self) -> int:
+        return 0
+
     def start(self) -> None:
         self._thread.start()
 
@@ -46,6 +55,15 @@ class ThreadExecutor:
             return self._results.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def idle(self) -> None:
+        """The worker waits for plans alone."""
+
+    def order(self, order: EpochOrder) -> None:
+        raise AssertionError(f"{type(order).__name__} is for cores that step with others")
+
+    def answers(self) -> list[EpochAnswer]:
+        return []
 
     def check(self) -> None:
         """The worker is a thread: it lives as long as whoever asks."""

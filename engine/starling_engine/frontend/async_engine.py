@@ -13,11 +13,14 @@ import zmq.asyncio
 from starling_engine.config import EngineArgs, EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache, Shutdown
-from starling_engine.delta import Delta, Stats
-from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
+from starling_engine.delta import MOVED, Delta, Stats
+from starling_engine.elastic.coordinator import Change, Coordinator, ExpertSpace, Stage
+from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer
+from starling_engine.frontend.here import Here
+from starling_engine.frontend.own_cores import OwnCores
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -29,77 +32,116 @@ from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 
 Prompt = str | list[int]
+LEAVING_LOOK_SECONDS = 0.2
 
 
 class AsyncEngine:
     """Talks to one engine core or several; the least loaded takes a request. Lives on the event loop that made it."""
 
-    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig, max_tokens_per_request: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig, host: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.config = config
-        self._longest = max_tokens_per_request
         self._seeds = random.Random(config.seed)
-        self._clients: list[CoreClient] = []
-        self._balancer = Balancer(1)
-        self._processes: list[CoreHandle] = []
-        self._context: zmq.asyncio.Context | None = None
+        self._context = zmq.asyncio.Context()
+        self._own = OwnCores(self._context, config, host)
+        self._coordinator: Coordinator | None = None
+        """Of own cores that hold the experts among them."""
+        self._attached: list[CoreClient] = []
+        self._others: dict[str, CoreClient] = {}
+        """Cores of other nodes, by name."""
+        self._leaving: dict[asyncio.Task[None], CoreClient] = {}
+        self._balancer = Balancer()
 
     @classmethod
-    async def start(cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None) -> "AsyncEngine":
+    async def start(
+        cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None, here: Here | None = None
+    ) -> "AsyncEngine":
         """Starts an engine core for each data parallel rank, each in a process of its own, and waits until they are ready.
 
-        `on_phase` hears what they do meanwhile.
+        `on_phase` hears what they do meanwhile. `here` is this node's part of a group of several: only its cores are started, none
+        perhaps, and `add_core` connects to those of other nodes.
 
         Raises ConfigError or ModelError when it cannot be.
         """
-        folder, model_config, config = await asyncio.to_thread(resolve, args)
-        processes = [CoreHandle(config) for _ in range(args.data_parallel_size)]
+        folder, model_config, config = await asyncio.to_thread(resolve, args, here)
+        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        ranks = range(args.data_parallel_size) if here is None else here.cores
+        engine = cls(tokenizer, model_config, config, here.host if here is not None else None)
         try:
-            tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-            cores: list[tuple[str, CoreHandle | None]] = [(process.address, process) for process in processes]
-            engine = await cls._connect(tokenizer, model_config, config, cores, on_phase)
+            if config.worker.lockstep and here is None:
+                await engine._start_together(args.data_parallel_size)
+            else:
+                several = args.data_parallel_size > 1
+                await engine._own.start([f"engine core {rank}" if several else "the engine core" for rank in ranks], on_phase)
         except BaseException:
-            for process in processes:
-                process.kill()
-                process.close()
+            await engine.shutdown()
             raise
-        engine._processes += processes
         return engine
+
+    async def _start_together(self, data: int) -> None:
+        """The first epoch of cores that hold the experts among them."""
+        self._coordinator = Coordinator(ExpertSpace.of(self.model_config, self.config), self._own, self.config.progress_timeout)
+        await self._coordinator.resize(Change(data))
 
     @classmethod
     async def attach(cls, args: EngineArgs, addresses: Sequence[str]) -> "AsyncEngine":
         """Another frontend to cores that run already. Raises EngineDead when one does not answer."""
         folder, model_config, config = await asyncio.to_thread(resolve, args)
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-        return await cls._connect(tokenizer, model_config, config, [(address, None) for address in addresses], None)
-
-    @classmethod
-    async def _connect(
-        cls,
-        tokenizer: Tokenizer,
-        model_config: ModelConfig,
-        config: EngineConfig,
-        cores: list[tuple[str, CoreHandle | None]],
-        on_phase: Callable[[Loading], None] | None,
-    ) -> "AsyncEngine":
-        context = zmq.asyncio.Context()
-        names = [f"engine core {i}" for i in range(len(cores))] if len(cores) > 1 else ["the engine core"]
-        clients = [
-            CoreClient(context, address, config.progress_timeout, process, name)
-            for name, (address, process) in zip(names, cores, strict=True)
+        names = [f"engine core {i}" for i in range(len(addresses))] if len(addresses) > 1 else ["the engine core"]
+        engine = cls(tokenizer, model_config, config)
+        engine._attached = [
+            CoreClient(engine._context, address, config.progress_timeout, name=name)
+            for name, address in zip(names, addresses, strict=True)
         ]
         try:
-            hellos = [await client.connect(on_phase) for client in clients]
+            for client in engine._attached:
+                await client.connect()
         except BaseException:
-            for client in clients:
-                await client.close()
-            context.term()
+            await engine.shutdown()
             raise
-        engine = cls(tokenizer, model_config, config, min(h.max_tokens_per_request for h in hellos))
-        engine._clients, engine._context = clients, context
-        engine._balancer = Balancer(len(clients))
         return engine
+
+    async def scale(self, data: int, tell: Callable[[Stage], None] | None = None) -> dict[str, float]:
+        """Changes the number of engine cores while they serve; `tell` hears of each stage. Seconds that each stage took.
+
+        No request is lost: those of a core that leaves go on on another. Raises ConfigError for a size that cannot be, EpochFailed
+        when it came to nothing and all is as it was, EngineDead when the group cannot go on.
+        """
+        if self._coordinator is None or not self.config.worker.elastic:
+            raise ConfigError("only an engine that was started with it can change its size", "enable_elastic_ep")
+        change = Change(data, tell)
+        await self._coordinator.resize(change)
+        return change.seconds
+
+    # ---- cores of other nodes ----
+
+    async def add_core(self, name: str, address: str) -> None:
+        """Connects to a core that is ready; requests may go there from now on, and errors call it `name`, which must be new.
+
+        Cores of this node are preferred where the load is equal. Raises EngineDead when it does not answer.
+        """
+        assert name not in self._others, f"{name} is there already"
+        client = CoreClient(self._context, address, self.config.progress_timeout, name=name)
+        try:
+            await client.connect()
+        except BaseException:
+            await client.close()
+            raise
+        self._others[name] = client
+
+    def remove_core(self, name: str) -> None:
+        """No more request goes there; those that are there go on to their end."""
+        client = self._others.pop(name)
+        task = asyncio.create_task(_close_when_idle(client))
+        self._leaving[task] = client
+        task.add_done_callback(self._leaving.pop)
+
+    @property
+    def other_cores(self) -> dict[str, str | None]:
+        """The cores that were added, by name, each with why it failed. One that failed gets no request until it is added anew."""
+        return {name: client.failure for name, client in self._others.items()}
 
     # ---- requests ----
 
@@ -172,23 +214,31 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
-        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-        client = self._core_for([])  # pooling reads no cached prefix
-
-        def sink(delta: Delta) -> None:
-            if not done.done():
-                done.set_result(delta)
-
-        await client.add(Add(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time())), sink)
-        try:
-            delta = await done
-        finally:
-            client.abort([request_id])
-        if delta.error is not None:
-            client.check()
+        delta = await self._pool(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time()))
         raise_failure(delta)
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
+
+    async def _pool(self, request: EngineRequest) -> Delta:
+        """The last word on a request that gives no tokens. Raises EngineDead."""
+        while True:
+            done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+            client = self._core_for([])  # pooling reads no cached prefix
+
+            def sink(delta: Delta, done: asyncio.Future[Delta] = done) -> None:
+                if not done.done():
+                    done.set_result(delta)
+
+            await client.add(Add(request), sink)
+            try:
+                delta = await done
+            finally:
+                client.abort([request.id])
+            if delta.error is not None:
+                client.check()
+            if delta.finish_reason != MOVED:
+                return delta
+            request.attempt += 1
 
     def validate(self, prompts: Sequence[list[int]], params: SamplingParams | PoolingParams) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never run; nothing is sent."""
@@ -217,7 +267,7 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
-        run = Run(self._core_for(ids, cache_salt), assembler)
+        run = Run(lambda: self._core_for(ids, cache_salt), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",
@@ -257,14 +307,22 @@ class AsyncEngine:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
     def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        return self._clients[self._balancer.choose(self._clients, ids, cache_salt)]
+        cores = [client for client in (*self._clients, *self._others.values()) if client.taking]
+        if not cores:
+            raise EngineDead("no engine core is connected")
+        return cores[self._balancer.choose(cores, ids, cache_salt)]
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest request that every core can hold."""
+        return min((hello.max_tokens_per_request for hello in self._hellos), default=self.config.scheduler.max_model_len)
 
     # ---- the engine itself ----
 
     @property
     def stats(self) -> Stats:
-        """The newest counters of all cores, summed."""
-        total = Stats()
+        """The newest counters of all cores, summed; those of other nodes are counted there."""
+        total = msgspec.structs.replace(self._own.past)
         for client in self._clients:
             for name in Stats.__struct_fields__:
                 setattr(total, name, getattr(total, name) + getattr(client.stats, name))
@@ -277,8 +335,13 @@ class AsyncEngine:
 
     @property
     def membership(self) -> Membership:
-        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank."""
+        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank.
+
+        Those that share experts have one membership among them.
+        """
         each = [hello.membership for hello in self._hellos]
+        if self.config.worker.lockstep:
+            return max(each, key=lambda membership: membership.epoch)
         layout = replace(each[0].layout, data=len(each))
         return Membership(each[0].epoch, layout, tuple(range(layout.world_size)))
 
@@ -293,36 +356,62 @@ class AsyncEngine:
         return min(hello.max_tokens for hello in self._hellos)
 
     @property
+    def has_cores(self) -> bool:
+        """Whether there is any core that serves."""
+        return bool(self._hellos)
+
+    @property
     def _hellos(self) -> list[Hello]:
-        return [client.hello for client in self._clients if client.hello is not None]
+        """Of the cores that serve."""
+        others = [client for client in self._others.values() if client.failure is None]
+        return [client.hello for client in [*self._clients, *others] if client.hello is not None and client.taking]
+
+    @property
+    def _clients(self) -> list[CoreClient]:
+        """Of the cores here that take requests."""
+        if self._coordinator is not None:
+            return [member.client for member in self._coordinator.members]
+        return self._own.clients + self._attached
+
+    @property
+    def processes(self) -> list[CoreHandle]:
+        """Of the cores that this engine started."""
+        return self._own.processes
 
     @property
     def addresses(self) -> list[str]:
         """Where further frontends can `attach`."""
-        return [process.address for process in self._processes]
+        return [process.address for process in self.processes]
+
+    @property
+    def reachable(self) -> list[str]:
+        """Where frontends of other nodes can reach the cores that were started here, in their order."""
+        return [client.hello.address for client in self._clients if client.hello is not None]
 
     def check_health(self) -> None:
-        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress."""
+        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""
         for client in self._clients:
             client.check()
 
     async def reset_prefix_cache(self) -> None:
-        for client in self._clients:
+        for client in [*self._clients, *self._others.values()]:
             await client.send(ResetPrefixCache())
 
     async def shutdown(self) -> None:
         """Ends the cores that this engine started; open requests end with them."""
-        for client in self._clients:
-            if self._processes and client.failure is None:
-                await client.send(Shutdown())
+        leaving = dict(self._leaving)
+        for task in leaving:
+            task.cancel()
+        for client in [*self._attached, *self._others.values(), *leaving.values()]:
             await client.close()
-        for client, process in zip(self._clients, self._processes, strict=False):
-            if client.failure is not None:  # it would not listen
-                process.kill()
-            await _until_ended(process)
-            process.close(timeout=0)
-        if self._context is not None:
-            self._context.term()
+        await self._own.end(self._own.clients)
+        self._context.term()
+
+
+async def _close_when_idle(client: CoreClient) -> None:
+    while not client.idle and client.failure is None:  # noqa: ASYNC110 - an event would have to be set wherever a request ends
+        await asyncio.sleep(LEAVING_LOOK_SECONDS)
+    await client.close()
 
 
 def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
@@ -338,14 +427,6 @@ def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
 
 def new_request_id() -> str:
     return uuid.uuid4().hex
-
-
-async def _until_ended(process: CoreHandle) -> None:
-    """Looks every 20 ms for 5 s. At the program's end, when `LLM` shuts down, no thread can be had to wait in."""
-    for _ in range(250):
-        if process.exit_reason() is not None:
-            return
-        await asyncio.sleep(0.02)
 
 
 def _as_int64(value: int) -> int:

@@ -13,6 +13,9 @@ SPARE_LOAD = 8
 
 class Core(Protocol):
     @property
+    def name(self) -> str: ...
+
+    @property
     def load(self) -> int: ...
 
     @property
@@ -22,28 +25,31 @@ class Core(Protocol):
 class Balancer:
     """The least loaded core, unless one that is hardly busier has taken a prompt that began the same.
 
-    It remembers what it chose, not what is cached: a core that has evicted the prefix computes it again, no more.
+    It remembers what it chose, by name, not what is cached: a core that has evicted the prefix computes it again, no more.
     """
 
-    def __init__(self, num_cores: int) -> None:
-        self._num_cores = num_cores
-        self._chosen: OrderedDict[int, int] = OrderedDict()
+    def __init__(self) -> None:
+        self._chosen: OrderedDict[int, str] = OrderedDict()
 
     def choose(self, cores: Sequence[Core], prompt: Sequence[int], salt: str | None = None) -> int:
-        """Index of the core for `prompt` (token ids). Cores that failed are taken only when all have."""
-        if self._num_cores == 1:
+        """Index of the core for `prompt` (token ids), the first of those that are equal. One that failed only when all have."""
+        if len(cores) == 1:
             return 0
         least = min(range(len(cores)), key=lambda i: (cores[i].failure is not None, cores[i].load))
         prefixes = list(_prefixes(prompt, salt))
-        known = next((self._chosen[p] for p in reversed(prefixes) if p in self._chosen), least)
-        fits = cores[known].failure is None and cores[known].load <= cores[least].load + SPARE_LOAD
-        chosen = known if fits else least
+        chosen = self._known(cores, prefixes, cores[least].load + SPARE_LOAD, default=least)
         for prefix in prefixes:
-            self._chosen[prefix] = chosen
+            self._chosen[prefix] = cores[chosen].name
             self._chosen.move_to_end(prefix)
         while len(self._chosen) > REMEMBERED:
             self._chosen.popitem(last=False)
         return chosen
+
+    def _known(self, cores: Sequence[Core], prefixes: list[int], most: int, default: int) -> int:
+        """The core that took the longest of the prefixes, if it is still there and not busier than `most`."""
+        name = next((self._chosen[p] for p in reversed(prefixes) if p in self._chosen), None)
+        fits = (i for i, core in enumerate(cores) if core.name == name and core.failure is None and core.load <= most)
+        return next(fits, default)
 
 
 def _prefixes(prompt: Sequence[int], salt: str | None) -> list[int]:

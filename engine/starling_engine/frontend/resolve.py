@@ -5,6 +5,7 @@ from pathlib import Path
 
 from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.errors import ConfigError
+from starling_engine.frontend.here import Here
 from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.split import check_split
@@ -14,8 +15,8 @@ from starling_engine.weights.hub import resolve_model
 CPU_MEMORY_FRACTION = 0.5
 
 
-def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
-    """Finds the model (downloading it when it is a hub id) and settles every "auto".
+def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
+    """Finds the model (downloading it when it is a hub id) and settles every "auto". Without `here` all ranks share this machine.
 
     Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not go with it.
     """
@@ -37,6 +38,9 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
+    lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep)
+    smallest = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
+    local_ranks = layout.world_size if here is None else here.ranks
     worker = WorkerConfig(
         model_path=str(folder),
         load_format=args.load_format,
@@ -50,11 +54,14 @@ def resolve(args: EngineArgs) -> tuple[Path, ModelConfig, EngineConfig]:
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         memory_fraction=args.gpu_memory_utilization or CPU_MEMORY_FRACTION,
         attention_backend=args.attention_backend,
-        local_ranks=layout.world_size,
-        num_threads=max(1, (args.num_threads or cpu_limit()) // layout.world_size),
+        local_ranks=local_ranks,
+        num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
         # Data parallel ranks are engine cores that know nothing of each other.
         layout=replace(layout, data=1),
         expert_parallel=args.enable_expert_parallel,
+        lockstep=lockstep,
+        elastic=args.enable_elastic_ep,
+        expert_slots=-(-model.moe.num_experts // (smallest * layout.tensor)) if lockstep and model.moe else 0,
     )
     config = EngineConfig(
         scheduler=scheduler,

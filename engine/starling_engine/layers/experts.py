@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from starling_engine.errors import ConfigError
 from starling_engine.parallel.shard import Share
 from starling_engine.weights.slot import Alias, Slot, part_slot
 
@@ -17,18 +18,14 @@ Shard = Literal["gate", "up", "down"]
 class ExpertsShape:
     """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
-    This rank holds the share `experts` of them, and of each the share `intermediate`: with less than all of either, what comes out
-    is one of several parts of a sum.
+    A layer has `num_experts`, and this rank has `slots` places for one of them each. Of every expert it has the share
+    `intermediate`: with less than all, what comes out is one of several parts of a sum.
     """
 
-    experts: Share
+    num_experts: int
+    slots: int
     hidden_size: int
     intermediate: Share
-
-    @property
-    def num_experts(self) -> int:
-        """That this rank holds."""
-        return self.experts.size
 
     @property
     def intermediate_size(self) -> int:
@@ -43,46 +40,42 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One tensor that a method wants: matrix `shard` of expert `expert`, of all, named `name` after the module ("weight").
+    """One tensor that a method wants of each expert: matrix `shard`, named `name` after the module ("weight").
 
     `shares` is what it wants of each dimension of the checkpoint's tensor.
     """
 
-    expert: int
     shard: Shard
     name: str
     shares: tuple[Share, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(share.size for share in self.shares)
 
 
 class ExpertsMethod(Protocol):
     """How the experts of one layer are stored and multiplied. Each `Experts` has a method object of its own.
 
-    The calls come in this order: `create` once, `load_shard` for each part that it named (in any order), `finish` once, `apply`.
+    `create` comes first. An expert can be used when all parts of its slot are loaded. Slots may be loaded, by one thread, while
+    another computes with others.
     """
 
     name: str
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
-        """Names the parts to load, one expert after another. Allocates nothing yet."""
+        """Names the parts of an expert. Allocates nothing yet."""
         ...
 
-    def load_shard(self, part: ExpertPart, tensor: torch.Tensor) -> None:
-        """Copies the part in, converting to the method's dtype."""
+    def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+        """Copies the part in, converting to the method's dtype. Memory of slots that were never loaded is not taken."""
         ...
 
-    def finish(self) -> None:
-        """All parts are there."""
+    def release(self, slot: int) -> None:
+        """What was loaded into the slot, all of it or a part, is of no use any more."""
         ...
 
-    def apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Each token's sum of what its experts make of it, times their weights.
 
-        x [T, hidden_size], ids [T, top_k] int64, weights [T, top_k] fp32 -> [T, hidden_size] in x's dtype. The ids of a token are
-        distinct.
+        x [T, hidden_size], its rows may be strided; slots [T, top_k] int64, those of a token distinct, or `shape.slots` for an
+        expert that is not here and adds nothing; weights [T, top_k] fp32 -> [T, hidden_size] in x's dtype.
         """
         ...
 
@@ -105,7 +98,10 @@ class ExpertNames:
 
 
 class Experts:
-    """The experts of one layer: their checkpoint tensors on one side, their method on the other."""
+    """The experts of one layer: their checkpoint tensors on one side, their method on the other.
+
+    Those that are here may change while it computes with others: one thread takes and loads, the one that computes drops.
+    """
 
     def __init__(
         self, names: ExpertNames, shape: ExpertsShape, method: ExpertsMethod, dtype: torch.dtype, device: torch.device
@@ -114,46 +110,85 @@ class Experts:
         self.method = method
         self._names = names
         self._parts = method.create(shape, dtype, device)
-        self._missing = len(self._parts)
-        self.forward = method.apply
+        self._free = [*reversed(range(shape.slots))]
+        self._taken: dict[int, int] = {}
+        self._missing: dict[int, int] = {}
+        # One more, so that expert -1 has a place in it too.
+        self._slot_of = torch.full((shape.num_experts + 1,), shape.slots, dtype=torch.int64, device=device)
 
-    def slots(self) -> dict[str, Slot]:
-        return {self._name(part): part_slot(part.shares, partial(self._load, part), self._alias(part)) for part in self._parts}
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As `ExpertsMethod.apply`, with the numbers of experts in place of slots; those that are elsewhere add nothing, and so
+        does -1.
+        """
+        return self.method.apply(x, self._slot_of[ids], weights)
 
-    def _name(self, part: ExpertPart) -> str:
+    def take(self, expert: int) -> dict[str, Slot]:
+        """Keeps a slot for an expert, and gives what is to be loaded. It is here from when all of that is.
+
+        Raises ConfigError when all slots are taken.
+        """
+        if expert not in self._taken:
+            if not self._free:
+                raise ConfigError(f"no free slot for expert {expert}: all {self.shape.slots} of the rank are taken")
+            self._taken[expert] = self._free.pop()
+            self._missing[expert] = len(self._parts)
+        return {self._name(expert, part): self._slot(expert, part) for part in self._parts}
+
+    def drop(self, expert: int) -> None:
+        """Frees its slot, also of one that is not loaded, or only in part. No token may be sent to it any more."""
+        self._slot_of[expert] = self.shape.slots
+        self._missing.pop(expert, None)
+        slot = self._taken.pop(expert)
+        self.method.release(slot)
+        self._free.append(slot)
+
+    def has(self, expert: int) -> bool:
+        """Whether it is here, with all its parts."""
+        return expert in self._taken and expert not in self._missing
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """The experts that have a slot."""
+        return frozenset(self._taken)
+
+    def _name(self, expert: int, part: ExpertPart) -> str:
         gate, up, down = self._names.shards
         module = {"gate": gate, "up": up, "down": down}[part.shard]
-        return f"{self._names.prefix}.{part.expert}.{module}.{part.name}"
+        return f"{self._names.prefix}.{expert}.{module}.{part.name}"
 
-    def _alias(self, part: ExpertPart) -> Alias:
+    def _slot(self, expert: int, part: ExpertPart) -> Slot:
+        return part_slot(part.shares, partial(self._load, expert, part), self._alias(expert, part))
+
+    def _alias(self, expert: int, part: ExpertPart) -> Alias:
         shape, fused = self.shape, self._names.fused
-        experts, hidden, share = shape.experts.whole, shape.hidden_size, shape.intermediate
+        experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
         if part.shard == "down":
-            return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (part.expert, slice(None), share.slice))
+            return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (expert, slice(None), share.slice))
         first = share.start + (share.whole if part.shard == "up" else 0)
-        return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (part.expert, slice(first, first + share.size)))
+        return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
-    def _load(self, part: ExpertPart, tensor: torch.Tensor) -> None:
-        self.method.load_shard(part, tensor)
-        self._missing -= 1
-        if not self._missing:
-            self.method.finish()
+    def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+        slot = self._taken[expert]
+        self.method.load_shard(slot, part, tensor)
+        self._missing[expert] -= 1
+        if not self._missing[expert]:
+            del self._missing[expert]
+            self._slot_of[expert] = slot
 
 
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
     """The parts of a method that wants every matrix as it stands in the checkpoint."""
     shards: tuple[Shard, ...] = ("gate", "up", "down")
-    held = range(shape.experts.start, shape.experts.start + shape.experts.size)
-    return [ExpertPart(expert, shard, "weight", shape.shard(shard)) for expert in held for shard in shards]
+    return [ExpertPart(shard, "weight", shape.shard(shard)) for shard in shards]
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A step's pairs of token and expert, sorted by expert, so that each expert's tokens are neighbours.
+    """A step's pairs of token and expert, sorted by the expert's slot, so that each expert's tokens are neighbours.
 
     There are S of them: T * top_k where all experts are here.
 
-    starts   [E + 1] int64: the pairs of expert e are [starts[e], starts[e + 1])
+    starts   [slots + 1] int64: the pairs of slot s are [starts[s], starts[s + 1])
     tokens   [S] int64: the token of each pair
     order    [S] int64: where each pair stands in the [T, top_k] that it was sorted from
     """
@@ -163,18 +198,13 @@ class Grouping:
     order: torch.Tensor
 
 
-def group_by_expert(ids: torch.Tensor, experts: Share) -> Grouping:
-    """ids [T, top_k] int64, of all experts; pairs with those that are not in `experts` are left out.
+def group_by_slot(slots: torch.Tensor, count: int) -> Grouping:
+    """slots [T, top_k] int64, of `count`; pairs of slot `count` are left out.
 
     Stable: an expert's tokens stay in order, so that its sums do not depend on the other experts.
     """
-    flat = ids.flatten()
-    if experts.size < experts.whole:
-        here = (flat >= experts.start) & (flat < experts.start + experts.size)
-        flat = torch.where(here, flat - experts.start, experts.size)
-    order = flat.argsort(stable=True)
-    starts = torch.zeros(experts.size + 1, dtype=torch.int64, device=ids.device)
-    torch.cumsum(torch.bincount(flat, minlength=experts.size)[: experts.size], 0, out=starts[1:])
-    if experts.size < experts.whole:
-        order = order[: int(starts[-1])]
-    return Grouping(starts, order // ids.shape[1], order)
+    flat = slots.flatten()
+    starts = torch.zeros(count + 1, dtype=torch.int64, device=slots.device)
+    torch.cumsum(torch.bincount(flat, minlength=count)[:count], 0, out=starts[1:])
+    order = flat.argsort(stable=True)[: int(starts[-1])]
+    return Grouping(starts, order // slots.shape[1], order)

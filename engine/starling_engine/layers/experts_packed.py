@@ -1,8 +1,8 @@
-"""Experts for bf16 on CPUs: packed weights, and all experts of a layer in one call of the native kernel."""
+"""Experts for bf16 on CPUs: packed weights, and all slots of a layer in one call of the native kernel."""
 
 import torch
 
-from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_expert, plain_parts
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
 from starling_engine.native import ops
 from starling_engine.native.packed import PackedExperts
 
@@ -20,36 +20,38 @@ class NativeExperts:
         self._staged: dict[int, torch.Tensor] = {}
         return plain_parts(shape)
 
-    def load_shard(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+    def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         if part.shard == "down":
-            self._load_down(part, tensor)
+            self._load_down(slot, tensor)
         else:
-            self._load_half(part, tensor)
+            self._load_half(slot, part, tensor)
 
-    def finish(self) -> None:
-        assert not self._staged, "a gate or an up is missing"
+    def release(self, slot: int) -> None:
+        self._staged.pop(slot, None)
 
-    def apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = group_by_slot(slots, self._shape.slots)
+        if not len(groups.order):
+            return torch.zeros(x.shape, dtype=x.dtype)
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        groups = group_by_expert(ids, self._shape.experts)
         weights = weights.flatten()[groups.order]
         opened = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
         return ops.grouped_sum(opened, groups.tokens, weights, groups.starts, self._down, len(x))
 
-    def _load_down(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+    def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
         if self._down is None:
-            self._down = ops.empty_experts(self._shape.num_experts, self._shape.hidden_size, self._shape.intermediate_size)
-        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, part.expert - self._shape.experts.start)
+            self._down = ops.empty_experts(self._shape.slots, self._shape.hidden_size, self._shape.intermediate_size)
+        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, slot)
 
-    def _load_half(self, part: ExpertPart, tensor: torch.Tensor) -> None:
+    def _load_half(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         """Gate and up are packed together, so the first of the two to come waits."""
         size, hidden = self._shape.intermediate_size, self._shape.hidden_size
-        both = part.expert in self._staged
-        whole = self._staged.pop(part.expert) if both else torch.empty(2, size, hidden, dtype=torch.bfloat16)
+        both = slot in self._staged
+        whole = self._staged.pop(slot) if both else torch.empty(2, size, hidden, dtype=torch.bfloat16)
         whole[int(part.shard == "up")].copy_(tensor)
         if not both:
-            self._staged[part.expert] = whole
+            self._staged[slot] = whole
             return
         if self._gate_up is None:
-            self._gate_up = ops.empty_experts(self._shape.num_experts, 2 * size, hidden, gated=True)
-        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, part.expert - self._shape.experts.start)
+            self._gate_up = ops.empty_experts(self._shape.slots, 2 * size, hidden, gated=True)
+        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, slot)

@@ -80,7 +80,7 @@ class DecoderLayer:
             self._attention = Attention(build, prefix, build.config.windows[index])
         self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
         moe = build.config.moe
-        self._mlp = MoeBlock(build, moe, prefix) if moe and index in moe.layers else Mlp.plain(build, prefix)
+        self._mlp = MoeBlock(build, moe, index, prefix) if moe and index in moe.layers else Mlp.plain(build, prefix)
 
     def forward(
         self,
@@ -98,6 +98,11 @@ class DecoderLayer:
         x = self._attention.forward(x, kv, meta, rows)
         x, residual = self._post_norm.forward(x, residual if rows is None else residual[rows])
         return self._mlp.forward(x), residual
+
+    @property
+    def moe(self) -> MoeBlock | None:
+        """The MLP, if it is of experts."""
+        return self._mlp if isinstance(self._mlp, MoeBlock) else None
 
     def slots(self) -> dict[str, Slot]:
         return {

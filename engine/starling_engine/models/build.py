@@ -12,6 +12,7 @@ from starling_engine.models.config import ModelConfig
 from starling_engine.models.definition import TensorNames
 from starling_engine.models.moe import MoeConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.shard import Share
 
 
@@ -19,7 +20,7 @@ from starling_engine.parallel.shard import Share
 class BuildContext:
     """One for all layers. `cos_sin` as in `AttentionWeights`; `tensor` are the ranks that split every matrix among them.
 
-    With `expert_parallel` they do not split each expert: every rank has some experts whole.
+    With `expert_ranks` they do not split each expert: every one of those ranks has some experts whole.
     """
 
     config: ModelConfig
@@ -31,15 +32,12 @@ class BuildContext:
     backend: Backend
     cos_sin: torch.Tensor
     tensor: Communicator = ALONE
-    expert_parallel: bool = False
-
-    def experts_held(self, moe: MoeConfig) -> Share:
-        """The experts of a layer that this rank has."""
-        return self.tensor.shard.of(moe.num_experts) if self.expert_parallel else Share.all(moe.num_experts)
+    expert_ranks: ExpertRanks | None = None
 
     def expert_width(self, moe: MoeConfig) -> Share:
-        """What it has of the width of each."""
-        return Share.all(moe.intermediate_size) if self.expert_parallel else self.tensor.shard.of(moe.intermediate_size)
+        """What this rank has of the width of each of its experts."""
+        whole = moe.intermediate_size
+        return Share.all(whole) if self.expert_ranks is not None else self.tensor.shard.of(whole)
 
     def linear(self, shape: LinearShape) -> Linear:
         """Where it holds some columns only, the ranks add their products up."""

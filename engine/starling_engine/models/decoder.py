@@ -1,22 +1,24 @@
 """The decoder: written once, driven by `ModelConfig`; every architecture of the registry runs through it."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from starling_engine.attention.selector import Backend
 from starling_engine.layers.embedding import Embedding, Vocabulary
-from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.models.blocks import DecoderLayer
 from starling_engine.models.build import BuildContext
 from starling_engine.models.config import ModelConfig
-from starling_engine.models.context import ForwardContext
+from starling_engine.models.context import ForwardContext, no_tick
 from starling_engine.models.kv import stage_layers
 from starling_engine.models.registry import DEFINITIONS
 from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.shard import ALL, Shard
 from starling_engine.weights.slot import Slot
 
@@ -33,7 +35,8 @@ class Decoder:
     `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
     table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
     `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says which of its layers
-    are here: the first stage embeds, the last one has the final norm and the head. `expert_parallel` as in `BuildContext`.
+    are here: the first stage embeds, the last one has the final norm and the head. `expert_ranks` as in `BuildContext`; with them
+    `slots` names the experts that the placement in force gives this rank, and others are taken in `experts`.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Decoder:
         experts_method_selector: ExpertsSelector | None = None,
         tensor: Communicator = ALONE,
         stage: Shard = ALL,
-        expert_parallel: bool = False,
+        expert_ranks: ExpertRanks | None = None,
     ) -> None:
         self.config = config
         self.stage = stage
@@ -63,7 +66,7 @@ class Decoder:
             backend=attention_backend,
             cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
             tensor=tensor,
-            expert_parallel=expert_parallel,
+            expert_ranks=expert_ranks,
         )
         self._elsewhere = self._held_elsewhere(build)
         self._layers = [DecoderLayer(build, index) for index in self.layers]
@@ -86,6 +89,18 @@ class Decoder:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
+    def serve_experts(self, tick: Callable[[], None] = no_tick) -> None:
+        """A step without tokens while other ranks have some: what `forward` exchanges with them, layer by layer, and no more."""
+        for layer in self._layers:
+            if layer.moe is not None:
+                layer.moe.serve()
+            tick()
+
+    @property
+    def experts(self) -> dict[int, Experts]:
+        """Of each layer here that has any, by its place among all such layers of the model."""
+        return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank."""
         return self._vocabulary.gather(self._head.forward(hidden, torch.float32))
@@ -102,7 +117,9 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other ranks load."""
+        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other ranks load, or this one
+        later.
+        """
         return name.endswith(self._names.ignored) or name.startswith(self._elsewhere)
 
     def _held_elsewhere(self, build: BuildContext) -> tuple[str, ...]:
@@ -115,10 +132,10 @@ class Decoder:
             others.append(f"{names.embedding}.")
         if not self.stage.last:
             others += [f"{names.norm}.", f"{names.head}."]
-        if config.moe is not None:
-            held = range(config.moe.num_experts)[build.experts_held(config.moe).slice]
-            foreign = [e for e in range(config.moe.num_experts) if e not in held]
-            others += [f"{names.layer.format(i)}.{names.experts}.{e}." for i in self.layers for e in foreign]
+        if config.moe is not None and build.expert_ranks is not None:
+            # Of these, the ones that this rank has are known by their slots.
+            experts = (names.experts, names.fused_experts)
+            others += [f"{names.layer.format(i)}.{name}." for i in self.layers for name in experts]
         return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:

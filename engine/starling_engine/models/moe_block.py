@@ -12,13 +12,21 @@ from starling_engine.weights.slot import Slot
 
 
 class MoeBlock:
-    """Each token's sum over the experts that the router sends it to, and over those that all tokens share, if there are any."""
+    """Each token's sum over the experts that the router sends it to, and over those that all tokens share, if there are any.
 
-    def __init__(self, build: BuildContext, moe: MoeConfig, prefix: str) -> None:
+    `index` is the decoder layer's.
+    """
+
+    def __init__(self, build: BuildContext, moe: MoeConfig, index: int, prefix: str) -> None:
+        self.experts = _experts(build, moe, prefix)
+        self.row = moe.layers.index(index)
+        """Among the model's layers with experts."""
         self._router = _router(build, moe, prefix)
-        self._experts = _experts(build, moe, prefix)
         self._shared = _shared(build, moe, prefix) if moe.shared_size else None
-        self._add_up = build.tensor.all_reduce if build.tensor.shard.count > 1 else None
+        self._ranks = build.expert_ranks
+        self._tensor = build.tensor
+        self._num_experts = moe.num_experts
+        self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size].
@@ -26,14 +34,30 @@ class MoeBlock:
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
         weights, ids = self._router.forward(x)
-        out = self._experts.forward(x, ids, weights)
-        if self._add_up is not None:
-            out = self._add_up(out.float()).to(x.dtype)
-        return out if self._shared is None else out.add_(self._shared.forward(x))
+        if self._ranks is None:
+            out = self._add_up(self.experts.forward(x, ids, weights))
+            return out if self._shared is None else out.add_(self._shared.forward(x))
+        combine = self._ranks.dispatch(self.row, x, ids, weights)
+        shared = None if self._shared is None else self._shared.forward(x)  # while tokens are on their way
+        out = combine(self.experts.forward)
+        return out if shared is None else out.add_(shared)
+
+    def serve(self) -> None:
+        """The same exchanges without tokens of its own: this rank's experts for the others' tokens."""
+        assert self._ranks is not None, "ranks that share no experts owe each other nothing"
+        weights, ids = self._router.forward(self._no_tokens)
+        self._ranks.dispatch(self.row, self._no_tokens, ids, weights)(self.experts.forward)
 
     def slots(self) -> dict[str, Slot]:
-        shared = {} if self._shared is None else self._shared.slots()
-        return {**self._router.slots(), **self._experts.slots(), **shared}
+        """Of the experts those that are here by the placement in force."""
+        slots = self._router.slots()
+        for expert in range(self._num_experts) if self._ranks is None else self._ranks.held(self.row):
+            slots.update(self.experts.take(expert))
+        return slots if self._shared is None else {**slots, **self._shared.slots()}
+
+    def _add_up(self, part: torch.Tensor) -> torch.Tensor:
+        """Where every rank has a part of the width of each expert."""
+        return part if self._tensor.shard.count == 1 else self._tensor.all_reduce(part.float()).to(part.dtype)
 
 
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
@@ -44,7 +68,8 @@ def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
-    shape = ExpertsShape(build.experts_held(moe), build.config.hidden_size, build.expert_width(moe))
+    slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
+    shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe))
     tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_shards, f"{prefix}.{names.fused_experts}")
     return Experts(tensors, shape, build.experts(shape), build.dtype, build.device)
 

@@ -6,6 +6,8 @@ are on the CPU; shapes, types and contiguity are invariants of the caller, so th
 
 import ctypes
 import functools
+import math
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from starling_engine.native.build import load
 from starling_engine.native.packed import BLOCK_COLUMNS, PackedExperts, PackedWeight
 
-_ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int}
+_ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int64, "starling_exchange_parts": c_int64}
 """What functions return; those that are not here return nothing."""
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -49,6 +51,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "starling_exchange_bytes": (c_int64, c_int64),
     "starling_exchange": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_double),
+    "starling_exchange_parts": (
+        *(c_void_p, c_int64, c_int64, c_int64),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_double),
+    ),
 }
 
 
@@ -312,10 +318,11 @@ def exchange_bytes(count: int, slot_bytes: int) -> int:
     return size
 
 
-def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: Tensor | None, seconds: float) -> bool:
+def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: Tensor | None, seconds: float) -> int | None:
     """x of each of `count` ranks -> out [count, ...] of x's dtype; without `out`, their fp32 sum, in place, the same on all.
 
-    `area` is the address of the shared memory. Every rank makes the same calls. False when one did not come within `seconds`.
+    `area` is the address of the shared memory. Every rank makes the same calls. Gives a rank that did not come within `seconds`,
+    if there is one.
     """
     assert x.is_contiguous() and slot_bytes % 64 == 0
     if out is None:
@@ -323,5 +330,39 @@ def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: 
     else:
         assert out.is_contiguous() and out.dtype == x.dtype and out.shape == (count, *x.shape)
     target = None if out is None else out.data_ptr()
-    done: int = _lib().starling_exchange(area, rank, count, slot_bytes, x.data_ptr(), x.nbytes, target, seconds)
-    return done == 1
+    lost: int = _lib().starling_exchange(area, rank, count, slot_bytes, x.data_ptr(), x.nbytes, target, seconds)
+    return _missing(lost)
+
+
+def exchange_parts(
+    area: int,
+    rank: int,
+    slot_bytes: int,
+    x: Tensor,
+    sent: Sequence[int],
+    out: Tensor,
+    received: Sequence[int],
+    seconds: float,
+) -> int | None:
+    """The first sent[0] rows of x [N, ...] go to rank 0, the next to rank 1; out [M, ...] gets received[r] rows of each, in order.
+
+    Every rank makes the same call, with a row of the same size. Otherwise as `exchange`.
+    """
+    count, row = len(sent), x.itemsize * math.prod(x.shape[1:])
+    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype and x.shape[1:] == out.shape[1:]
+    assert len(x) == sum(sent) and len(out) == sum(received) and len(received) == count
+    assert slot_bytes % 64 == 0 and slot_bytes > 16 * count
+    sizes = c_int64 * count
+    lost: int = _lib().starling_exchange_parts(
+        *(area, rank, count, slot_bytes, x.data_ptr(), sizes(*(n * row for n in sent))),
+        *(out.data_ptr(), sizes(*(n * row for n in received)), seconds),
+    )
+    assert lost >= ALL_CAME, "a rank sends another number of rows than this one expects"
+    return _missing(lost)
+
+
+ALL_CAME = -1
+
+
+def _missing(lost: int) -> int | None:
+    return None if lost == ALL_CAME else lost

@@ -1,10 +1,14 @@
 """What ranks that share work ask of each other."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from starling_engine.parallel.shard import Shard
+
+Arriving = Callable[[], torch.Tensor]
+"""Waits for what is under way, and gives it. Called once, before the next exchange of the same communicator."""
 
 
 class Communicator(Protocol):
@@ -21,6 +25,13 @@ class Communicator(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [...] of every rank -> [count, ...], in the order of the ranks."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        """x [N, ...]: the first sent[0] rows go to rank 0, the next sent[1] to rank 1 -> [M, ...], received[r] rows of each rank r.
+
+        All ranks give rows of the same shape and dtype; x must not be changed before all have arrived.
+        """
         ...
 
     def send(self, x: torch.Tensor, to: int) -> None:
@@ -46,6 +57,10 @@ class Alone:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        assert list(sent) == list(received) == [len(x)]
+        return lambda: x
 
     def send(self, x: torch.Tensor, to: int) -> None:
         raise AssertionError(f"{to} is no rank to send {tuple(x.shape)} to")

@@ -2,7 +2,7 @@
 
 import datetime
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from torch.distributed import DistError
 
 from starling_engine.errors import RankLost
+from starling_engine.parallel.communicator import Arriving
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 
@@ -59,6 +60,16 @@ class GlooCommunicator:
         out = torch.empty((self.shard.count, *x.shape), dtype=x.dtype)
         self._wait(self._group.allgather([list(out)], [x.contiguous()]))
         return out
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        x, out = x.contiguous(), torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype)
+        work = self._group.alltoall_base(out, x, list(received), list(sent))
+
+        def arrived() -> torch.Tensor:
+            self._wait(work)
+            return out
+
+        return arrived
 
     def send(self, x: torch.Tensor, to: int) -> None:
         while len(self._sent) >= MAX_SENT:

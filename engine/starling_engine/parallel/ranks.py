@@ -8,6 +8,7 @@ from starling_engine import native
 from starling_engine.config import WorkerConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
+from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SharedCommunicator
@@ -36,14 +37,14 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
         return ALONE if count == 1 else GlooCommunicator(store, f"{name}/{place.dp}", Shard(index, count), rendezvous, tick)
 
     return Ranks(
-        tensor=_nearby(join(f"tensor/{place.pp}", place.tp, layout.tensor), rendezvous),
+        tensor=nearby(join(f"tensor/{place.pp}", place.tp, layout.tensor), rendezvous),
         pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline),
     )
 
 
-def _nearby(ranks: Communicator, rendezvous: Rendezvous) -> Communicator:
-    """Through shared memory where that can be: a group runs on one machine."""
-    if ranks.shard.count == 1 or native.load() is None:
+def nearby(ranks: Communicator, rendezvous: Rendezvous) -> Communicator:
+    """Through shared memory where that can be."""
+    if ranks.shard.count == 1 or native.load() is None or not share_memory(ranks):
         return ranks
-    logger.info("tensor parallel ranks exchange through shared memory (they are on one machine)")
+    logger.info("%d ranks exchange through shared memory (they are on one machine)", ranks.shard.count)
     return SharedCommunicator(ranks, rendezvous.timeout)

@@ -4,13 +4,14 @@ import ctypes
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from starling_engine.errors import ConfigError, RankLost
 from starling_engine.native import ops
-from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.communicator import Arriving, Communicator
 
 SLOT_BYTES = 1 << 20
 """Of one rank, exchanged at once. Two of them a rank stay in the processor's cache."""
@@ -41,6 +42,13 @@ class SharedCommunicator:
         self._exchange(x, out)
         return out
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        self.tick()
+        out = torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype)
+        place = (self._area, self.shard.index, SLOT_BYTES)
+        self._check(ops.exchange_parts(*place, x.contiguous(), sent, out, received, self._timeout))
+        return lambda: out
+
     def send(self, x: torch.Tensor, to: int) -> None:
         self._slow.send(x, to)
 
@@ -52,14 +60,16 @@ class SharedCommunicator:
 
     def _exchange(self, x: torch.Tensor, out: torch.Tensor | None) -> None:
         self.tick()
-        if not ops.exchange(self._area, self.shard.index, self.shard.count, SLOT_BYTES, x, out, self._timeout):
-            raise RankLost(f"another rank did not come within {self._timeout:g} s")
+        self._check(ops.exchange(self._area, self.shard.index, self.shard.count, SLOT_BYTES, x, out, self._timeout))
+
+    def _check(self, missing: int | None) -> None:
+        if missing is not None:
+            raise RankLost(f"rank {missing} of {self.shard.count} did not come within {self._timeout:g} s")
 
     def _join(self, size: int) -> mmap.mmap:
         """The first rank makes the file and tells its name; it is unlinked once all have it open, so nothing is left behind."""
         if self.shard.first:
-            folder = SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
-            with tempfile.NamedTemporaryFile(dir=folder, prefix="starling-") as file:
+            with tempfile.NamedTemporaryFile(dir=shared_folder(), prefix="starling-") as file:
                 try:
                     os.posix_fallocate(file.fileno(), 0, size)  # now, for later it would end the process without a word
                 except OSError as error:
@@ -73,6 +83,11 @@ class SharedCommunicator:
             memory = mmap.mmap(file.fileno(), size)
         self._slow.all_gather(torch.zeros(1))
         return memory
+
+
+def shared_folder() -> Path | None:
+    """None: the folder for temporary files."""
+    return SHARED_FOLDER if os.access(SHARED_FOLDER, os.W_OK) else None
 
 
 NAME_BYTES = 256

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starling_engine.config import SchedulerConfig
-from starling_engine.delta import Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
@@ -29,6 +29,7 @@ class Draft:
     """A plan that is being made, with the requests behind its rows and their run at that time."""
 
     step_id: int
+    epoch: int
     budget: int
     requests: list[RequestState] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
@@ -106,6 +107,13 @@ class Scheduler:
         if request is not None:
             self._finish(request)
 
+    def hand_over(self) -> list[Delta]:
+        """Ends all requests here: each is told that another core is to continue it. What is in flight is discarded."""
+        requests = list(self.requests.values())
+        for request in requests:
+            self._finish(request)
+        return [Delta(r.record.id, r.record.attempt, finish_reason=MOVED) for r in requests]
+
     @property
     def has_work(self) -> bool:
         return bool(self.requests) or bool(self._in_flight)
@@ -118,7 +126,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
-        draft = Draft(self._step_id, self.config.max_num_batched_tokens)
+        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens)
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)
@@ -291,7 +299,7 @@ class Scheduler:
     def update(self, result: StepResult) -> list[Delta]:
         """Takes a step's result into account; returns what its requests gained."""
         draft = self._in_flight.pop(result.step_id, None)
-        if draft is None or result.epoch != self.epoch:
+        if draft is None or result.epoch != draft.epoch:
             logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
             return []
         self.stats.steps_total += 1

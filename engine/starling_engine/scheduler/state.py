@@ -58,13 +58,14 @@ class RequestState:
         self.holding = holding
         self.tokens = record.prompt_ids + record.output_ids
         self.num_prompt = len(record.prompt_ids)
-        self.planned = self.computed = self.pending = self.run = self.faults = self.scored = 0
+        self.planned = self.computed = self.pending = self.run = self.faults = 0
+        self.scored = record.scored
         self.status = Status.WAITING
         self.gates: set[Gate] = set()
         self.slot = -1
         self.last_step = -1
         self.cached_tokens = 0
-        self.answered = False
+        self.answered = bool(record.output_ids)
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
         self.budget_end = min(longest, max_model_len) if record.pooling is None else self.num_prompt + 1
         """The request ends when it has this many tokens; a pooled one before it has any of its own."""

@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Mapping
 
 import torch
 
@@ -15,16 +16,25 @@ QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
 
 
 def load_dummy(model: Loadable, seed: int) -> None:
-    """Fills every slot with numbers that depend on `seed` and the slot's name alone.
+    """Fills every slot, see `DummyWeights`."""
+    DummyWeights(seed).fill(model.slots())
+
+
+class DummyWeights:
+    """Numbers that depend on `seed` and the slot's name alone, so that every rank makes the same.
 
     They are scaled so that greedy output varies and depends on the context; the usual small start makes a model repeat one
     token whatever its attention does.
     """
-    pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
-    scaled: dict[float, torch.Tensor] = {}
-    for name, slot in model.slots().items():
-        whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, pool, scaled)
-        slot.load(whole[slot.take] if slot.take else whole)
+
+    def __init__(self, seed: int) -> None:
+        self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
+        self._scaled: dict[float, torch.Tensor] = {}
+
+    def fill(self, slots: Mapping[str, Slot]) -> None:
+        for name, slot in slots.items():
+            whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, self._pool, self._scaled)
+            slot.load(whole[slot.take] if slot.take else whole)
 
 
 def _vector(name: str, slot: Slot) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
 from starling_engine.weights.checkpoint import DTYPE_BYTES, TensorInfo, read_checkpoint
@@ -34,16 +34,23 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
     """
     slots = model.slots()
     found = read_checkpoint(folder)
-    sources = _match(model, slots, found)
-    total = sum(source.num_bytes for source in sources.values())
-    done = 0
-    for path, names in _by_file(sources).items():
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in names:
-                slots[name].load(_read(file, sources[name]))
-                done += sources[name].num_bytes
-                progress(done, total)
+    sources = _match(slots, found)
+    known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
+    _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
+    _copy(slots, sources, progress)
     _check_duplicates(model, found)
+
+
+class Checkpoint:
+    """The checkpoint in a folder, of which parts are loaded while the model runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises as `read_checkpoint`."""
+        self._found = read_checkpoint(folder)
+
+    def fill(self, slots: Mapping[str, Slot]) -> None:
+        """Raises as `load_weights`."""
+        _copy(slots, _match(slots, self._found), no_progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,10 @@ class _Source:
         return math.prod(self.shape) * DTYPE_BYTES[self.info.dtype]
 
 
-def _match(model: Loadable, slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
+def _match(slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
     """The source of each slot. Raises WeightError when any is not as it should be."""
     sources = {name: source for name, slot in slots.items() if (source := _source(name, slot, found))}
     _refuse("is missing", [name for name in slots if name not in sources])
-    known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
-    _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
     # One tensor may be the source of many slots, and is named once.
     each = {source.tensor: source for source in sources.values()}
     _refuse(
@@ -87,6 +92,20 @@ def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source |
     if alias is None or alias.tensor not in found:
         return None
     return _Source(alias.tensor, found[alias.tensor], slot.taken, alias.shape, alias.index)
+
+
+def _copy(slots: Mapping[str, Slot], sources: Mapping[str, _Source], progress: Progress) -> None:
+    total = sum(source.num_bytes for source in sources.values())
+    done = 0
+    for path, names in _by_file(sources).items():
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in names:
+                    slots[name].load(_read(file, sources[name]))
+                    done += sources[name].num_bytes
+                    progress(done, total)
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{path.name} cannot be read: {error}") from error
 
 
 def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:

@@ -54,6 +54,14 @@ class Loadable(Protocol):
         ...
 
 
+class WeightSource(Protocol):
+    """Where weights come from also after the start."""
+
+    def fill(self, slots: Mapping[str, Slot]) -> None:
+        """Loads every slot."""
+        ...
+
+
 def copy_slot(target: torch.Tensor) -> Slot:
     """The slot that fills `target`."""
 

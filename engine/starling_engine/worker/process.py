@@ -11,7 +11,7 @@ import zmq
 
 from starling_engine.child import die_with_parent, live_with_parent
 from starling_engine.errors import RankLost
-from starling_engine.executor.counters import Counters
+from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
     Allocate,
     Execute,
@@ -26,34 +26,52 @@ from starling_engine.executor.messages import (
     ToWorker,
     Working,
 )
+from starling_engine.worker.beats import Beats
 from starling_engine.worker.report import Phase
+from starling_engine.worker.together import Together
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
 
+SEND_MS = 500
+"""Given at the end to what is still to be sent."""
+
 
 class WorkerProcess:
-    """Answers one executor at `address` (a ZeroMQ endpoint) as `rank`."""
+    """Answers one executor at `address` (a ZeroMQ endpoint) as `rank`; from another node with `host`, this node's address."""
 
-    def __init__(self, address: str, rank: int) -> None:
+    def __init__(self, address: str, rank: int, host: str = "") -> None:
         self._rank = rank
+        self._host = host
+        self._counters: Counters | None = None
+        if host:
+            Beats(address, rank, self._count)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToWorker).decode
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
-        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.LINGER, SEND_MS)
+        self._socket.setsockopt(zmq.IPV6, "[" in address)
         self._socket.connect(address)
 
     def run(self) -> None:
         """Until the executor says Stop. Raises what made the worker useless."""
-        self._send(Joined())
+        self._send(Joined(self._host))
         start = self._receive()
         assert isinstance(start, Start), "Start comes first"
         config = start.config
-        counters = Counters(Path(config.counters), config.layout.world_size)
+        # A file of the executor's node is of no use on another one.
+        counters = Counters(None if self._host else Path(config.counters), config.layout.world_size)
+        self._counters = counters
         worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
         report = worker.prepare()
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
+        if config.lockstep:
+            Together(worker, self._socket, self._decode, self._send, lambda: counters.finish_step(self._rank)).run()
+        else:
+            self._execute_plans(worker, counters)
+
+    def _execute_plans(self, worker: Worker, counters: Counters) -> None:
         while not isinstance(message := self._receive(), Stop):
             assert isinstance(message, Execute)
             result = worker.attempt(message.plan)
@@ -61,14 +79,16 @@ class WorkerProcess:
                 self._send(Executed(result))
             counters.finish_step(self._rank)
 
+    def _count(self) -> Count:
+        return self._counters.read()[self._rank] if self._counters is not None else Count(0, 0, 0)
+
     def fail(self, error: Exception) -> None:
         """The last word."""
         self._send(Failed(type(error).__name__, str(error)))
 
     def close(self) -> None:
         """Waits until what was sent is gone."""
-        self._socket.close()
-        zmq.Context.instance().term()
+        zmq.Context.instance().destroy(SEND_MS)
 
     def _agree(self, num_blocks: int) -> int:
         """Waits for the slowest rank to have loaded."""
@@ -89,10 +109,10 @@ class WorkerProcess:
 
 
 def main() -> None:
-    """`python -m starling_engine.worker ADDRESS RANK`."""
+    """`python -m starling_engine.worker ADDRESS RANK [HOST]`."""
     live_with_parent()
     die_with_parent()
-    process = WorkerProcess(sys.argv[1], int(sys.argv[2]))
+    process = WorkerProcess(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     try:
         process.run()
     except Exception as error:  # noqa: BLE001 - whatever it is, the executor hears of it

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
+import zmq
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
+from starling_engine.epoch import EpochPlan
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.layers.select import select_linear_method
@@ -21,14 +24,18 @@ from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_m
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_groups
+from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.expert_ranks import ExpertRanks, over_tensor
 from starling_engine.parallel.ranks import join_ranks
+from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sampling.select import select_sample_op
 from starling_engine.step import NewRequest, StepPlan, StepResult
-from starling_engine.weights.dummy import load_dummy
-from starling_engine.weights.loader import load_weights
+from starling_engine.weights.dummy import DummyWeights, load_dummy
+from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
@@ -56,6 +63,8 @@ class Worker:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._runner: ModelRunner | None = None
+        self._model: Decoder | None = None
+        self._shared: ExpertRanks | None = None
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
@@ -78,13 +87,14 @@ class Worker:
                 max_position=config.max_model_len,
                 tensor=ranks.tensor,
                 stage=ranks.pipeline.shard,
-                expert_parallel=config.expert_parallel,
+                expert_ranks=self._expert_ranks(model_config, ranks.tensor),
             )
         with self._phase("load"), torch.inference_mode():
             self._load(model)
         with self._phase("allocate"):
             groups = kv_groups(model_config, config)
-            weights = sum(math.prod(slot.taken) for slot in model.slots().values()) * dtype.itemsize
+            held = sum(math.prod(slot.taken) for slot in model.slots().values())
+            weights = (held + self._reserved(model)) * dtype.itemsize
             memory = (platform.total_memory(), platform.available_memory())
             ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
             num_blocks = self._agree(ledger.num_blocks)
@@ -94,6 +104,7 @@ class Worker:
             sampler = Sampler(select_sample_op(platform.device))
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype)
             self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick, link)
+            self._model = model
         with self._phase("warm up"):
             self._warm_up(groups)
         return WorkerReport(groups, ledger, self._seconds, platform.async_scheduling)
@@ -101,8 +112,8 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
-        if plan.epoch != self.epoch:
-            return StepResult(plan.step_id, plan.epoch, [], error=f"stale plan of epoch {plan.epoch}, this is {self.epoch}")
+        if plan.epoch > self.epoch:
+            return StepResult(plan.step_id, plan.epoch, [], error=f"a plan of epoch {plan.epoch}, but this is {self.epoch}")
         with torch.inference_mode():
             return self._runner.execute(plan)
 
@@ -115,6 +126,52 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
             return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+
+    # ---- among the ranks of other cores ----
+
+    def rearrangement(self) -> Rearrangement:
+        """How the experts that this rank holds come to be others; for a rank whose config says `lockstep`."""
+        assert self._model is not None and self._shared is not None, "prepare() comes first"
+        config = self._config
+        dummy = config.load_format == "dummy"
+        source = DummyWeights(config.seed) if dummy else Checkpoint(Path(config.model_path))
+        return Rearrangement(self._shared, self._model.experts, source)
+
+    def join_epoch(self, plan: EpochPlan) -> Epoch:
+        """Meets the other ranks of an epoch. Raises RankLost when one does not come."""
+        layout, own = self._config.layout, self._config.rendezvous
+        assert own is not None, "the executor says where this rank can be reached"
+        plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
+        return Epoch(plan, layout, layout.coordinates(self._config.rank), zmq.Context.instance(), self._tick)
+
+    def rank_among(self, dp: int) -> int:
+        """This rank's number among those that share the experts of its stage, in a core of that data parallel rank."""
+        layout = self._config.layout
+        return dp * layout.tensor + layout.coordinates(self._config.rank).tp
+
+    def serve(self) -> None:
+        """A step without a plan: the experts that are here compute for the tokens of other ranks."""
+        assert self._model is not None, "prepare() comes first"
+        with torch.inference_mode():
+            self._model.serve_experts(self._tick)
+
+    def _expert_ranks(self, model: ModelConfig, tensor: Communicator) -> ExpertRanks | None:
+        if not self._config.lockstep:
+            return over_tensor(model, tensor) if self._config.expert_parallel else None
+        assert model.moe is not None, "only experts are held among several"
+        self._shared = ExpertRanks(model.moe.num_experts, self._config.expert_slots, tensor)
+        return self._shared
+
+    def _reserved(self, model: Decoder) -> int:
+        """Elements of the experts that this rank will have to hold: it stands by without any."""
+        experts = model.experts.values() if self._config.lockstep else ()
+        return sum(3 * e.shape.slots * e.shape.hidden_size * e.shape.intermediate_size for e in experts)
+
+    # ---- about the rank ----
+
+    @property
+    def num_stages(self) -> int:
+        return self._config.layout.pipeline
 
     @property
     def samples(self) -> bool:

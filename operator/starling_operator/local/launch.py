@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starling_agent.contract.config import CONFIG_PATH, AgentConfig
+from starling_agent.contract.identity import LEADER
 
 from starling_operator.local.ports import LOCALHOST
 from starling_operator.local.sources import FILE, Map, SourceError, map_path
@@ -32,6 +33,7 @@ class Place:
     scratch        in place of /tmp; a short path, for sockets are made in it
     weights        where downloads are kept, also after this run
     service_url    of the front port
+    leader         host and port of the admin endpoint of the group's first pod
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Place:
     endpoint_port: int
     admin_port: int
     service_url: str
+    leader: str
     maps: Sequence[Map]
 
 
@@ -71,7 +74,11 @@ def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place
     facts = PodFacts(pod, namespace, uid, meta.get("labels") or {}, meta.get("annotations") or {}, socket.gethostname())
     return Launch(
         command=_command(container, mounts, config_file),
-        environment={"TMPDIR": str(place.scratch), **_as_this_user(environment(container, facts, objects, mounts))},
+        environment={
+            "TMPDIR": str(place.scratch),
+            LEADER: place.leader,
+            **_as_this_user(environment(container, facts, objects, mounts)),
+        },
         token=_token(local_text),
         config_hash=hashlib.sha256(local_text.encode()).hexdigest(),
         cluster_config_hash=hashlib.sha256(text.encode()).hexdigest(),

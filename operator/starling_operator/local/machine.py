@@ -56,6 +56,7 @@ class Machine:
         self._changed = changed
         self._runners: dict[str, PodRunner] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
+        self._leader_ports: dict[str, int] = {}
         self._client = report_client()
         self._leaders = LocalLeaders(self._client, changed)
         self._count = itertools.count()
@@ -151,14 +152,33 @@ class Machine:
         if group is None:
             raise LaunchError(f"its StatefulSet {pod.group!r} is gone")
         pod.endpoint_port, pod.admin_port = free_ports(2)
+        leader_port = pod.admin_port
+        if int(group["spec"]["replicas"]) > 1:
+            leader_port = self._leader_port(pod.group_uid)
+            pod.admin_port = leader_port if pod.number == 0 else pod.admin_port
         ground = self._ground
-        place = Place(pod.folder, pod.scratch, ground.weights, pod.endpoint_port, pod.admin_port, self.service_url, ground.maps)
+        place = Place(
+            folder=pod.folder,
+            scratch=pod.scratch,
+            weights=ground.weights,
+            endpoint_port=pod.endpoint_port,
+            admin_port=pod.admin_port,
+            service_url=self.service_url,
+            leader=f"{LOCALHOST}:{leader_port}",
+            maps=ground.maps,
+        )
         objects = Objects(
             secrets={**self.given.secrets, **self.store.of_kind("Secret")},
             config_maps={**self.given.config_maps, **self.store.of_kind("ConfigMap")},
             manifest=ground.manifest,
         )
         return launch(pod.name, pod.uid, group, objects, place)
+
+    def _leader_port(self, group_uid: str) -> int:
+        """The same for the group's life: its other pods know it, however often the leader starts."""
+        if group_uid not in self._leader_ports:
+            self._leader_ports[group_uid] = free_ports(1)[0]
+        return self._leader_ports[group_uid]
 
 
 def _takes_requests(pod: LocalPod) -> bool:

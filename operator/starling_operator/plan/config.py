@@ -50,6 +50,9 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
         "enable_prefix_caching": engine.prefix_caching,
         "scheduling_policy": engine.scheduling_policy,
     }
+    split = spec.parallelism
+    if split.expert is not None and (split.expert > split.tensor or split.elastic is not None):
+        arguments["enable_expert_parallel"] = True
     return {name: value for name, value in arguments.items() if value is not None} | spec.engine.extra_args
 
 

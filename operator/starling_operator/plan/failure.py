@@ -64,11 +64,11 @@ def silence_limit(progress_timeout: float) -> float:
 def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
     """Those that need no life before: of a pod, or of an agent that could not go on but might another time."""
     for pod in _members(group):
-        # A group of one needs no more than that its lost pod is let go.
-        if pod.lost and group.nodes > 1:
+        # A pod that nobody needs has only to be let go when it is lost.
+        if pod.lost and group.nodes > 1 and group.tied:
             yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
         elif pod.deleted_at is None and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
-            yield Failure(pod_message(pod), group.live)
+            yield Failure(pod_message(pod), _gang(group, pod))
     for pod in group.live:
         if pod.number >= group.gang and _may_try_again(pod):
             yield Failure(pod_message(pod), (pod,))
@@ -80,15 +80,17 @@ def _failures_in_service(group: Group, silent_after: float) -> Iterator[Failure]
     """Before a group served, its agents find each other again by themselves, and the kubelet's back-off is enough."""
     for pod in group.members:
         if _gave_up(pod):
-            yield Failure(pod_message(pod), group.live)
+            yield Failure(pod_message(pod), _gang(group, pod))
         elif _silent(pod, silent_after):
-            yield Failure(f"{pod.name}: its agent has not answered for {silent_after:.0f} s and its probes fail", group.live)
+            yield Failure(f"{pod.name}: its agent has not answered for {silent_after:.0f} s and its probes fail", _gang(group, pod))
         elif restarted_in_place(group, pod):
-            yield Failure(_restart_message(pod), group.live if group.nodes > 1 else ())
+            yield Failure(_restart_message(pod), group.live if group.nodes > 1 and group.tied else ())
 
 
 def _gang_failures(group: Group) -> Iterator[Failure]:
     """A member that went takes the others with it: its rank cannot join an engine that is running."""
+    if not group.tied:
+        return
     for pod in _members(group):
         older = tuple(peer for peer in group.live if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
         if older:
@@ -99,6 +101,11 @@ def _gang_failures(group: Group) -> Iterator[Failure]:
     survivors = tuple(pod for pod in group.live if pod.uid in {node.uid for node in record})
     if len(record) == group.gang and gone and survivors:
         yield Failure(f"{gone[0].pod}: was replaced while the rest of its group runs", survivors)
+
+
+def _gang(group: Group, pod: Pod) -> tuple[Pod, ...]:
+    """The pods that cannot go on without this one, with itself."""
+    return group.live if group.tied else (pod,)
 
 
 def restarted_in_place(group: Group, pod: Pod) -> bool:

@@ -10,6 +10,7 @@ from starling_operator.plan import labels, names
 from starling_operator.plan.elastic.sizing import Sizing
 from starling_operator.plan.observed import Manifest, Observed, Pod
 from starling_operator.plan.revision import Revision
+from starling_operator.plan.tied import nodes_are_tied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Group:
     refused    Kubernetes' words about pods that it does not make; "" if it makes them, or says nothing
     previous   what the last status said of it; None for a new one
     believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
+    tied       its nodes hold ranks that step together: one that fails takes the others along
     sizing     of a group whose size changes while it serves; None for all others
     """
 
@@ -34,6 +36,7 @@ class Group:
     refused: str = ""
     previous: GroupStatus | None = None
     believed: bool = False
+    tied: bool = True
     sizing: Sizing | None = None
 
     @property
@@ -151,6 +154,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         refused=observed.refused_pods.get(name, ""),
         previous=previous,
         believed=same and previous is not None and previous.ready,
+        tied=nodes_are_tied(observed, revision),
         sizing=sizing,
     )
 

@@ -57,16 +57,12 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
     parallelism, tiers = spec.parallelism, spec.kv_cache.tiers
-    elastic = parallelism.elastic is not None
-    for name in () if elastic else ("data", "expert"):
-        if (getattr(parallelism, name) or 1) > 1:
-            one = "this release splits a group by tensor and pipeline, so only 1 is possible"
-            yield f"parallelism.{name}: {one}, got {getattr(parallelism, name)}"
-    ranks = parallelism.tensor * parallelism.pipeline
-    if spec.accelerators.per_node != ranks and not elastic:
+    ranks, per_node = parallelism.tensor * parallelism.pipeline, spec.accelerators.per_node
+    if ranks % per_node and per_node % ranks:
         yield (
-            f"accelerators.perNode: this release runs a group on one node, so its {ranks} ranks (tensor {parallelism.tensor}"
-            f" * pipeline {parallelism.pipeline}) must be there: only {ranks} is possible, got {spec.accelerators.per_node}"
+            "accelerators.perNode: in this release no node holds a part of two data parallel ranks, so perNode must divide the"
+            f" {ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple of them,"
+            f" got {per_node}"
         )
     if spec.accelerators.type != "cpu":
         yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"

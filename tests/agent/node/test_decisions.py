@@ -233,7 +233,7 @@ def test_every_engine_argument_is_one_of_the_possible(tmp_path: Path):
         ({"block_size": 7}, ["engine.block_size", "16"]),
         ({"load_format": "pickle"}, ["engine.load_format"]),
         ({"tensor_parallel_size": 2}, ["engine.tensor_parallel_size", "layout.tensor"]),
-        ({"data_parallel_size": 2}, ["engine.data_parallel_size", "the leader"]),
+        ({"data_parallel_size": 2}, ["engine.data_parallel_size", "layout.data"]),
         ({"enable_prefix_caching": "yes"}, ["engine.enable_prefix_caching", "bool"]),
     ],
 )
@@ -290,12 +290,18 @@ def test_what_a_later_release_adds_is_ignored(tmp_path: Path):
     ("pod", "layout", "words"),
     [
         ("g-0-0", {}, None),
-        ("g-0-1", {}, "node 1"),
+        ("g-0-1", {}, "node 1 of group g-0, which has 1 nodes"),
+        ("g-0-1", {"data": 2}, None),
+        ("g-0-2", {"data": 2}, "node 2 of group g-0, which has 2 nodes"),
+        ("g-0-1", {"data": 4, "per_node": 2}, None),
         ("g-0-0", {"tensor": 2, "per_node": 2}, None),
         ("g-0-0", {"tensor": 2, "pipeline": 2, "per_node": 4}, None),
-        ("g-0-0", {"tensor": 2}, "layout.per_node: .* all of its 2 ranks"),
-        ("g-0-0", {"pipeline": 4, "per_node": 2}, "layout.per_node: .* all of its 4 ranks"),
+        ("g-0-1", {"tensor": 2}, None),
+        ("g-0-1", {"pipeline": 4, "per_node": 2}, None),
+        ("g-0-0", {"data": 3, "per_node": 2}, "layout.per_node: .* divides the group's 3"),
+        ("g-0-0", {"data": 2, "pipeline": 3, "tensor": 2, "per_node": 4}, "layout.per_node: must divide the 6 ranks"),
         ("g-0-0", {"per_node": 8}, "layout.per_node"),
+        ("g-0-0", {"elastic": {"min": 1, "max": 2}}, "layout.elastic"),
     ],
 )
 def test_layouts(pod: str, layout: dict[str, int], words: str | None, tmp_path: Path):

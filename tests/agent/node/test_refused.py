@@ -40,10 +40,10 @@ def test_a_model_that_does_not_load_is_fatal_in_the_engines_own_words(start_agen
     assert answer.status_code == 503 and "NobodyForCausalLM" in answer.json()["error"]["message"]
 
 
-def test_a_second_node_is_refused(start_agent: StartAgent):
+def test_a_node_beyond_the_layout_is_refused(start_agent: StartAgent):
     agent = start_agent(pod="chat-1a2b3c4-0-1")
     report = agent.until("failed")[-1]
-    assert report.fatal and report.node == 1 and "several nodes" in (report.last_error or "")
+    assert report.fatal and report.node == 1 and "which has 1 nodes" in (report.last_error or "")
 
 
 def test_a_port_in_use_is_reported(start_agent: StartAgent):

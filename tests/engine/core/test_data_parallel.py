@@ -1,14 +1,16 @@
 """Several engine cores behind one frontend: who takes a request, and what the death of one costs."""
 
 import asyncio
+import itertools
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
+from starling_engine.frontend.here import Here
 from starling_engine.layout import ParallelLayout
 
 from tests.engine.running import engine_args, running
@@ -16,20 +18,22 @@ from tests.engine.running import engine_args, running
 PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+numbers = itertools.count()
 
 
 @dataclass
 class Core:
     load: int = 0
     failure: str | None = None
+    name: str = field(default_factory=lambda: f"core {next(numbers)}")
 
 
 def test_the_least_loaded_core_takes_a_new_prompt() -> None:
-    assert Balancer(3).choose([Core(4), Core(1), Core(2)], PROMPT) == 1
+    assert Balancer().choose([Core(4), Core(1), Core(2)], PROMPT) == 1
 
 
 def test_a_prompt_goes_where_its_beginning_went() -> None:
-    cores, balancer = [Core(), Core()], Balancer(2)
+    cores, balancer = [Core(), Core()], Balancer()
     first = balancer.choose(cores, PROMPT)
     cores[first].load = SPARE_LOAD
     assert balancer.choose(cores, [*PROMPT, 1, 2, 3]) == first
@@ -40,7 +44,7 @@ def test_a_prompt_goes_where_its_beginning_went() -> None:
 
 
 def test_prompts_without_a_common_beginning_spread() -> None:
-    cores, balancer = [Core(), Core()], Balancer(2)
+    cores, balancer = [Core(), Core()], Balancer()
     for number in range(20):
         chosen = balancer.choose(cores, [number, *PROMPT])
         cores[chosen].load += 1
@@ -48,23 +52,30 @@ def test_prompts_without_a_common_beginning_spread() -> None:
 
 
 def test_a_core_that_failed_gets_nothing_while_another_lives() -> None:
-    cores, balancer = [Core(), Core(5)], Balancer(2)
+    cores, balancer = [Core(), Core(5)], Balancer()
     assert balancer.choose(cores, PROMPT) == 0
     cores[0].failure = "it died"
     assert balancer.choose(cores, PROMPT) == 1
 
 
+def test_the_first_of_equal_cores_is_taken_and_a_core_that_left_is_forgotten() -> None:
+    local, other, balancer = Core(), Core(), Balancer()
+    assert balancer.choose([local, other], PROMPT) == 0
+    assert balancer.choose([other, local], PROMPT) == 1, "remembered by name, whatever its place"
+    assert balancer.choose([other, Core()], PROMPT) == 0
+
+
 def test_what_is_remembered_is_bounded() -> None:
-    balancer = Balancer(2)
+    balancer, cores = Balancer(), [Core(), Core()]
     for number in range(REMEMBERED + 10):
-        balancer.choose([Core(), Core()], [number] * FIRST_PREFIX)
+        balancer.choose(cores, [number] * FIRST_PREFIX)
     assert len(balancer._chosen) == REMEMBERED
 
 
 async def spread(engine: AsyncEngine) -> list[int]:
     """Tokens that each core has generated, once their counters have come."""
     await asyncio.sleep(1.2)
-    return [client.stats.generated_tokens_total for client in engine._clients]
+    return [client.stats.generated_tokens_total for client in engine._own.clients]
 
 
 async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:
@@ -85,7 +96,7 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         streams = [engine.stream([number, *PROMPT], LONG) for number in range(300, 302)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._processes[1].pid, signal.SIGKILL)
+        os.kill(engine._own.processes[1].pid, signal.SIGKILL)
 
         async def outcome(index: int) -> str:
             try:
@@ -101,6 +112,38 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
             engine.check_health()
 
 
-def test_experts_over_data_parallel_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"enable_expert_parallel: .* only a data_parallel_size of 1 is possible, got 2"):
-        engine_args(data_parallel_size=2, enable_expert_parallel=True)
+async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
+    """Each node starts one of the group's two cores; the second node's leaves while it works, and later dies."""
+    args = engine_args(data_parallel_size=2)
+    here = [Here("127.0.0.1", (rank,), ranks=1) for rank in range(2)]
+    first, second = [await AsyncEngine.start(args, here=part) for part in here]
+    try:
+        (address,) = second.reachable
+        await first.add_core("engine core 1", address)
+        assert first.membership.layout == ParallelLayout(data=2) and first.other_cores == {"engine core 1": None}
+        streams = [first.stream([number, *PROMPT], LONG) for number in range(300, 302)]
+        for stream in streams:
+            await anext(stream)
+        first.remove_core("engine core 1")
+        assert first.membership.layout == ParallelLayout(data=1)
+        assert [[item async for item in stream][-1].finished for stream in streams] == [True, True], "what is there goes on"
+        await first.add_core("engine core 1", address)
+        await asyncio.sleep(1.2)
+        assert min(first.stats.generated_tokens_total, second.stats.generated_tokens_total) >= 300, "each counts its own"
+        os.kill(second._own.processes[0].pid, signal.SIGKILL)
+        for _ in range(100):
+            await asyncio.sleep(0.1 if first.other_cores["engine core 1"] is None else 0)
+        assert "not answered" in (first.other_cores["engine core 1"] or "")
+        first.check_health()
+        assert first.membership.layout == ParallelLayout(data=1)
+        assert (await first.complete(PROMPT, SHORT)).outputs[0].token_ids
+        with pytest.raises(EngineDead, match="no engine core answers"):
+            await first.add_core("engine core 1 again", address)
+    finally:
+        await first.shutdown()
+        await second.shutdown()
+
+
+async def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"host: cannot listen on 192\.0\.2\.1"):
+        await AsyncEngine.start(engine_args(), here=Here("192.0.2.1", (0,), ranks=1))

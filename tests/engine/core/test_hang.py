@@ -12,6 +12,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Add, Shutdown
 from starling_engine.core.process import CoreProcess
 from starling_engine.delta import Delta
+from starling_engine.epoch import EpochAnswer, EpochOrder
 from starling_engine.errors import EngineDead
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
@@ -24,6 +25,7 @@ class StuckExecutor:
     """Takes plans and never answers, as a worker does whose kernel hangs."""
 
     progress = 7
+    store_port = 0
     phase = Phase("ready")
 
     def start(self) -> None: ...
@@ -49,6 +51,13 @@ class StuckExecutor:
     def collect(self, timeout: float) -> StepResult | None:
         time.sleep(timeout)
         return None
+
+    def idle(self) -> None: ...
+
+    def order(self, order: EpochOrder) -> None: ...
+
+    def answers(self) -> list[EpochAnswer]:
+        return []
 
     def check(self) -> None: ...
 

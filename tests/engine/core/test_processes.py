@@ -45,7 +45,7 @@ async def test_one_frontend_spreads_over_several_cores() -> None:
 async def test_a_dead_or_frozen_core_is_noticed_within_seconds(how: signal.Signals) -> None:
     async with running() as engine:
         stream, _ = await first_delta(engine)
-        pid = engine._processes[0].pid
+        pid = engine.processes[0].pid
         os.kill(pid, how)
         began = time.monotonic()
         with pytest.raises(EngineDead):
@@ -90,7 +90,7 @@ from tests.engine.running import engine_args
 
 async def main():
     engine = await AsyncEngine.start(engine_args())
-    print(engine._processes[0].pid, flush=True)
+    print(engine.processes[0].pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -116,7 +116,7 @@ async def test_a_core_ends_with_its_parent() -> None:
 async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
     """A terminal signals the whole process group; the core must be out of it, to let the frontend drain."""
     async with running() as engine:
-        pid = engine._processes[0].pid
+        pid = engine.processes[0].pid
         assert os.getpgid(pid) != os.getpgid(0)
         os.kill(pid, signal.SIGTERM)  # as a service manager does that ends a whole control group
         assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished

@@ -1,12 +1,13 @@
 """Every experts method gives what transformers' experts give, however the tokens are spread over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_expert
+from starling_engine.errors import ConfigError
+from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_select import select_experts_method
@@ -16,7 +17,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
-SHAPE = ExpertsShape(experts=Share.all(7), hidden_size=50, intermediate=Share.all(24))
+SHAPE = ExpertsShape(num_experts=7, slots=7, hidden_size=50, intermediate=Share.all(24))
 NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
@@ -39,15 +40,22 @@ def reference(shape: ExpertsShape) -> Qwen3MoeExperts:
     return experts
 
 
-def filled(method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, source: Qwen3MoeExperts) -> Experts:
+def filled(
+    method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, source: Qwen3MoeExperts, experts: Sequence[int] | None = None
+) -> Experts:
+    """With all experts, or those given."""
     layer = Experts(NAMES, shape, method, dtype, CPU)
-    # The last part first: the order must not matter.
-    for name, slot in reversed(layer.slots().items()):
-        expert, module = name.split(".")[2:4]
-        gate, up = source.gate_up_proj[int(expert)].chunk(2)
-        whole = {"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[int(expert)]}[module].detach()
-        slot.load(whole[slot.take])
+    for expert in range(shape.num_experts) if experts is None else experts:
+        load(layer, source, expert)
     return layer
+
+
+def load(layer: Experts, source: Qwen3MoeExperts, expert: int, parts: int = 3) -> None:
+    # The last part first: the order must not matter.
+    for name, slot in [*reversed(layer.take(expert).items())][:parts]:
+        gate, up = source.gate_up_proj[expert].chunk(2)
+        whole = {"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[expert]}[name.split(".")[3]].detach()
+        slot.load(whole[slot.take])
 
 
 def routes(tokens: int, top_k: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +94,7 @@ def test_a_token_does_not_depend_on_the_others(make: Callable[[], ExpertsMethod]
 
 @needs_native
 def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
-    shape = ExpertsShape(experts=Share.all(5), hidden_size=96, intermediate=Share.all(64))
+    shape = ExpertsShape(5, 5, 96, Share.all(64))
     layer = filled(NativeExperts(), BF16, shape, reference(shape))
     x = torch.randn(60, 96, generator=torch.Generator().manual_seed(1)).to(BF16)
     ids, weights = routes(60, 2, 5)
@@ -96,7 +104,8 @@ def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
 
 def test_names_its_tensors_as_checkpoints_do() -> None:
     names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), "l.mlp.experts")
-    slots = Experts(names, ExpertsShape(Share.all(2), 6, Share.all(4)), DenseExperts(), FP32, CPU).slots()
+    layer = Experts(names, ExpertsShape(2, 2, 6, Share.all(4)), DenseExperts(), FP32, CPU)
+    slots = {**layer.take(0), **layer.take(1)}
     assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {
         "0.w1.weight": (4, 6),
         "0.w3.weight": (4, 6),
@@ -112,17 +121,16 @@ def test_names_its_tensors_as_checkpoints_do() -> None:
 
 @needs_native
 def test_packing_holds_no_more_than_one_expert_besides() -> None:
-    shape = ExpertsShape(experts=Share.all(3), hidden_size=32, intermediate=Share.all(16))
     method = NativeExperts()
-    layer = Experts(NAMES, shape, method, BF16, CPU)
-    for slot in layer.slots().values():
+    layer = Experts(NAMES, ExpertsShape(3, 3, 32, Share.all(16)), method, BF16, CPU)
+    for slot in [slot for expert in range(3) for slot in layer.take(expert).values()]:
         slot.load(torch.zeros(slot.shape))
         assert len(method._staged) <= 1
     assert not method._staged
 
 
-def test_tokens_are_sorted_by_expert_and_stay_in_order() -> None:
-    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2]]), Share.all(5))
+def test_tokens_are_sorted_by_slot_and_stay_in_order() -> None:
+    groups = group_by_slot(torch.tensor([[3, 0], [0, 2], [3, 2]]), 5)
     assert groups.starts.tolist() == [0, 2, 2, 4, 6, 6]
     assert groups.tokens.tolist() == [0, 1, 1, 2, 0, 2]
     assert groups.order.tolist() == [1, 2, 3, 5, 0, 4]
@@ -135,8 +143,8 @@ def test_tokens_are_sorted_by_expert_and_stay_in_order() -> None:
         (torch.float16, True, SHAPE, "dense", "only bfloat16"),
         (BF16, True, SHAPE, "native", "AVX-512"),
         (BF16, False, SHAPE, "dense", "no native kernels"),
-        (BF16, True, ExpertsShape(Share.all(4), 64, Share.all(28)), "dense", "64 and 28"),
-        (BF16, True, ExpertsShape(Share.all(4), 63, Share.all(32)), "dense", "63 and 32"),
+        (BF16, True, ExpertsShape(4, 4, 64, Share.all(28)), "dense", "64 and 28"),
+        (BF16, True, ExpertsShape(4, 4, 63, Share.all(32)), "dense", "63 and 32"),
     ],
 )
 def test_the_selector_says_what_it_takes_and_why(
@@ -157,7 +165,7 @@ def test_the_selector_says_what_it_takes_and_why(
 
 
 def test_pairs_with_experts_of_other_ranks_are_left_out() -> None:
-    groups = group_by_expert(torch.tensor([[3, 0], [0, 2], [3, 2], [1, 0]]), Share(2, 2, 4))
+    groups = group_by_slot(torch.tensor([[1, 2], [2, 0], [1, 0], [2, 2]]), 2)
     assert groups.starts.tolist() == [0, 2, 4]
     assert groups.tokens.tolist() == [1, 2, 0, 2]
     assert groups.order.tolist() == [3, 5, 0, 4]
@@ -167,13 +175,52 @@ def test_pairs_with_experts_of_other_ranks_are_left_out() -> None:
 @pytest.mark.parametrize("split", ["experts", "intermediate"])
 @pytest.mark.parametrize("tokens", [1, 9, 130])
 def test_what_ranks_give_adds_up(make: Callable[[], ExpertsMethod], dtype: torch.dtype, split: str, tokens: int) -> None:
-    whole = ExpertsShape(experts=Share.all(6), hidden_size=48, intermediate=Share.all(32))
+    whole = ExpertsShape(6, 6, 48, Share.all(32))
     source = reference(whole)
-    parts = [replace(whole, **{split: Shard(rank, 2).of(getattr(whole, split).whole)}) for rank in range(2)]
+    if split == "experts":
+        parts = [filled(make(), dtype, replace(whole, slots=4), source, experts) for experts in ([5, 0], [3, 1, 4, 2])]
+    else:
+        shapes = [replace(whole, intermediate=Shard(rank, 2).of(32)) for rank in range(2)]
+        parts = [filled(make(), dtype, shape, source) for shape in shapes]
     x = torch.randn(tokens, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
     ids, weights = routes(tokens, 2, 6)
-    out = sum(filled(make(), dtype, shape, source).forward(x, ids, weights).float() for shape in parts)
+    check_sum(source, parts, x, ids, weights)
+
+
+def check_sum(source: Qwen3MoeExperts, parts: Sequence[Experts], x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    out = sum(part.forward(x, ids, weights).float() for part in parts)
     with torch.inference_mode():
         expected = source(x.float(), ids, weights)
-    tolerance = 1e-5 if dtype == FP32 else 0.03
+    tolerance = 1e-5 if x.dtype == FP32 else 0.03
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("make", "dtype"), METHODS)
+def test_experts_come_and_go(make: Callable[[], ExpertsMethod], dtype: torch.dtype) -> None:
+    """What was dropped half loaded must not be found in what takes its slot."""
+    shape = ExpertsShape(6, 3, 48, Share.all(32))
+    source = reference(replace(shape, slots=6))
+    layer = filled(make(), dtype, shape, source, [0, 1])
+    for parts in (1, 2):
+        load(layer, source, 5, parts)
+        assert layer.taken == {0, 1, 5} and not layer.has(5)
+        layer.drop(5)
+    load(layer, source, 4)
+    with pytest.raises(ConfigError, match="no free slot for expert 2: all 3"):
+        layer.take(2)
+    layer.drop(1)
+    load(layer, source, 2)
+    assert [expert for expert in range(6) if layer.has(expert)] == [0, 2, 4]
+    x = torch.randn(9, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids, weights = torch.tensor([[0, 2, 4]]).expand(9, 3), torch.rand(9, 3)
+    check_sum(source, [layer], x, ids, weights)
+    # Those that are elsewhere add nothing.
+    both = torch.cat([ids, torch.tensor([[1, 3, -1]]).expand(9, 3)], 1)
+    assert torch.equal(layer.forward(x, both, weights.repeat(1, 2)), layer.forward(x, ids, weights))
+
+
+@pytest.mark.parametrize(("make", "dtype"), METHODS)
+def test_without_experts_of_its_own_a_rank_adds_nothing(make: Callable[[], ExpertsMethod], dtype: torch.dtype) -> None:
+    layer = Experts(NAMES, ExpertsShape(6, 3, 48, Share.all(32)), make(), dtype, CPU)
+    out = layer.forward(torch.ones(2, 48, dtype=dtype), torch.tensor([[0, 5], [3, 1]]), torch.ones(2, 2))
+    assert torch.equal(out, torch.zeros(2, 48, dtype=dtype))

@@ -79,7 +79,7 @@ def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:
         std = 0.2 if "bias" in tensor_name else 1.5 * tensor.shape[-1] ** -0.5
         tensor.copy_((torch.randn(tensor.shape) * std).bfloat16())
     tensors = {f"layer.mlp.{key}": tensor for key, tensor in reference.state_dict().items()}
-    block = MoeBlock(build_context(moe, dtype), moe, "layer")
+    block = MoeBlock(build_context(moe, dtype), moe, 0, "layer")
     slots = block.slots()
     for key, slot in slots.items():
         slot.load(tensors[key] if key in tensors else tensors[slot.alias.tensor][slot.alias.index])

@@ -1,39 +1,20 @@
-"""Ranks that talk: through gloo's sockets and through shared memory. Each is a thread here; the kernels and gloo let others run."""
+"""Ranks that talk: through gloo's sockets and through shared memory."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
 from starling_engine.models.context import no_tick
-from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
-from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
+from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES
 
-T = TypeVar("T")
-KINDS = [
-    "gloo",
-    pytest.param("shared", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
-]
-
-
-def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
-    """What `work` gives on each rank. The first error that a rank raises is raised."""
-    store = serve_store("127.0.0.1", timeout)
-    place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", timeout)
-
-    def rank(index: int) -> T:
-        slow = GlooCommunicator(join_store(place), "all", Shard(index, count), place, no_tick)
-        return work(SharedCommunicator(slow, timeout) if kind == "shared" else slow)
-
-    with ThreadPoolExecutor(count) as threads:
-        return [future.result() for future in [threads.submit(rank, index) for index in range(count)]]
+from tests.engine.parallel.threads import KINDS, on_ranks
 
 
 def numbers(ranks: Communicator, size: int, seed: int = 0) -> torch.Tensor:
@@ -69,6 +50,42 @@ def test_all_gather_keeps_the_order_of_the_ranks(kind: str, dtype: torch.dtype, 
     assert all(torch.equal(found, torch.stack(expected)) for found in gathered)
 
 
+SOME = [[3, 0, 2], [1, 4, 0], [0, 0, 0]]
+"""Rows that each rank sends to each; the last one sends none."""
+MANY = [[1, SLOT_BYTES // 40, 5], [SLOT_BYTES // 30, 0, SLOT_BYTES // 9], [7, 0, 1]]
+"""Of 28 bytes: more than goes through shared memory at once."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [SOME, MANY, [[0] * 3] * 3], ids=["some", "many", "none"])
+def test_each_rank_gets_what_is_meant_for_it(kind: str, dtype: torch.dtype, sizes: list[list[int]]) -> None:
+    def rows(source: int, to: int) -> torch.Tensor:
+        return (torch.arange(sizes[source][to] * 7).view(-1, 7) * (2 * source + 1) + to).to(dtype)
+
+    def work(ranks: Communicator) -> list[torch.Tensor]:
+        me = ranks.shard.index
+        received = [row[me] for row in sizes]
+        x = torch.cat([rows(me, to) for to in range(3)])
+        return [ranks.all_to_all(x, sizes[me], received)() for _ in range(3)]
+
+    for me, found in enumerate(on_ranks(3, kind, work)):
+        assert all(torch.equal(each, torch.cat([rows(source, me) for source in range(3)])) for each in found)
+
+
+def test_alone_a_rank_gets_what_it_sends() -> None:
+    assert torch.equal(ALONE.all_to_all(torch.ones(3, 2), [3], [3])(), torch.ones(3, 2))
+
+
+@pytest.mark.skipif(native.load() is None, reason="no native kernels")
+def test_ranks_that_disagree_about_what_is_sent_do_not_go_on() -> None:
+    def work(ranks: Communicator) -> None:
+        ranks.all_to_all(torch.ones(2, 4), [1, 1], [1, 1 + ranks.shard.index])()
+
+    with pytest.raises(AssertionError, match="another number of rows"):
+        on_ranks(2, "shared", work, timeout=1.0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent_comes_in_order(kind: str) -> None:
     def work(ranks: Communicator) -> list[float]:
@@ -82,14 +99,23 @@ def test_what_is_sent_comes_in_order(kind: str) -> None:
     assert on_ranks(2, kind, work)[1] == [float(i) for i in range(20)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_it_may(kind: str) -> None:
-    def work(ranks: Communicator) -> None:
-        if ranks.shard.first:
-            ranks.all_reduce(torch.ones(8))
+EXCHANGES: list[Callable[[Communicator], object]] = [
+    lambda ranks: ranks.all_reduce(torch.ones(8)),
+    lambda ranks: ranks.all_to_all(torch.ones(3, 1), [1] * 3, [1] * 3)(),
+]
 
-    with pytest.raises(RankLost):
-        on_ranks(2, kind, work, timeout=1.0)
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=["all_reduce", "all_to_all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_it_may(
+    kind: str, exchange: Callable[[Communicator], object]
+) -> None:
+    def work(ranks: Communicator) -> None:
+        if ranks.shard.index != 1:
+            exchange(ranks)
+
+    with pytest.raises(RankLost, match="rank 1 of 3 did not come within 1 s" if kind == "shared" else "gone or stuck"):
+        on_ranks(3, kind, work, timeout=1.0)
 
 
 def test_a_group_that_never_meets() -> None:

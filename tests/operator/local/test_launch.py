@@ -29,7 +29,8 @@ def start(tmp_path):
         objects = Objects(secret_objects, children("ConfigMap", **spec), "service.yaml")
         folder = tmp_path / "pod"
         folder.mkdir(exist_ok=True)
-        place = Place(folder, tmp_path / "scratch", tmp_path / "weights", 18000, 18001, "http://127.0.0.1:8000", maps)
+        front, leader = "http://127.0.0.1:8000", "127.0.0.1:18001"
+        place = Place(folder, tmp_path / "scratch", tmp_path / "weights", 18000, 18001, front, leader, maps)
         return launch(f"{group['metadata']['name']}-0", "uid", group, objects, place)
 
     return start
@@ -48,6 +49,7 @@ def test_addresses_and_ports_are_this_machines(start):
     assert (config.endpoint.host, config.endpoint.port) == ("127.0.0.1", 18000)
     assert (config.admin.host, config.admin.port) == ("127.0.0.1", 18001)
     assert config.endpoint.service_url == "http://127.0.0.1:8000"
+    assert start().environment["STARLING_LEADER"] == "127.0.0.1:18001"
 
 
 def test_the_rest_of_the_configuration_stays(start):

@@ -82,6 +82,8 @@ def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) ->
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.tensor", 4),
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.pipeline", 2),
         ({"parallelism": {"tensor": 4, "pipeline": 2}, "accelerators": {"perNode": 2}}, "layout.per_node", 2),
+        ({"parallelism": {"data": 3}}, "layout.data", 3),
+        ({"parallelism": {"expert": 4, "tensor": 2}, "accelerators": {"perNode": 2}}, "layout.data", 2),
         ({}, "endpoint.port", 8000),
         ({"endpoint": {"port": 8080}}, "endpoint.port", 8000),
         ({"endpoint": {"port": 8080}}, "endpoint.service_url", "http://chat.prod.svc.cluster.local:8000"),

@@ -8,10 +8,12 @@ from starling_crds.v1alpha1.lifecycle import RecoverySpec
 from starling_crds.v1alpha1.status import GroupNode
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.failure import broken, has_served, silence_limit
-from starling_operator.plan.group import Group
+from starling_operator.plan.group import Group, read_groups
 from starling_operator.plan.recovery import Healing, backoff, deletions, heal, released
+from starling_operator.plan.tied import nodes_are_tied
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending, record
+from tests.operator.plan.world import World
 
 RECOVERY = RecoverySpec()
 SERVED = {"token_seen": True}
@@ -165,6 +167,56 @@ def test_a_gang_restarts_as_a_whole(first: dict[str, Any], second: dict[str, Any
     assert healing is not None
     assert healing.counted
     assert [pod.number for pod in healing.delete] == deleted
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "deleted"),
+    [
+        ({}, {"restarts": 1, "ready": False}, []),
+        (FATAL, {}, [0]),
+        ({}, HUNG, [1]),
+        ({}, SILENT, [1]),
+        ({"phase": "Failed", "ready": False}, {}, [0]),
+    ],
+)
+def test_nodes_that_know_nothing_of_each_other_are_made_anew_alone(
+    first: dict[str, Any], second: dict[str, Any], deleted: list[int]
+) -> None:
+    healing = healed(replace(two(first, second), tied=False))
+    assert healing is not None and healing.counted
+    assert [pod.number for pod in healing.delete] == deleted
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"lost": True, "ready": False}, {}),
+        ({"deleted_at": NOW - 5, "ready": False}, {}),
+        ({"uid": "another", "created_at": NOW - 3, "ready": False}, {}),
+    ],
+)
+def test_a_node_that_went_takes_no_other_along_that_knows_nothing_of_it(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert healed(replace(two(first, second), tied=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "tied"),
+    [
+        ({}, False),
+        ({"parallelism": {"data": 2}}, False),
+        ({"parallelism": {"data": 2, "tensor": 2}, "accelerators": {"perNode": 2}}, False),
+        ({"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}}, True),
+        ({"parallelism": {"pipeline": 2}}, True),
+        ({"parallelism": {"expert": 2}}, True),
+    ],
+)
+def test_which_nodes_are_tied(changes: dict[str, Any], tied: bool) -> None:
+    world = World(changes)
+    world.reconcile()
+    observed = world.observe()
+    (group,) = read_groups(observed, target="", revisions=()).all
+    assert group.tied is tied
+    assert nodes_are_tied(observed, "unknown"), "of a revision that cannot be read"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_needs_no_new_pods(changes: dict[str, Any]) -> None:
         {"image": "mine:1"},
         {"parallelism": {"tensor": 2}},
         {"parallelism": {"pipeline": 2}},
+        {"parallelism": {"data": 4}},
+        {"parallelism": {"expert": 4}},
         {"parallelism": {"tensor": 2}, "accelerators": {"perNode": 2}},
         {"accelerators": {"type": "nvidia.com/gpu"}},
         {"engine": {"kvMemory": "1Gi"}},

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <vector>
 
 #include "parallel.h"
 #include "simd.h"
@@ -46,13 +47,19 @@ bool wait_for(const Area& area, int64_t r, uint64_t round, std::chrono::steady_c
   }
 }
 
-// This rank's `bytes` into its slot; true once all ranks have theirs there.
-bool meet(const Area& area, const void* mine, int64_t bytes, uint64_t round, std::chrono::steady_clock::time_point end) {
-  std::memcpy(area.slot(area.rank, round), mine, bytes);
+constexpr int64_t kAllCame = -1, kDisagree = -2;
+
+// What this rank has put into its slot may be read now. kAllCame once all ranks have theirs there, else one that did not come.
+int64_t meet(const Area& area, uint64_t round, std::chrono::steady_clock::time_point end) {
   area.counter(area.rank).rounds.store(round, std::memory_order_release);
   for (int64_t r = 0; r < area.count; ++r)
-    if (r != area.rank && !wait_for(area, r, round, end)) return false;
-  return true;
+    if (r != area.rank && !wait_for(area, r, round, end)) return r;
+  return kAllCame;
+}
+
+std::chrono::steady_clock::time_point after(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 // In the order of the ranks on every one of them, so that all have the same sum to the bit.
@@ -65,6 +72,50 @@ void add_up(const Area& area, uint64_t round, float* x, int64_t n) {
     store16(x + i, sum, lanes);
   }
 }
+
+// What every rank has for every other goes through the slots piece by piece. Only the ranks together know how many pieces there
+// are, so the first one is led by what each has for whom.
+struct Parts {
+  const Area& area;
+  std::vector<int64_t> begins, totals;  // of each rank's bytes: where those for this rank begin, and how many there are in all
+  int64_t header, room, pieces = 1;
+
+  explicit Parts(const Area& a) : area(a), begins(a.count), totals(a.count) {
+    header = ceil_div(a.count * static_cast<int64_t>(sizeof(int64_t)), 64) * 64;
+    room = a.slot_bytes - header;
+  }
+
+  void write(uint64_t round, int64_t piece, const char* x, const int64_t* sent) const {
+    char* slot = area.slot(area.rank, round);
+    int64_t total = 0;
+    for (int64_t r = 0; r < area.count; ++r) total += sent[r];
+    if (piece == 0) std::memcpy(slot, sent, area.count * sizeof(int64_t));
+    const int64_t here = std::min(room, total - piece * room);
+    if (here > 0) std::memcpy(slot + header, x + piece * room, here);
+  }
+
+  // False when a rank has not as much for this one as it expects.
+  bool read_headers(uint64_t round, const int64_t* received) {
+    for (int64_t r = 0; r < area.count; ++r) {
+      const int64_t* sizes = reinterpret_cast<const int64_t*>(area.slot(r, round));
+      for (int64_t to = 0; to < area.count; ++to) {
+        if (to == area.rank) begins[r] = totals[r];
+        totals[r] += sizes[to];
+      }
+      pieces = std::max(pieces, ceil_div(totals[r], room));
+      if (sizes[area.rank] != received[r]) return false;
+    }
+    return true;
+  }
+
+  void read(uint64_t round, int64_t piece, char* out, const int64_t* received) const {
+    for (int64_t r = 0; r < area.count; out += received[r++]) {
+      const int64_t first = std::max(begins[r], piece * room);
+      const int64_t last = std::min(begins[r] + received[r], (piece + 1) * room);
+      if (first < last) std::memcpy(out + first - begins[r], area.slot(r, round) + header + first - piece * room, last - first);
+    }
+  }
+};
 
 }  // namespace
 }  // namespace starling
@@ -79,24 +130,41 @@ int64_t starling_exchange_bytes(int64_t count, int64_t slot_bytes) {
 }
 
 // x [bytes] of each rank -> out [count][bytes], or, without `out`, the sum of x as floats in place. slot_bytes is a multiple of 64.
-// Returns 1, or 0 when another rank did not come within `seconds`.
-int starling_exchange(void* area_base, int64_t rank, int64_t count, int64_t slot_bytes, void* x, int64_t bytes, void* out,
-                      double seconds) {
+// Returns kAllCame, or a rank that did not come within `seconds`.
+int64_t starling_exchange(void* area_base, int64_t rank, int64_t count, int64_t slot_bytes, void* x, int64_t bytes, void* out,
+                          double seconds) {
   const Area area{static_cast<char*>(area_base), rank, count, slot_bytes};
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                          std::chrono::duration<double>(seconds));
+  const auto end = after(seconds);
   uint64_t round = area.counter(rank).rounds.load(std::memory_order_relaxed);
   for (int64_t at = 0; at < bytes; at += slot_bytes) {
     const int64_t here = std::min(slot_bytes, bytes - at);
     char* mine = static_cast<char*>(x) + at;
-    if (!meet(area, mine, here, ++round, end)) return 0;
+    std::memcpy(area.slot(rank, ++round), mine, here);
+    if (const int64_t lost = meet(area, round, end); lost != kAllCame) return lost;
     if (out == nullptr)
       add_up(area, round, reinterpret_cast<float*>(mine), here / static_cast<int64_t>(sizeof(float)));
     else
       for (int64_t r = 0; r < count; ++r)
         std::memcpy(static_cast<char*>(out) + r * bytes + at, area.slot(r, round), here);
   }
-  return 1;
+  return kAllCame;
+}
+
+// x has sent[r] bytes for each rank r, one part behind the other; out gets received[r] bytes from each. What one rank sends the
+// other must expect: kDisagree if not. Returns as above.
+int64_t starling_exchange_parts(void* area_base, int64_t rank, int64_t count, int64_t slot_bytes, const void* x,
+                                const int64_t* sent, void* out, const int64_t* received, double seconds) {
+  const Area area{static_cast<char*>(area_base), rank, count, slot_bytes};
+  const auto end = after(seconds);
+  uint64_t round = area.counter(rank).rounds.load(std::memory_order_relaxed);
+  Parts parts(area);
+  for (int64_t piece = 0; piece < parts.pieces; ++piece) {
+    parts.write(++round, piece, static_cast<const char*>(x), sent);
+    if (const int64_t lost = meet(area, round, end); lost != kAllCame) return lost;
+    if (piece == 0 && !parts.read_headers(round, received)) return kDisagree;
+    parts.read(round, piece, static_cast<char*>(out), received);
+  }
+  return kAllCame;
 }
 
 }  // extern "C"

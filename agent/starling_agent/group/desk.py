@@ -1,0 +1,25 @@
+"""Where a node asks who is in its group."""
+
+from typing import Protocol
+
+from starling_agent.contract.group import GroupView, Member
+
+
+class GroupRefusal(Exception):
+    """This node cannot be in that group. `code` is one of those of `contract.group`, the message is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """The leader is not there, or not yet; another try may find it."""
+
+
+class Desk(Protocol):
+    """The leader's, in its own process or far away."""
+
+    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+        """A view that is not `known`, or the same after `seconds`. Raises GroupRefusal or Unreachable."""
+        ...

@@ -1,0 +1,48 @@
+"""The leader's desk as a node far from it reaches it."""
+
+from pathlib import Path
+
+import httpx
+from pydantic import ValidationError
+
+from starling_agent.contract.group import GroupView, Member
+from starling_agent.group.desk import GroupRefusal, Unreachable
+
+GRACE_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+
+
+class RemoteDesk:
+    """At `leader`, the host and port of its admin endpoint. Looks nobody else up: a name that is asked for too early is remembered
+    as missing by the cluster's DNS for half a minute."""
+
+    def __init__(self, leader: str, token_file: Path) -> None:
+        self._url = f"http://{leader}/admin/group"
+        self._token_file = token_file
+
+    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+        query: dict[str, str | float] = {"wait": seconds}
+        if known is not None:
+            query |= {"after": known.version, "leader": known.incarnation}
+        timeout = httpx.Timeout(seconds + GRACE_SECONDS, connect=CONNECT_SECONDS)
+        try:
+            headers = {"Authorization": f"Bearer {self._token_file.read_text().strip()}", "Content-Type": "application/json"}
+            # Proxies of the environment are for the world outside.
+            async with httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client:
+                answer = await client.post(self._url, params=query, headers=headers, content=member.model_dump_json())
+        except (httpx.HTTPError, OSError) as error:
+            raise Unreachable(f"the leader at {self._url} does not answer: {error or type(error).__name__}") from error
+        if answer.status_code != httpx.codes.OK:
+            raise _refusal(answer)
+        try:
+            return GroupView.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise Unreachable(f"the leader's answer cannot be read: {error}") from error
+
+
+def _refusal(answer: httpx.Response) -> GroupRefusal:
+    try:
+        error = answer.json()["error"]
+        return GroupRefusal(str(error["code"]), str(error["message"]))
+    except (ValueError, KeyError, TypeError):
+        return GroupRefusal("unknown", f"the leader answered {answer.status_code}: {answer.text[:200]}")

@@ -1,0 +1,1 @@
+"""Changes of a group's size while it serves. Imports no torch."""

@@ -1,0 +1,71 @@
+"""Epochs: numbered memberships of the cores that hold a model's experts among them. Pure: no torch, no processes.
+
+Only exchanges between experts belong to an epoch; how a core's own ranks split a matrix or the layers never changes. A switch from
+one epoch to the next is prepared beside the serving one, and all its ranks flip at the same step (see `worker/lockstep.py`).
+The messages go from whoever leads the group to each core, and from there, unchanged, to each of its workers; and back.
+"""
+
+import msgspec
+
+from starling_engine.parallel.placement import Placement
+from starling_engine.parallel.rendezvous import Rendezvous
+
+
+class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One core's part in epoch `number`.
+
+    members     ids of the epoch's cores, in the order of their data parallel rank
+    dp          this core's rank among them; None: it leaves
+    placement   which experts lie where
+    rendezvous  where the epoch's ranks meet: the first core's store
+    """
+
+    number: int
+    members: tuple[int, ...]
+    dp: int | None
+    placement: Placement
+    rendezvous: Rendezvous
+
+    @property
+    def data(self) -> int:
+        return len(self.members)
+
+
+class Prepare(msgspec.Struct, tag="prepare"):
+    """Make ready for an epoch beside the one that serves. Answered by Prepared, or by Unprepared, which leaves all as it was."""
+
+    epoch: EpochPlan
+
+
+class Commit(msgspec.Struct, tag="commit"):
+    """Switch to the epoch that was prepared, at the step at which all its ranks can. Answered by Switched."""
+
+    number: int
+
+
+class Abandon(msgspec.Struct, tag="abandon"):
+    """Forget the epoch that was prepared, or is being prepared."""
+
+    number: int
+
+
+EpochOrder = Prepare | Commit | Abandon
+
+
+class Prepared(msgspec.Struct, tag="prepared"):
+    number: int
+    seconds: float
+
+
+class Unprepared(msgspec.Struct, tag="unprepared"):
+    number: int
+    error: str
+
+
+class Switched(msgspec.Struct, tag="switched"):
+    """It is in the epoch, or out of it where it leaves."""
+
+    number: int
+
+
+EpochAnswer = Prepared | Unprepared | Switched

@@ -1,0 +1,84 @@
+"""The engine cores that a frontend starts itself, each a process of this machine."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import zmq.asyncio
+
+from starling_engine.config import EngineConfig
+from starling_engine.core.client import CoreClient
+from starling_engine.core.launcher import CoreHandle
+from starling_engine.core.messages import Loading, Shutdown
+from starling_engine.delta import Stats, add_totals
+
+HOST = "127.0.0.1"
+
+
+class OwnCores:
+    """Started and ended in any number. `host` as in `CoreHandle`."""
+
+    def __init__(self, context: "zmq.asyncio.Context", config: EngineConfig, host: str | None = None) -> None:
+        self.past = Stats()
+        """What cores that have ended had counted."""
+        self._context = context
+        self._config = config
+        self._host = host
+        self._processes: dict[CoreClient, CoreHandle] = {}
+
+    @property
+    def clients(self) -> list[CoreClient]:
+        """In the order in which they were started."""
+        return list(self._processes)
+
+    @property
+    def processes(self) -> list[CoreHandle]:
+        return list(self._processes.values())
+
+    async def start(self, names: Sequence[str], on_phase: Callable[[Loading], None] | None = None) -> list[CoreClient]:
+        """Waits until they have loaded; all of them or none. Raises what ended the loading."""
+        started: list[CoreClient] = []
+        for name in names:
+            process = CoreHandle(self._config, self._host)
+            client = CoreClient(self._context, process.address, self._config.progress_timeout, process, name)
+            self._processes[client] = process
+            started.append(client)
+        try:
+            for client in started:
+                await client.connect(on_phase)
+        except BaseException:
+            for client in started:
+                self._processes[client].kill()
+            await self.end(started)
+            raise
+        return started
+
+    async def end(self, clients: Sequence[CoreClient]) -> None:
+        """Open requests end with them."""
+        for client in clients:
+            if client.failure is None and client.hello is not None:
+                await client.send(Shutdown())
+        for client in clients:
+            await client.close()
+        for client in clients:
+            process = self._processes.pop(client)
+            if client.failure is not None:  # it would not listen
+                process.kill()
+            await _until_ended(process)
+            process.close(timeout=0)
+            add_totals(self.past, client.stats)
+
+    # ---- as a coordinator sees them ----
+
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        return [(client, HOST) for client in await self.start([f"engine core {rank}" for rank in ranks])]
+
+    async def release(self, clients: Sequence[CoreClient]) -> None:
+        await self.end(clients)
+
+
+async def _until_ended(process: CoreHandle) -> None:
+    """Looks every 20 ms for 5 s. At the program's end, when `LLM` shuts down, no thread can be had to wait in."""
+    for _ in range(250):
+        if process.exit_reason() is not None:
+            return
+        await asyncio.sleep(0.02)

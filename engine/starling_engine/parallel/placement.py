@@ -1,0 +1,138 @@
+"""Which experts each rank holds. Pure: no torch, no processes."""
+
+from dataclasses import dataclass
+
+from starling_engine.errors import ConfigError
+
+Layer = tuple[tuple[int, ...], ...]
+"""The experts of each EP rank, in one layer: distinct, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`layers[i]` places the experts of the model's i-th layer that has any. Every expert is on at least one rank of each layer.
+
+    Which of its slots a rank keeps an expert in is its own affair: ranks name experts to each other, never slots.
+    """
+
+    num_experts: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.layers[0])
+
+    @property
+    def slots(self) -> int:
+        """The most experts that a rank holds in a layer."""
+        return max(len(experts) for layer in self.layers for experts in layer)
+
+    def held(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """The experts of `rank` in each layer; none for a rank that is not in this placement."""
+        return tuple(layer[rank] if rank < self.ranks else () for layer in self.layers)
+
+
+def spread(num_experts: int, ranks: int, layers: int, slots: int | None = None, redundant: int = 0) -> Placement:
+    """The first placement: neighbours stay together, sizes differ by one at most, and the first experts have `redundant` copies.
+
+    Raises ConfigError where that is more than `slots` experts on a rank (None: as many as it takes), or experts are too few.
+    """
+    sizes = _sizes(num_experts, ranks, slots, redundant)
+    ends = [sum(sizes[: rank + 1]) for rank in range(ranks)]
+    layer = tuple(
+        tuple(sorted(copy % num_experts for copy in range(end - size, end))) for size, end in zip(sizes, ends, strict=True)
+    )
+    return Placement(num_experts, (layer,) * layers)
+
+
+def regroup(placement: Placement, ranks: int, slots: int | None = None, redundant: int = 0) -> Placement:
+    """`placement` for another number of ranks, with as few experts moved as equal sizes allow.
+
+    Leavers are the last ranks, joiners come behind. Raises as `spread`.
+    """
+    sizes = _sizes(placement.num_experts, ranks, slots, redundant)
+    known: dict[Layer, Layer] = {}  # layers are often placed alike
+    for layer in placement.layers:
+        if layer not in known:
+            known[layer] = _regroup_layer(layer, placement.num_experts, sizes)
+    return Placement(placement.num_experts, tuple(known[layer] for layer in placement.layers))
+
+
+def moves(old: Placement | None, new: Placement, rank: int) -> tuple[tuple[int, ...], ...]:
+    """The experts of each layer that `rank` has to load for `new`, holding those of `old`."""
+    if old is None:
+        return new.held(rank)
+    return tuple(
+        tuple(expert for expert in after if expert not in before)
+        for before, after in zip(map(set, old.held(rank)), new.held(rank), strict=True)
+    )
+
+
+def slots_between(old: Placement, new: Placement) -> int:
+    """The slots that every rank needs in a layer to hold both what it has and what it is to have."""
+    ranks = range(max(old.ranks, new.ranks))
+    pairs = [(before, after) for rank in ranks for before, after in zip(old.held(rank), new.held(rank), strict=True)]
+    return max(len({*before, *after}) for before, after in pairs)
+
+
+def _sizes(num_experts: int, ranks: int, slots: int | None, redundant: int) -> list[int]:
+    """How many experts each rank holds, descending."""
+    if not 1 <= ranks <= num_experts:
+        raise ConfigError(
+            f"{ranks} ranks cannot share the {num_experts} experts of a layer; possible: 1 to {num_experts}", "data_parallel_size"
+        )
+    total = num_experts + redundant
+    if redundant < 0 or total > ranks * num_experts:
+        raise ConfigError(
+            f"{ranks} ranks have use for 0 to {(ranks - 1) * num_experts} copies of a layer's experts, got {redundant}",
+            "num_redundant_experts",
+        )
+    if slots is not None and total > ranks * slots:
+        raise ConfigError(
+            f"{ranks} ranks have {slots} slots each for {total} experts of a layer; possible: {-(-total // slots)} ranks or more",
+            "data_parallel_size",
+        )
+    return [total // ranks + (rank < total % ranks) for rank in range(ranks)]
+
+
+def _regroup_layer(layer: Layer, num_experts: int, sizes: list[int]) -> Layer:
+    held = [list(experts) for experts in layer[: len(sizes)]]
+    held += [[] for _ in range(len(sizes) - len(held))]
+    # Ranks that hold the most keep the most.
+    order = sorted(range(len(sizes)), key=lambda rank: (-len(held[rank]), rank))
+    room = dict(zip(order, sizes, strict=True))
+    copies = [0] * num_experts
+    for experts in held:
+        for expert in experts:
+            copies[expert] += 1
+    for rank, experts in enumerate(held):
+        while len(experts) > room[rank]:
+            _drop(experts, copies)
+    _make_room(held, copies, sum(sizes))
+    for expert in [expert for expert in range(num_experts) if not copies[expert]]:
+        _give(expert, held, room, copies)
+    while short := [rank for rank, experts in enumerate(held) if len(experts) < room[rank]]:
+        rank = short[0]
+        _give(min(set(range(num_experts)) - {*held[rank]}, key=lambda e: (copies[e], e)), held, {rank: room[rank]}, copies)
+    return tuple(tuple(sorted(experts)) for experts in held)
+
+
+def _drop(experts: list[int], copies: list[int]) -> None:
+    """Lets go of the one with the most copies elsewhere."""
+    expert = max(experts, key=lambda e: (copies[e], e))
+    experts.remove(expert)
+    copies[expert] -= 1
+
+
+def _make_room(held: list[list[int]], copies: list[int], total: int) -> None:
+    """Gives up copies while there is no room for every expert that has none."""
+    while sum(map(len, held)) + copies.count(0) > total:
+        _drop(max((experts for experts in held if any(copies[e] > 1 for e in experts)), key=len), copies)
+
+
+def _give(expert: int, held: list[list[int]], room: dict[int, int], copies: list[int]) -> None:
+    """To the rank with the most room."""
+    rank = max(room, key=lambda r: (room[r] - len(held[r]), -r))
+    assert len(held[rank]) < room[rank]
+    held[rank].append(expert)
+    copies[expert] += 1

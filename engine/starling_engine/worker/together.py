@@ -1,0 +1,146 @@
+"""The loop of a worker that steps with ranks of other cores: its own core's plans when there are any, and serving in between."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.errors import EpochFailed
+from starling_engine.executor.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
+from starling_engine.step import StepPlan
+from starling_engine.worker.lockstep import Epoch, Lockstep, Turn
+from starling_engine.worker.preparing import Preparation, Preparer
+from starling_engine.worker.worker import Worker
+
+LOADING_LOOK_SECONDS = 0.01
+STAGE_POLL_MS = 1
+"""How long a rank of several stages waits for a plan before it serves without one: its next may hang on a stage behind it."""
+
+
+class Together:
+    """`socket` is the executor's; `decode` and `send` are of its messages. `finish_step` is called after each plan."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        socket: zmq.Socket[bytes],
+        decode: Callable[[bytes], ToWorker],
+        send: Callable[[FromWorker], None],
+        finish_step: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._socket = socket
+        self._decode = decode
+        self._send = send
+        self._finish_step = finish_step
+        self._steps = Lockstep()
+        self._moves = worker.rearrangement()
+        self._plans: deque[StepPlan] = deque()
+        self._expects = False
+        """The core has said that it will have more."""
+        self._stopped = False
+        self._preparer = Preparer(zmq.Context.instance(), self._prepare)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._preparer.socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Until Stop."""
+        while not self._stopped:
+            self._wait()
+            while not self._stopped and self._socket.poll(0):
+                self._handle(self._decode(self._socket.recv()))
+            if (made := self._preparer.take()) is not None:
+                self._take_prepared(made)
+            if not self._stopped and self._steps.wants_turn(has_plan=bool(self._plans)):
+                self._turn()
+
+    def _turn(self) -> None:
+        match self._steps.turn(has_plan=bool(self._plans)):
+            case Turn.RUN:
+                result = self._worker.attempt(self._plans.popleft())
+                if self._worker.samples or result.error is not None:
+                    self._send(Executed(result))
+                self._finish_step()
+            case Turn.SERVE:
+                self._worker.serve()
+            case Turn.SWITCHED:
+                self._switched()
+
+    # ---- messages ----
+
+    def _wait(self) -> None:
+        """Until there is something to do."""
+        epoch = self._steps.epoch
+        if epoch is None:
+            self._poller.poll()
+            return
+        self._poller.register(epoch.bells.socket, zmq.POLLIN)
+        self._poller.poll(self._patience())
+        self._poller.unregister(epoch.bells.socket)
+
+    def _patience(self) -> int | None:
+        """Milliseconds to wait for a message; None: as long as it takes."""
+        if self._plans:
+            return 0
+        if not self._steps.wants_turn(has_plan=False):
+            return None
+        if self._worker.num_stages > 1:
+            return STAGE_POLL_MS
+        return None if self._expects else 0
+
+    def _handle(self, message: ToWorker) -> None:
+        match message:
+            case Execute(plan):
+                self._plans.append(plan)
+                self._expects = True
+            case Idle():
+                self._expects = False
+            case Prepare(epoch):
+                self._begin(epoch)
+            case Commit(number):
+                if self._steps.commit(number):
+                    self._switched()
+            case Abandon():
+                self._preparer.cancel()
+                self._steps.withdraw()
+                self._moves.cancel()
+            case Stop():
+                self._stopped = True
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message to a worker that is ready")
+
+    # ---- epochs ----
+
+    def _begin(self, plan: EpochPlan) -> None:
+        if plan.dp is not None:
+            self._moves.start(plan.placement, self._worker.rank_among(plan.dp))
+        self._preparer.start(plan)
+
+    def _prepare(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
+        """In a thread of the preparer's."""
+        if plan.dp is None:
+            return None
+        while self._moves.ready < self._moves.num_layers:
+            if cancelled():
+                raise EpochFailed("cancelled")
+            time.sleep(LOADING_LOOK_SECONDS)
+        return self._worker.join_epoch(plan)
+
+    def _take_prepared(self, made: Preparation) -> None:
+        if made.error is not None:
+            self._moves.cancel()
+            self._send(Unprepared(made.plan.number, made.error))
+            return
+        self._steps.offer(made.plan, made.epoch)
+        self._send(Prepared(made.plan.number, made.seconds))
+
+    def _switched(self) -> None:
+        plan = self._steps.prepared
+        assert plan is not None
+        if self._steps.epoch is not None:
+            self._moves.commit(self._steps.epoch.ranks)
+            self._worker.epoch = plan.number
+        self._send(Switched(plan.number))

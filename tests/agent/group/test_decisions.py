@@ -1,0 +1,160 @@
+"""The leader's list, the nodes' questions, and who connects to what; no sockets."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.group import Core, GroupView, Member
+from starling_agent.contract.identity import read_identity
+from starling_agent.group.connections import wanted_cores
+from starling_agent.group.desk import GroupRefusal, Unreachable
+from starling_agent.group.leader import SILENCE_SECONDS, Leader
+from starling_agent.group.membership import Membership
+from starling_agent.group.places import Places
+
+
+def member(node: int, **changes: Any) -> Member:
+    given: dict[str, Any] = {
+        "node": node,
+        "pod": f"chat-0-{node}",
+        "address": f"10.0.0.{node}",
+        "incarnation": f"life-{node}",
+        "group": "chat-0",
+        "revision": "1a2b3c4",
+        "release": "0.1.0",
+        "config_hash": "c0ffee",
+    }
+    return Member(**{**given, **changes})
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def core(rank: int, **changes: Any) -> Core:
+    return Core(**{"rank": rank, "address": f"tcp://10.0.0.{rank}:4000", **changes})
+
+
+async def test_the_leader_tells_who_is_there() -> None:
+    clock = Clock()
+    leader = Leader(member(0), nodes=2, data=2, clock=clock)
+    first = await leader.answer(member(0), 0, 0)
+    assert [known.node for known in first.members] == [0] and first.data == 2
+    waiting = asyncio.create_task(leader.answer(member(0), first.version, 5))
+    await asyncio.sleep(0)
+    second = await leader.answer(member(1, cores=[core(1)]), 0, 0)
+    assert (await waiting) == second and [known.node for known in second.members] == [0, 1]
+    assert await leader.answer(member(1, cores=[core(1)]), second.version, 0.01) == second, "who says the same is no news"
+    again = await leader.answer(member(1, incarnation="another life"), second.version, 5)
+    assert again.version > second.version and again.members[1].cores == []
+    clock.now += SILENCE_SECONDS - 1
+    await leader.answer(member(0), 0, 0)
+    clock.now += 2
+    leader.drop_silent()
+    assert [known.node for known in leader.view.members] == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"group": "other-0"}, "other_group"),
+        ({"revision": "7654321"}, "other_revision"),
+        ({"release": "0.2.0"}, "other_release"),
+        ({"config_hash": "decaf"}, "other_configuration"),
+        ({"node": 2}, "no_such_node"),
+    ],
+)
+async def test_nodes_that_do_not_belong(changes: dict[str, Any], code: str) -> None:
+    leader = Leader(member(0), nodes=2, data=2)
+    with pytest.raises(GroupRefusal) as refused:
+        await leader.answer(member(**{"node": 1, "pod": "chat-0-1", **changes}), 0, 0)
+    assert refused.value.code == code and "chat-0-1" in str(refused.value)
+    assert leader.view.members == []
+
+
+class Desk:
+    """Answers what a test puts in, one after the other, and remembers the questions."""
+
+    def __init__(self, *answers: GroupView | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Member, GroupView | None]] = []
+
+    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+        self.asked.append((member, known))
+        if not self.answers:
+            await asyncio.sleep(seconds)
+        answer = self.answers.pop(0) if self.answers else known
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        return answer
+
+
+async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starling_agent.group.membership.RETRY_SECONDS", 0.01)
+    view = GroupView(incarnation="life-0", version=3, data=2)
+    desk = Desk(Unreachable("nobody there"), GroupRefusal("other_release", "too old"), view)
+    told: list[str | None] = []
+    membership = Membership(desk, member(1), told.append)
+    running = asyncio.create_task(membership.run())
+    await membership.changed(2)
+    assert membership.view == view
+    assert told == ["nobody there", "the leader refuses this node: too old", None]
+    membership.publish([core(1)])
+    await asyncio.sleep(0.05)
+    assert desk.asked[-1] == (member(1, cores=[core(1)]), view)
+    membership.stop_taking()
+    await asyncio.sleep(0.05)
+    assert desk.asked[-1][0].cores == [core(1, taking=False)]
+    running.cancel()
+
+
+def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
+    members = [
+        member(0, cores=[core(0)]),
+        member(1, cores=[core(1), core(2, taking=False)]),
+        member(2, cores=[Core(rank=3, joining="tcp://x:1")]),
+    ]
+    view = GroupView(incarnation="life-0", version=1, data=3, members=members)
+    assert wanted_cores(view, 0) == {"engine core 1 of chat-0-1 (tcp://10.0.0.1:4000)": "tcp://10.0.0.1:4000"}
+    assert list(wanted_cores(view, 2).values()) == ["tcp://10.0.0.0:4000", "tcp://10.0.0.1:4000"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "cores"),
+    [
+        ({}, [(0,)]),
+        ({"data": 3}, [(0,), (1,), (2,)]),
+        ({"data": 4, "per_node": 2}, [(0, 1), (2, 3)]),
+        ({"data": 2, "tensor": 2, "per_node": 2}, [(0,), (1,)]),
+        ({"tensor": 4, "per_node": 2}, [(0,), ()]),
+        ({"data": 2, "pipeline": 2}, [(0,), (), (1,), ()]),
+    ],
+)
+def test_where_cores_run(layout: dict[str, int], cores: list[tuple[int, ...]]) -> None:
+    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
+    assert [places.cores(node) for node in range(places.nodes)] == cores
+
+
+@pytest.mark.parametrize(
+    ("layout", "workers"),
+    [
+        ({"data": 3}, [(), (), ()]),
+        ({"tensor": 2}, [(), ((0, 1),)]),
+        ({"tensor": 4, "per_node": 2}, [(), ((0, 2), (0, 3))]),
+        ({"data": 2, "pipeline": 2}, [(), ((0, 1),), (), ((1, 1),)]),
+    ],
+)
+def test_which_workers_run_for_cores_of_other_nodes(layout: dict[str, int], workers: list[tuple[tuple[int, int], ...]]) -> None:
+    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
+    assert [places.workers_for_others(node) for node in range(places.nodes)] == workers
+
+
+def test_where_the_leader_is() -> None:
+    pod = {"STARLING_POD_NAME": "chat-0-1", "STARLING_NAMESPACE": "prod"}
+    assert read_identity(pod).leader == "chat-0-0.chat-0.prod.svc:8001"
+    assert read_identity({**pod, "STARLING_LEADER": "127.0.0.1:9"}).leader == "127.0.0.1:9"

@@ -1,0 +1,124 @@
+"""Two nodes that serve one model: real agents, each with an engine core of its own."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agent.node.conftest import Agent, Reader, StartAgent, ask, free_port, start_agent
+
+__all__ = ["start_agent"]
+pytestmark = pytest.mark.timeout(180)
+DATA = {"layout": {"data": 2, "per_node": 1}}
+
+
+@pytest.fixture
+def start_node(start_agent: StartAgent) -> Callable[..., Agent]:
+    """start(number, leader=None, **changes): node 0 is the leader and comes first, or its admin port is given."""
+
+    def start(number: int, leader: Agent | int | None = None, **changes: Any) -> Agent:
+        port = leader.config["admin"]["port"] if isinstance(leader, Agent) else leader
+        environment = {} if port is None else {"STARLING_LEADER": f"127.0.0.1:{port}"}
+        return start_agent(pod=f"chat-1a2b3c4-0-{number}", environment=environment, **{**DATA, **changes})
+
+    return start
+
+
+def until_data(agent: Agent, size: int) -> None:
+    """Until it is ready and sees so many data parallel ranks."""
+    agent.reports(lambda report: report.ready and report.topology is not None and report.topology.data == size)
+
+
+def test_two_nodes_share_the_work_and_one_goes_on_without_the_other(start_node: Callable[..., Agent]) -> None:
+    first = start_node(0)
+    second = start_node(1, first)
+    for agent in (first, second):
+        until_data(agent, 2)
+    report = second.report()
+    assert (report.leader, first.report().leader, report.topology and report.topology.ranks) == (False, True, 2)
+    assert [ask(agent).status_code for agent in (first, second)] == [200, 200]
+    many_requests_reach_both_cores(first, second)
+    another_node_is_refused(start_node, first)
+    only_the_leader_answers_and_only_to_nodes(first, second)
+
+    second.process.send_signal(signal.SIGKILL)
+    until_data(first, 1)
+    assert "engine core 1 of chat-1a2b3c4-0-1" in (first.report().last_error or "")
+    assert first.report().ready and ask(first).status_code == 200
+    again = start_node(1, first)
+    for agent in (first, again):
+        until_data(agent, 2)
+    many_requests_reach_both_cores(again, first)
+
+
+def many_requests_reach_both_cores(asked: Agent, other: Agent) -> None:
+    """All are sent to one node."""
+    before = [agent.metric("vllm:generation_tokens_total") for agent in (asked, other)]
+
+    async def send() -> list[int]:
+        body = {"model": "pydoc", "max_tokens": 16, "ignore_eos": True}
+        async with httpx.AsyncClient(base_url=asked.url, timeout=60.0, trust_env=False) as client:
+            answers = [client.post("/v1/completions", json={**body, "prompt": f"import {n}"}) for n in range(8)]
+            return [answer.status_code for answer in await asyncio.gather(*answers)]
+
+    assert asyncio.run(send()) == [200] * 8
+    time.sleep(1.2)  # counters come with the next ping
+    after = [agent.metric("vllm:generation_tokens_total") for agent in (asked, other)]
+    gained = [now - then for now, then in zip(after, before, strict=True)]
+    assert sum(gained) == 8 * 16 and min(gained) >= 16, "each core is counted once, by its own node"
+
+
+def another_node_is_refused(start_node: Callable[..., Agent], leader: Agent) -> None:
+    """By the leader, in words; what serves is left alone."""
+    stranger = start_node(1, leader, revision="7654321")
+    told = stranger.reports(lambda report: report.last_error is not None)[-1]
+    assert "the leader refuses this node" in (told.last_error or "") and "7654321" in (told.last_error or "")
+    assert not told.ready
+    stranger.close()
+    assert leader.report().ready and ask(leader).status_code == 200
+
+
+def only_the_leader_answers_and_only_to_nodes(leader: Agent, other: Agent) -> None:
+    answer = other.admin.post("/admin/group", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_leader")
+    assert f"127.0.0.1:{leader.config['admin']['port']}" in answer.text
+    assert leader.admin.post("/admin/group", headers={"Authorization": "Bearer guess"}, json={}).status_code == 401
+    answer = leader.admin.post("/admin/group", json={"node": "first"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert "incarnation" in answer.json()["error"]["message"]
+    assert leader.admin.get("/admin/group").status_code == 405
+
+
+def test_a_node_waits_for_its_leader_and_finds_it_again(start_node: Callable[..., Agent]) -> None:
+    port = free_port()
+    second = start_node(1, port)
+    waiting = second.reports(lambda report: report.phase == "warming" and report.last_error is not None)[-1]
+    assert f"the leader at http://127.0.0.1:{port}/admin/group does not answer" in (waiting.last_error or "")
+    first = start_node(0, admin={"port": port})
+    for agent in (first, second):
+        until_data(agent, 2)
+    assert second.report().last_error is None
+
+    first.process.send_signal(signal.SIGKILL)
+    until_data(second, 1)
+    assert ask(second).status_code == 200, "it serves without its leader"
+    again = start_node(0, admin={"port": port})
+    for agent in (again, second):
+        until_data(agent, 2)
+
+
+def test_a_node_that_drains_finishes_what_others_sent_to_it(start_node: Callable[..., Agent]) -> None:
+    first = start_node(0)
+    second = start_node(1, first)
+    for agent in (first, second):
+        until_data(agent, 2)
+    streams = [Reader(first, 3900) for _ in range(2)]
+    time.sleep(0.7)  # counters come with the next ping
+    assert second.metric("vllm:num_requests_running") == 1, "one of the streams runs on the other node"
+    assert second.end() == 0
+    assert all(stream.result().endswith("data: [DONE]\n\n") for stream in streams)
+    assert all('"finish_reason":"length"' in stream.text for stream in streams)

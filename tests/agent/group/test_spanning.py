@@ -1,0 +1,69 @@
+"""One data parallel rank on two nodes: its core runs on the first, a worker on the second."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.group.test_group import start_node, until_data
+from tests.agent.node.conftest import Agent, Reader, ask, start_agent
+
+__all__ = ["start_agent", "start_node"]
+pytestmark = pytest.mark.timeout(180)
+
+
+def worker_of(agent: Agent) -> int:
+    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
+    (pid,) = [int(pid) for pid in children if b"starling_engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return pid
+
+
+def greedy(agent: Agent) -> str:
+    body = {"model": "pydoc", "prompt": "import", "max_tokens": 8, "temperature": 0}
+    return str(agent.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("split", ["pipeline", "tensor"])
+def test_a_model_split_over_two_nodes(start_node: Callable[..., Agent], split: str) -> None:
+    layout: dict[str, Any] = {
+        "layout": {split: 2, "per_node": 1},
+        "recovery": {"progress_timeout_seconds": 5, "engine_restarts": 3},
+    }
+    second = start_node(1, first := start_node(0, **layout), **layout)
+    for agent in (first, second):
+        until_data(agent, 1)
+    topology = second.report().topology
+    assert topology is not None and (getattr(topology, split), topology.ranks) == (2, 2)
+    assert first.report().topology == topology
+    assert len({greedy(agent) for agent in (first, second)}) == 1
+
+    stream = Reader(second, 3900)
+    os.kill(worker_of(second), signal.SIGKILL)
+    assert "error" in stream.last_event()
+    down = first.reports(lambda report: report.phase == "restarting", seconds=20)[-1]
+    assert "rank 1 on 127.0.0.1 is gone" in (down.last_error or "")
+    for agent in (first, second):
+        until_data(agent, 1)
+        assert ask(agent).status_code == 200
+    assert [agent.process.poll() for agent in (first, second)] == [None, None], "started again in place"
+
+    if split == "pipeline":
+        another_pod_takes_the_place_of_one_that_is_gone(start_node, first, second, layout)
+
+
+def another_pod_takes_the_place_of_one_that_is_gone(
+    start_node: Callable[..., Agent], first: Agent, second: Agent, layout: dict[str, Any]
+) -> None:
+    second.process.send_signal(signal.SIGKILL)
+    assert "rank 1" in (first.reports(lambda report: not report.ready, seconds=20)[-1].last_error or "")
+    again = start_node(1, first, **layout)
+    for agent in (first, again):
+        until_data(agent, 1)
+        assert ask(agent).status_code == 200
+    stream = Reader(first, 1500)
+    again.process.send_signal(signal.SIGTERM)
+    assert first.end() == 0 and again.process.wait(30) == 0, "both wait for what is open"
+    assert stream.result().endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in stream.text

@@ -1,0 +1,48 @@
+"""Ranks as threads of one process: the kernels and gloo let others run."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+from starling_engine import native
+from starling_engine.models.context import no_tick
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
+from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.parallel.shard import Shard
+from starling_engine.parallel.shared import SharedCommunicator
+
+T = TypeVar("T")
+KINDS = [
+    "gloo",
+    pytest.param("shared", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
+]
+
+Join = Callable[[str, int, int], Communicator]
+"""(name of the group, this rank in it, its ranks) -> their communicator."""
+
+
+def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: float = 20.0) -> list[T]:
+    """What `work` gives for each rank. The first error that one raises is raised."""
+    store = serve_store("127.0.0.1", timeout)
+    place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", timeout)
+
+    def rank(index: int) -> T:
+        mine = join_store(place)
+
+        def join(name: str, at: int, of: int) -> Communicator:
+            if of == 1:
+                return ALONE
+            slow = GlooCommunicator(mine, name, Shard(at, of), place, no_tick)
+            return SharedCommunicator(slow, timeout) if kind == "shared" else slow
+
+        return work(index, join)
+
+    with ThreadPoolExecutor(count) as threads:
+        return [future.result() for future in [threads.submit(rank, index) for index in range(count)]]
+
+
+def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
+    """As `on_threads`, of ranks that are one group."""
+    return on_threads(count, kind, lambda index, join: work(join("all", index, count)), timeout)
