@@ -61,7 +61,7 @@ def test_it_grows_and_shrinks_under_streams_without_a_restart(
         for name in stayed.keys() & now.keys():
             assert stayed[name] == now[name], "a pod that stays is not restarted"
         stayed = now
-        assert group["topology"] == f"TP1 PP1 DP{size}"
+        assert group["topology"] == f"TP1 PP1 DP{size}" + (f" EP{size}" if size > 1 else "")
         traffic.wait_for_more(4)
     traffic.wait_for_more(20)
     requests = traffic.stop()
