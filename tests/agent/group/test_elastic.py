@@ -45,7 +45,10 @@ def scaled(leader: Agent, name: str, data: int) -> Operation:
 
 
 def serves(size: int) -> Callable[[Report], bool]:
-    return lambda report: report.ready and report.topology is not None and report.topology.data == size
+    def check(report: Report) -> bool:
+        return report.ready and report.topology is not None and (report.topology.data, report.topology.expert) == (size, size)
+
+    return check
 
 
 class Streams:
