@@ -1,13 +1,16 @@
 """Groups of engine cores, each a process with ranks of its own, that hold a model's experts among them."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from starling_engine import AsyncEngine, SamplingParams
 
 from tests.engine.checkpoints import STEPS, Reference
+from tests.engine.cores import assert_greedy
 from tests.engine.running import MODEL, running
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
@@ -15,9 +18,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
 
 @asynccontextmanager
 async def group(reference: Reference, **args: Any) -> AsyncIterator[AsyncEngine]:
+    """When it ends, no process of it is left."""
     settings: dict[str, Any] = {"enable_expert_parallel": True, "max_num_batched_tokens": 24, "progress_timeout": 10.0}
-    async with running(model=str(reference.folder), tokenizer=MODEL, **settings, **args) as engine:
+    async with running(**{"model": str(reference.folder), "tokenizer": MODEL, **settings, **args}) as engine:
         yield engine
+    assert not children(os.getpid()), "processes were left behind"
 
 
 async def complete(engine: AsyncEngine, reference: Reference, **options: Any) -> list[int]:
@@ -28,3 +33,60 @@ async def complete(engine: AsyncEngine, reference: Reference, **options: Any) ->
 async def complete_many(engine: AsyncEngine, reference: Reference, count: int) -> list[list[int]]:
     """At once, each with a cache of its own."""
     return await asyncio.gather(*(complete(engine, reference, cache_salt=str(i)) for i in range(count)))
+
+
+class Traffic:
+    """Requests one after another in several streams, until it is stopped; each is as transformers has it."""
+
+    def __init__(self, engine: AsyncEngine, reference: Reference, streams: int = 3) -> None:
+        self.done = 0
+        self._stopped = False
+        self._tasks = [asyncio.create_task(self._stream(engine, reference, f"{i}")) for i in range(streams)]
+
+    async def _stream(self, engine: AsyncEngine, reference: Reference, name: str) -> None:
+        while not self._stopped:
+            assert_greedy(await complete(engine, reference, cache_salt=f"{name}-{self.done}"), reference)
+            self.done += 1
+
+    async def more(self, count: int = 4) -> None:
+        """Waits for further answers."""
+        wanted = self.done + count
+        while self.done < wanted:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
+
+    async def failures(self) -> list[BaseException]:
+        """What ended each of the streams."""
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [error for error in ended if error is not None]
+
+
+def children(parent: int) -> list[int]:
+    """The engine's processes that `parent` has started, in their order."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == parent and b"starling_engine" in command:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def worker_of(engine: AsyncEngine, core: int) -> int:
+    """The process of the only rank of one of the engine's cores."""
+    return children(engine.processes[core].pid)[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
