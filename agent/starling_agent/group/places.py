@@ -43,6 +43,7 @@ def most_places(layout: LayoutConfig) -> Places:
 
 
 def is_led(config: AgentConfig) -> bool:
-    """Whether somebody has to bring the group to its size: it can change, or its cores hold experts among them."""
-    shares = bool(config.engine.get("enable_expert_parallel")) and config.layout.data > 1
+    """Whether somebody has to bring the group to its size: it can change, or its ranks hold experts in epochs."""
+    engine = config.engine
+    shares = bool(engine.get("enable_expert_parallel")) and (config.layout.data > 1 or bool(engine.get("enable_eplb")))
     return config.layout.elastic is not None or shares

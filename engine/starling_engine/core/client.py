@@ -11,8 +11,9 @@ import zmq.asyncio
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
+from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
+from starling_engine.parallel.placement import Layer
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
@@ -42,6 +43,8 @@ class CoreClient:
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
+        self.rearranged: dict[int, dict[int, Layer]] = {}
+        """By epoch, the newest of them alone: where the experts of each layer lie that were rearranged in it."""
         self._process = process
         self._progress_timeout = progress_timeout
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
@@ -177,6 +180,8 @@ class CoreClient:
                 answered = self._orders.get(message.number)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
+            case Rearranged(epoch, _, layers):
+                self.rearranged = {epoch: {**self.rearranged.get(epoch, {}), **layers}}
             case Loading():
                 pass
 

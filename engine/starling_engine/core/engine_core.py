@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from starling_engine.config import EngineConfig
 from starling_engine.delta import MOVED, Delta
-from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Switched
+from starling_engine.epoch import Abandon, Balance, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Rearranged, Switched
 from starling_engine.executor.base import Executor
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
@@ -35,6 +35,8 @@ class EngineCore:
         self.scheduler = Scheduler(settings, kv, self.membership.epoch)
         self.taking = not config.worker.lockstep
         """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
+        self._balances: dict[int, float] = {}
+        """By stage."""
         self._busy = False
         self._next: EpochPlan | None = None
         self._leaving: Commit | None = None
@@ -97,6 +99,22 @@ class EngineCore:
             if isinstance(answer, Switched):
                 self._switch(answer.number)
         return answers
+
+    def count_moves(self) -> list[Rearranged]:
+        """Takes what workers tell of their experts into the counters; where those lie now."""
+        stats, moved = self.scheduler.stats, []
+        for told in self.executor.balances():
+            if isinstance(told, Balance):
+                self._balances[told.stage] = told.now
+                stats.eplb_balance = min(self._balances.values())  # of the worst stage
+                continue
+            moved.append(told)
+            stats.eplb_experts_moved_total += told.moved
+            stats.eplb_seconds_total += told.seconds
+            if told.complete:
+                stats.eplb_rearrangements_total += 1
+                stats.eplb_balance_before, stats.eplb_balance_after = told.before, told.after
+        return moved
 
     def _switch(self, number: int) -> None:
         plan, self._next = self._next, None

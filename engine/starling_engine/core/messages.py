@@ -3,7 +3,7 @@
 import msgspec
 
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import EpochAnswer, EpochOrder
+from starling_engine.epoch import EpochAnswer, EpochOrder, Rearranged
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
@@ -87,4 +87,4 @@ class Member(msgspec.Struct, tag="member"):
     taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | Member | EpochAnswer
+FromCore = Deltas | Hello | Pong | Loading | Member | Rearranged | EpochAnswer

@@ -33,7 +33,7 @@ from starling_engine.core.messages import (
     Shutdown,
 )
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Switched
+from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
@@ -88,6 +88,8 @@ class CoreProcess:
                 self.executor.check()
                 self._send_deltas(self.core.step())
                 self._send_answers(self.core.answers())
+                for moved in self.core.count_moves():
+                    self._tell_all(moved)
                 self._forget_silent()
         finally:
             self.executor.shutdown()
@@ -181,7 +183,7 @@ class CoreProcess:
                 self._send(self._leader[1], answer)
                 self._leader = None
 
-    def _tell_all(self, message: Member) -> None:
+    def _tell_all(self, message: Member | Rearranged) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 

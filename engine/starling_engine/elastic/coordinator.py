@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, Protocol
+
+import msgspec
 
 from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
 from starling_engine.errors import ConfigError, EngineDead, EpochFailed, OperationRunning, StarlingError
 from starling_engine.models.config import ModelConfig
-from starling_engine.parallel.placement import Placement, regroup, spread
+from starling_engine.parallel.placement import Placement, even_slots, regroup, spread
 from starling_engine.parallel.rendezvous import Rendezvous
 
 logger = logging.getLogger("starling.elastic")
@@ -54,14 +57,26 @@ class ExpertSpace:
     layers: int
     slots: int
     tensor: int
+    redundant: int | None = None
+    """Copies of experts that are wanted besides the first of each; None: none, and ranks may hold one expert more than others."""
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> "ExpertSpace":
         worker = config.worker
         assert model.moe is not None and worker.lockstep, "only experts are held among several cores"
         return cls(
-            experts=model.moe.num_experts, layers=len(model.moe.layers), slots=worker.expert_slots, tensor=worker.layout.tensor
+            experts=model.moe.num_experts,
+            layers=len(model.moe.layers),
+            slots=worker.expert_slots,
+            tensor=worker.layout.tensor,
+            redundant=worker.eplb.redundant if worker.eplb is not None else None,
         )
+
+    def copies(self, ranks: int) -> int:
+        """Of a layer's experts, besides the first of each, on so many ranks."""
+        if self.redundant is None:
+            return 0
+        return min(self.slots, even_slots(self.experts, ranks, self.redundant)) * ranks - self.experts
 
 
 @dataclass(slots=True)
@@ -197,9 +212,9 @@ class Coordinator:
     def _plans(self, number: int, members: list[Member]) -> list[EpochPlan]:
         space, ranks = self._space, len(members) * self._space.tensor
         if self.placement is None:
-            placement = spread(space.experts, ranks, space.layers, space.slots)
+            placement = spread(space.experts, ranks, space.layers, space.slots, space.copies(ranks))
         else:
-            placement = regroup(self.placement, ranks, space.slots)
+            placement = regroup(self._placement_now(self.placement), ranks, space.slots, space.copies(ranks))
         first = members[0]
         assert first.client.hello is not None, "only cores that have loaded are members"
         store = first.client.hello.store
@@ -211,9 +226,15 @@ class Coordinator:
                 dp=dp,
                 placement=placement,
                 rendezvous=Rendezvous(first.host, store, member.host, self._patience),
+                nodes=count_nodes([member.host for member in members]),
             )
             for dp, member in enumerate(members)
         ]
+
+    def _placement_now(self, placement: Placement) -> Placement:
+        """`placement`, the epoch's first, with what ranks have told of layers that were rearranged since."""
+        told = self.members[0].client.rearranged.get(self.epoch, {})
+        return Placement(placement.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(placement.layers)))
 
     async def _commit(self, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         """From here there is no way back: ranks that have switched wait for those that have not."""
@@ -235,7 +256,13 @@ class Coordinator:
 
 
 def replace_dp(plan: EpochPlan, dp: int | None) -> EpochPlan:
-    return EpochPlan(number=plan.number, members=plan.members, dp=dp, placement=plan.placement, rendezvous=plan.rendezvous)
+    return msgspec.structs.replace(plan, dp=dp)
+
+
+def count_nodes(hosts: Sequence[str]) -> int:
+    """The nodes of members in their order, where each node has as many, next to each other; else 1."""
+    sizes = [len(list(same)) for _, same in groupby(hosts)]
+    return len(sizes) if len(set(sizes)) == 1 and len(sizes) == len(set(hosts)) else 1
 
 
 async def at_once(work: Sequence[Coroutine[None, None, object]]) -> None:

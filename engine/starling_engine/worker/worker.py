@@ -16,7 +16,7 @@ import zmq
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import EpochPlan
+from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.layers.select import select_linear_method
@@ -27,6 +27,7 @@ from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.expert_ranks import ExpertRanks, over_tensor
 from starling_engine.parallel.gloo import join_store
+from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
@@ -35,6 +36,7 @@ from starling_engine.sampling.select import select_sample_op
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
+from starling_engine.worker.balancing import Balancing
 from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.meeting import Loaded, meet
@@ -148,6 +150,11 @@ class Worker:
         meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
         return Epoch(plan, layout, place, zmq.Context.instance(), self._tick)
 
+    def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
+        """How they come to be others because of what they have to do."""
+        assert self._model is not None and self._model.config.moe is not None and self._shared is not None, "prepare() comes first"
+        return Balancing(self._config, self._model.config.moe, self._shared, moves, tell)
+
     def rank_among(self, dp: int) -> int:
         """This rank's number among those that share the experts of its stage, in a core of that data parallel rank."""
         layout = self._config.layout
@@ -163,7 +170,9 @@ class Worker:
         if not self._config.lockstep:
             return over_tensor(model, tensor) if self._config.expert_parallel else None
         assert model.moe is not None, "only experts are held among several"
-        self._shared = ExpertRanks(model.moe.num_experts, self._config.expert_slots, tensor)
+        experts, slots, eplb = model.moe.num_experts, self._config.expert_slots, self._config.eplb
+        window = LoadWindow(len(model.moe.layers), experts, eplb.window) if eplb is not None else None
+        self._shared = ExpertRanks(experts, slots + (eplb.spare if eplb is not None else 0), tensor, window=window)
         return self._shared
 
     def _reserved(self, model: Decoder) -> int:
