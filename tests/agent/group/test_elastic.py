@@ -124,6 +124,8 @@ def test_it_grows_and_shrinks_under_streams(start_node: Callable[..., Agent]) ->
     for prompt in PROMPTS:
         assert len(streams.texts[prompt] | through_both.texts[prompt]) == 1, "the size changes no token"
     assert put(first, "back", 1).json()["phase"] == "done", "the same id is the same operation"
+    committed = 'starling:elastic_operation_seconds_count{phase="committing"} 3.0'
+    assert committed in first.http.get("/metrics").text
     assert first.report().size.effective == 1
 
 
