@@ -7,8 +7,10 @@ The messages go from whoever leads the group to each core, and from there, uncha
 
 import msgspec
 
+from starling_engine.layout import Coordinates, ParallelLayout
 from starling_engine.parallel.placement import Layer, Placement
 from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.parallel.shard import Shard
 
 
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,17 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data(self) -> int:
         return len(self.members)
+
+    def exchange(self, layout: ParallelLayout, place: Coordinates) -> tuple[str, Shard]:
+        """The name of the group of ranks that share the experts of a stage, and which of them this core's rank at `place` is."""
+        assert self.dp is not None, "whoever leaves has no place"
+        shard = Shard(self.dp * layout.tensor + place.tp, self.data * layout.tensor)
+        return f"epoch/{self.number}/{place.pp}", shard
+
+    def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
+        """What errors call rank `ep` of those that share the experts of a stage, in cores of `layout`."""
+        dp, tp = divmod(ep, layout.tensor)
+        return f"rank {stage * layout.tensor + tp} of engine core {self.members[dp]}"
 
 
 class Prepare(msgspec.Struct, tag="prepare"):

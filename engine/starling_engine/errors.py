@@ -8,6 +8,7 @@ StarlingError
 │   └── EngineDead        the engine core died or makes no progress
 ├── RankLost              a rank of the group died, hangs or did not come; the message says which
 ├── EpochFailed           a change of membership came to nothing, and the old one goes on
+├── OperationRunning      the group's size is being changed already
 ├── ConfigError           an engine argument is wrong, `field` names it
 └── ModelError            the checkpoint cannot be served
     ├── UnsupportedModel  its architecture or a feature of its config is unknown
@@ -57,6 +58,10 @@ class RankLost(StarlingError):
 
 class EpochFailed(StarlingError):
     """A change of membership could not be made ready; it was undone, and what served before goes on."""
+
+
+class OperationRunning(StarlingError):
+    """One change of the group's size at a time; the message says what is going on. Nothing was changed."""
 
 
 class ConfigError(StarlingError):

@@ -79,19 +79,22 @@ class CoreClient:
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
         last: Loading | None = None
-        began = time.monotonic()
+        began = heard = time.monotonic()
         while self.hello is None:
             await self.send(Ping())
             await asyncio.sleep(LOADING_PING_SECONDS)
             if await self._socket.poll(0):
                 message = self._decode(await self._socket.recv())
+                heard = time.monotonic()
                 if isinstance(message, Loading) and message != last:
                     last = message
                     if on_phase is not None:
                         on_phase(message)
                 self._take(message)
             if self._process is not None and self._process.exit_reason() is not None:
-                raise self._process.error()
+                raise self._process.error(self.name)
+            if last is not None and time.monotonic() - heard > max(self._progress_timeout, SILENCE_SECONDS):
+                raise EngineDead(f"{self.name} stopped answering while it loaded")
             if self._process is None and last is None and time.monotonic() - began > SILENCE_SECONDS:
                 raise EngineDead(f"no engine core answers (waited {SILENCE_SECONDS:g} s)")
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]

@@ -53,12 +53,12 @@ class CoreHandle:
         self._relay.join(timeout=1)
         return self._cause or f"exit status {code}: {self._last_line}"
 
-    def error(self) -> StarlingError:
-        """The error that ended the loading: ConfigError and ModelError as the core raised them, else EngineDead."""
+    def error(self, core: str) -> StarlingError:
+        """What ended the loading: ConfigError and ModelError as the core raised them, else EngineDead that names `core`."""
         reason = self.exit_reason() or "it is still running"
         name, _, text = reason.partition(": ")
         kinds = {kind.__name__: kind for kind in (ConfigError, ModelError, UnsupportedModel, WeightError)}
-        return kinds[name](text) if name in kinds else EngineDead(f"the engine core did not start: {reason}")
+        return kinds[name](text) if name in kinds else EngineDead(f"{core} did not start: {reason}")
 
     def close(self, timeout: float = 5.0) -> None:
         """Waits for the core to end by itself, then ends it."""

@@ -60,8 +60,8 @@ class CoreProcess:
         self._owners: dict[str, bytes] = {}
         self._last_heard: dict[bytes, float] = {}
         self._greeted: set[bytes] = set()
-        self._leader: bytes | None = None
-        """Who gave the order that has not been answered yet."""
+        self._leader: tuple[int, bytes] | None = None
+        """The epoch of the order that has not been answered yet, and who gave it."""
         self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._context = zmq.Context()
@@ -167,7 +167,8 @@ class CoreProcess:
         if not self.config.worker.lockstep:
             logger.warning("%s is for cores that step with others, which this one does not", type(order).__name__)
             return
-        self._leader = None if isinstance(order, Abandon) else identity
+        number = order.epoch.number if isinstance(order, Prepare) else order.number
+        self._leader = None if isinstance(order, Abandon) else (number, identity)
         deltas = self.core.order(order)
         if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
             self._tell_all(Member(self.core.membership, taking=False))
@@ -178,9 +179,9 @@ class CoreProcess:
         for answer in answers:
             if isinstance(answer, Switched):
                 self._tell_all(Member(self.core.membership, self.core.taking))
-            if self._leader is not None:
-                self._send(self._leader, answer)
-            self._leader = None
+            if self._leader is not None and self._leader[0] == answer.number:  # else of one that was abandoned
+                self._send(self._leader[1], answer)
+                self._leader = None
 
     def _tell_all(self, message: Member | Rearranged) -> None:
         for identity in tuple(self._greeted):

@@ -14,7 +14,7 @@ import msgspec
 from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
-from starling_engine.errors import ConfigError, EngineDead, EpochFailed, StarlingError
+from starling_engine.errors import ConfigError, EngineDead, EpochFailed, OperationRunning, StarlingError
 from starling_engine.models.config import ModelConfig
 from starling_engine.parallel.placement import Placement, even_slots, regroup, spread
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -86,18 +86,18 @@ class Change:
     target: int
     tell: Callable[[Stage], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    _stage: Stage | None = None
+    stage: Stage | None = None
     _since: float = 0.0
 
     def enter(self, stage: Stage) -> None:
         self.end_stage()
-        self._stage, self._since = stage, time.monotonic()
+        self.stage, self._since = stage, time.monotonic()
         if self.tell is not None:
             self.tell(stage)
 
     def end_stage(self) -> None:
-        if self._stage is not None:
-            self.seconds[self._stage] = time.monotonic() - self._since
+        if self.stage is not None:
+            self.seconds[self.stage] = time.monotonic() - self._since
 
 
 class Coordinator:
@@ -113,6 +113,9 @@ class Coordinator:
         self._patience = patience
         self._numbers = 0
         self._ids = 0
+        self._current: Change | None = None
+        self._failure: str | None = None
+        """Why the group cannot go on: a commit was begun and not finished."""
 
     @property
     def data(self) -> int:
@@ -120,15 +123,33 @@ class Coordinator:
 
     @property
     def dead(self) -> str | None:
-        """Which member is lost; None while all live."""
-        return next((member.client.failure for member in self.members if member.client.failure is not None), None)
+        """Why the group cannot go on; None while it can."""
+        failures = (member.client.failure for member in self.members)
+        return self._failure or next((failure for failure in failures if failure is not None), None)
+
+    def check(self) -> None:
+        """Raises EngineDead when the group cannot go on."""
+        if self.dead is not None:
+            raise EngineDead(self.dead)
 
     async def resize(self, change: Change) -> None:
-        """To `change.target` cores. Cancelling the task before the commit undoes it.
+        """To `change.target` cores. Cancelling the task before the commit undoes it; later it is too late, and is forgotten.
 
-        Raises EpochFailed when it came to nothing and the old epoch goes on, and EngineDead when the group can not go on.
+        Raises EpochFailed when it came to nothing and the old epoch goes on, and EngineDead when the group can not go on. Of the
+        first size, what ended the loading. OperationRunning, ConfigError and EngineDead before anything is changed.
         """
-        self._check(change.target)
+        if self._current is not None:
+            stage = self._current.stage or "beginning"
+            raise OperationRunning(f"a change from {self.data} to {self._current.target} engine cores is {stage}")
+        self.check()
+        self._check_target(change.target)
+        self._current = change
+        try:
+            await self._resize(change)
+        finally:
+            self._current = None
+
+    async def _resize(self, change: Change) -> None:
         change.enter("waiting")
         joiners = await self._launch(change.target - self.data)
         try:
@@ -139,13 +160,16 @@ class Coordinator:
         except BaseException:
             await self._release(joiners)
             raise
+        await _to_its_end(self._finish(change, plan, members, leavers))
+
+    async def _finish(self, change: Change, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         change.enter("committing")
-        await asyncio.shield(self._commit(plan, members, leavers))
+        await self._commit(plan, members, leavers)
         change.enter("releasing")
         await self._release(leavers)
         change.end_stage()
 
-    def _check(self, target: int) -> None:
+    def _check_target(self, target: int) -> None:
         space = self._space
         least, most = -(-space.experts // (space.slots * space.tensor)), space.experts // space.tensor
         if not least <= target <= most:
@@ -157,7 +181,12 @@ class Coordinator:
     async def _launch(self, count: int) -> list[Member]:
         if count <= 0:
             return []
-        launched = await self._cores.launch(range(self.data, self.data + count))
+        try:
+            launched = await self._cores.launch(range(self.data, self.data + count))
+        except StarlingError as error:
+            if not self.members:
+                raise
+            raise EpochFailed(f"new engine cores: {error}") from error
         self._ids += count
         return [Member(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
 
@@ -172,10 +201,10 @@ class Coordinator:
         gone = replace_dp(plans[0], None)
         orders += [member.client.order(Prepare(gone)) for member in leavers]
         try:
-            await _all(orders)
+            await at_once(orders)
         except BaseException as error:
             await self._abandon(self._numbers, members + leavers)
-            if isinstance(error, EngineDead) and all(member.client.failure is None for member in self.members):
+            if isinstance(error, EngineDead) and self.members and all(member.client.failure is None for member in self.members):
                 raise EpochFailed(str(error)) from error
             raise
         return plans[0]
@@ -210,9 +239,12 @@ class Coordinator:
     async def _commit(self, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         """From here there is no way back: ranks that have switched wait for those that have not."""
         try:
-            await _all([member.client.order(Commit(plan.number)) for member in members + leavers])
-        except StarlingError as error:
-            raise EngineDead(f"epoch {plan.number} was not reached: {error}") from error
+            await at_once([member.client.order(Commit(plan.number)) for member in members + leavers])
+        except BaseException as error:
+            self._failure = f"epoch {plan.number} was not reached: {error or type(error).__name__}"
+            if isinstance(error, StarlingError):
+                raise EngineDead(self._failure) from error
+            raise
         self.members, self.epoch, self.placement = members, plan.number, plan.placement
         logger.info("epoch %d serves with %d data parallel ranks", plan.number, len(members))
 
@@ -233,9 +265,9 @@ def count_nodes(hosts: Sequence[str]) -> int:
     return len(sizes) if len(set(sizes)) == 1 and len(sizes) == len(set(hosts)) else 1
 
 
-async def _all(orders: Sequence[Coroutine[None, None, float]]) -> None:
-    """All at once; the first failure ends the waiting for the others."""
-    tasks = [asyncio.ensure_future(order) for order in orders]
+async def at_once(work: Sequence[Coroutine[None, None, object]]) -> None:
+    """The first failure ends the waiting for the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
     try:
         for done in asyncio.as_completed(tasks):
             await done
@@ -243,3 +275,18 @@ async def _all(orders: Sequence[Coroutine[None, None, float]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Whatever cancels the caller meanwhile comes too late."""
+    task = asyncio.ensure_future(work)
+    while True:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done():
+                raise
+            logger.info("cancelled too late: the commit has begun")
+            caller = asyncio.current_task()
+            assert caller is not None
+            caller.uncancel()

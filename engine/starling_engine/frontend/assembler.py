@@ -44,7 +44,7 @@ class Assembler:
         self._sequences = [_Sequence(index, prompt_ids, params, tokenizer) for index in range(params.n)]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
         self._untaken_prompt_logprobs = self._prompt_logprobs
-        self._cached_tokens = 0
+        self._cached_tokens: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -55,7 +55,7 @@ class Assembler:
 
         What the core still sends for a sequence that has ended is ignored.
         """
-        if delta.cached_tokens is not None and index == 0:
+        if self._cached_tokens is None and index == 0:  # what another core finds cached when it takes over is none of the caller's
             self._cached_tokens = delta.cached_tokens
         if self._prompt_logprobs is not None and index == 0:
             self._prompt_logprobs += [name_logprobs(row, self._names) for row in delta.prompt_logprobs or ()]
@@ -76,7 +76,7 @@ class Assembler:
             outputs=gained,
             finished=self.finished,
             prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self._cached_tokens,
+            num_cached_tokens=self._cached_tokens or 0,
         )
 
     def output(self) -> RequestOutput:
@@ -89,7 +89,7 @@ class Assembler:
             outputs=[sequence.output() for sequence in self._sequences],
             finished=self.finished,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
-            num_cached_tokens=self._cached_tokens,
+            num_cached_tokens=self._cached_tokens or 0,
         )
 
 

@@ -106,8 +106,9 @@ class AsyncEngine:
     async def scale(self, data: int, tell: Callable[[Stage], None] | None = None) -> dict[str, float]:
         """Changes the number of engine cores while they serve; `tell` hears of each stage. Seconds that each stage took.
 
-        No request is lost: those of a core that leaves go on on another. Raises ConfigError for a size that cannot be, EpochFailed
-        when it came to nothing and all is as it was, EngineDead when the group cannot go on.
+        No request is lost: those of a core that leaves go on on another. Raises ConfigError for a size that cannot be,
+        OperationRunning while another change is under way, EpochFailed when it came to nothing and all is as it was, EngineDead
+        when the group cannot go on. Cancelled before the commit it is undone, and later it ends as if it had not been.
         """
         if self._coordinator is None or not self.config.worker.elastic:
             raise ConfigError("only an engine that was started with it can change its size", "enable_elastic_ep")
@@ -390,6 +391,8 @@ class AsyncEngine:
 
     def check_health(self) -> None:
         """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""
+        if self._coordinator is not None:
+            self._coordinator.check()
         for client in self._clients:
             client.check()
 

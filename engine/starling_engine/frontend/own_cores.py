@@ -10,6 +10,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Loading, Shutdown
 from starling_engine.delta import Stats, add_totals
+from starling_engine.elastic.coordinator import at_once
 
 HOST = "127.0.0.1"
 
@@ -43,8 +44,7 @@ class OwnCores:
             self._processes[client] = process
             started.append(client)
         try:
-            for client in started:
-                await client.connect(on_phase)
+            await at_once([client.connect(on_phase if client is started[0] else None) for client in started])
         except BaseException:
             for client in started:
                 self._processes[client].kill()

@@ -42,9 +42,9 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
     )
 
 
-def nearby(ranks: Communicator, rendezvous: Rendezvous) -> Communicator:
-    """Through shared memory where that can be."""
+def nearby(ranks: Communicator, rendezvous: Rendezvous, call: Callable[[int], str] | None = None) -> Communicator:
+    """Through shared memory where that can be. `call` as in `SharedCommunicator`."""
     if ranks.shard.count == 1 or native.load() is None or not share_memory(ranks):
         return ranks
     logger.info("%d ranks exchange through shared memory (they are on one machine)", ranks.shard.count)
-    return SharedCommunicator(ranks, rendezvous.timeout)
+    return SharedCommunicator(ranks, rendezvous.timeout, call)

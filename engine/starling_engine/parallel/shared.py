@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,11 +22,12 @@ SHARED_FOLDER = Path("/dev/shm")
 class SharedCommunicator:
     """`slow` carries what is rare, and the agreement on where the memory is. All its ranks must be on this machine."""
 
-    def __init__(self, slow: Communicator, timeout: float) -> None:
-        """Raises RankLost when a rank does not come, ConfigError where there is no room for memory to share."""
+    def __init__(self, slow: Communicator, timeout: float, call: Callable[[int], str] | None = None) -> None:
+        """`call` is what errors call a rank. Raises RankLost when one does not come, ConfigError when memory is short."""
         self.shard = slow.shard
         self._slow = slow
         self._timeout = timeout
+        self._call = call or (lambda rank: f"rank {rank} of {slow.shard.count}")
         self._memory = self._join(ops.exchange_bytes(self.shard.count, SLOT_BYTES))
         self._area = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
@@ -64,7 +65,7 @@ class SharedCommunicator:
 
     def _check(self, missing: int | None) -> None:
         if missing is not None:
-            raise RankLost(f"rank {missing} of {self.shard.count} did not come within {self._timeout:g} s")
+            raise RankLost(f"{self._call(missing)} did not come within {self._timeout:g} s")
 
     def _join(self, size: int) -> mmap.mmap:
         """The first rank makes the file and tells its name; it is unlinked once all have it open, so nothing is left behind."""

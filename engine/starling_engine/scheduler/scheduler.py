@@ -82,7 +82,8 @@ class Scheduler:
             problem = (f"must be at most max_tokens ({params.max_tokens})", "min_tokens")
         if problem is not None:
             return Delta(record.id, record.attempt, finish_reason="error", error=problem[0], error_param=problem[1])
-        if len(self.waiting) >= self.config.max_num_waiting:
+        # One that another core handed over was accepted there.
+        if not record.attempt and len(self.waiting) >= self.config.max_num_waiting:
             text = f"{len(self.waiting)} requests are waiting already"
             return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
         if params.max_tokens is not None and len(record.output_ids) >= params.max_tokens:

@@ -11,7 +11,6 @@ from starling_engine.layout import Coordinates, ParallelLayout
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.ranks import nearby
-from starling_engine.parallel.shard import Shard
 from starling_engine.worker.bells import Bells
 
 
@@ -30,10 +29,10 @@ class Epoch:
         assert plan.dp is not None, "whoever leaves has no place"
         self.plan = plan
         self.dp = plan.dp
-        name, shard = f"epoch/{plan.number}/{place.pp}", Shard(plan.dp * layout.tensor + place.tp, plan.data * layout.tensor)
+        name, shard = plan.exchange(layout, place)
         store = join_store(plan.rendezvous)
         gloo = GlooCommunicator(store, name, shard, plan.rendezvous, tick)
-        self.ranks: Communicator = nearby(gloo, plan.rendezvous)
+        self.ranks: Communicator = nearby(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, place.pp))
         self.bells = Bells(context, store, name, shard, plan.rendezvous)
 
     def close(self) -> None:

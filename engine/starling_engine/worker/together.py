@@ -1,20 +1,17 @@
 """The loop of a worker that steps with ranks of other cores: its own core's plans when there are any, and serving in between."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 
 import zmq
 
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
-from starling_engine.errors import EpochFailed
 from starling_engine.executor.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
 from starling_engine.step import StepPlan
 from starling_engine.worker.lockstep import Epoch, Lockstep, Turn
 from starling_engine.worker.preparing import Preparation, Preparer
 from starling_engine.worker.worker import Worker
 
-LOADING_LOOK_SECONDS = 0.01
 STAGE_POLL_MS = 1
 """How long a rank of several stages waits for a plan before it serves without one: its next may hang on a stage behind it."""
 
@@ -129,11 +126,11 @@ class Together:
         """In a thread of the preparer's."""
         if plan.dp is None:
             return None
-        while self._moves.ready < self._moves.num_layers:
-            if cancelled():
-                raise EpochFailed("cancelled")
-            time.sleep(LOADING_LOOK_SECONDS)
-        return self._worker.join_epoch(plan)
+        return self._worker.join_epoch(plan, self._loaded, cancelled)
+
+    def _loaded(self) -> tuple[int, bool]:
+        complete = self._moves.ready == self._moves.num_layers
+        return self._moves.progress[0], complete
 
     def _take_prepared(self, made: Preparation) -> None:
         if made.error is not None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 import zmq
@@ -25,6 +26,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.expert_ranks import ExpertRanks, over_tensor
+from starling_engine.parallel.gloo import join_store
 from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.parallel.rearrangement import Rearrangement
@@ -37,6 +39,7 @@ from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.balancing import Balancing
 from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.lockstep import Epoch
+from starling_engine.worker.meeting import Loaded, meet
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
@@ -138,15 +141,19 @@ class Worker:
         source = DummyWeights(config.seed) if dummy else Checkpoint(Path(config.model_path))
         return Rearrangement(self._shared, self._model.experts, source)
 
+    def join_epoch(self, plan: EpochPlan, loaded: Loaded, cancelled: Callable[[], bool]) -> Epoch:
+        """Meets the other ranks of an epoch when all have loaded. Raises as `meet`."""
+        layout, own = self._config.layout, self._config.rendezvous
+        assert own is not None, "the executor says where this rank can be reached"
+        plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
+        place = layout.coordinates(self._config.rank)
+        meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
+        return Epoch(plan, layout, place, zmq.Context.instance(), self._tick)
+
     def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
         """How they come to be others because of what they have to do."""
         assert self._model is not None and self._model.config.moe is not None and self._shared is not None, "prepare() comes first"
         return Balancing(self._config, self._model.config.moe, self._shared, moves, tell)
-
-    def join_epoch(self, plan: EpochPlan) -> Epoch:
-        """Meets the other ranks of an epoch. Raises RankLost when one does not come."""
-        layout = self._config.layout
-        return Epoch(plan, layout, layout.coordinates(self._config.rank), zmq.Context.instance(), self._tick)
 
     def rank_among(self, dp: int) -> int:
         """This rank's number among those that share the experts of its stage, in a core of that data parallel rank."""

@@ -108,9 +108,7 @@ def serve(
         bool, _option("--enable-expert-parallel", "-ep", text="Whole experts on TP ranks.", panel=PARALLEL)
     ] = False,
     data_parallel_size: Annotated[int, _option("--data-parallel-size", "-dp", text="DP.", panel=PARALLEL)] = 1,
-    enable_eplb: Annotated[
-        bool, _option("--enable-eplb", text="Move experts between ranks by load.", panel=PARALLEL)
-    ] = False,
+    enable_eplb: Annotated[bool, _option("--enable-eplb", text="Move experts between ranks by load.", panel=PARALLEL)] = False,
     num_redundant_experts: Annotated[
         int, _option("--num-redundant-experts", text="Copies of a layer's most loaded experts.", panel=PARALLEL)
     ] = 0,

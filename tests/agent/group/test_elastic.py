@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
@@ -14,8 +13,7 @@ from starling_agent.contract.report import Report
 from starling_agent.contract.scale import Operation
 
 from tests.agent.group.test_group import start_node
-from tests.agent.node.conftest import Agent, start_agent
-from tests.moe_model import write_moe_model
+from tests.agent.node.conftest import MODEL, Agent, start_agent
 
 __all__ = ["start_agent", "start_node"]
 pytestmark = pytest.mark.timeout(240)
@@ -23,15 +21,13 @@ PROMPTS = ["import", "def", "class", "return"]
 LENGTH = 120
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of every agent of an elastic group."""
-    return {
-        "model": {"source": write_moe_model(tmp_path_factory.mktemp("model")).as_uri()},
-        "engine": {"enable_expert_parallel": True, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 16},
-        "layout": {"data": 1, "per_node": 1, "elastic": {"min": 1, "max": 4}},
-        "recovery": {"progress_timeout_seconds": 10},
-    }
+SETTINGS = {
+    "model": {"source": (MODEL.parent / "starling-random-moe").as_uri()},
+    "engine": {"enable_expert_parallel": True, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 16},
+    "layout": {"data": 1, "per_node": 1, "elastic": {"min": 1, "max": 4}},
+    "recovery": {"progress_timeout_seconds": 10},
+}
+"""Of every agent of an elastic group."""
 
 
 def put(leader: Agent, name: str, data: int) -> httpx.Response:
@@ -49,7 +45,10 @@ def scaled(leader: Agent, name: str, data: int) -> Operation:
 
 
 def serves(size: int) -> Callable[[Report], bool]:
-    return lambda report: report.ready and report.topology is not None and report.topology.data == size
+    def check(report: Report) -> bool:
+        return report.ready and report.topology is not None and (report.topology.data, report.topology.expert) == (size, size)
+
+    return check
 
 
 class Streams:
@@ -92,9 +91,9 @@ class Streams:
         assert not self.errors
 
 
-def test_it_grows_and_shrinks_under_streams(start_node: Callable[..., Agent], settings: dict[str, Any]) -> None:
-    first = start_node(0, **settings)
-    second = start_node(1, first, **settings)
+def test_it_grows_and_shrinks_under_streams(start_node: Callable[..., Agent]) -> None:
+    first = start_node(0, **SETTINGS)
+    second = start_node(1, first, **SETTINGS)
     waiting = first.reports(lambda report: report.size.joined == 2)[-1]
     assert not waiting.ready and waiting.operation is None, "nobody has said how large it is to be"
     first_size = scaled(first, "one", 1)
@@ -145,9 +144,9 @@ def refused_without_a_change(first: Agent, second: Agent) -> None:
     assert first.report().size.effective == 2
 
 
-def test_a_group_that_lost_a_core_comes_back_with_its_size(start_node: Callable[..., Agent], settings: dict[str, Any]) -> None:
-    first = start_node(0, **settings)
-    second = start_node(1, first, **settings)
+def test_a_group_that_lost_a_core_comes_back_with_its_size(start_node: Callable[..., Agent]) -> None:
+    first = start_node(0, **SETTINGS)
+    second = start_node(1, first, **SETTINGS)
     scaled(first, "two", 2)
     for agent in (first, second):
         agent.reports(serves(2))

@@ -1,23 +1,35 @@
 """Groups of engine cores, each a process with ranks of its own, that hold a model's experts among them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from starling_engine import AsyncEngine, SamplingParams
 
 from tests.engine.checkpoints import STEPS, Reference
+from tests.engine.cores import assert_greedy
 from tests.engine.running import MODEL, running
 
+MARK = "STARLING_TEST_GROUP"
+"""The variable by which the processes of a group are known."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
 
 
 @asynccontextmanager
 async def group(reference: Reference, **args: Any) -> AsyncIterator[AsyncEngine]:
+    """When it ends, no process of it is left, be it an orphan."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
     settings: dict[str, Any] = {"enable_expert_parallel": True, "max_num_batched_tokens": 24, "progress_timeout": 10.0}
-    async with running(model=str(reference.folder), tokenizer=MODEL, **settings, **args) as engine:
+    async with running(**{"model": str(reference.folder), "tokenizer": MODEL, **settings, **args}) as engine:
         yield engine
+    async with asyncio.timeout(2):
+        while marked(mark):  # noqa: ASYNC110 - processes send no events
+            await asyncio.sleep(0.02)
 
 
 async def complete(engine: AsyncEngine, reference: Reference, **options: Any) -> list[int]:
@@ -28,3 +40,73 @@ async def complete(engine: AsyncEngine, reference: Reference, **options: Any) ->
 async def complete_many(engine: AsyncEngine, reference: Reference, count: int) -> list[list[int]]:
     """At once, each with a cache of its own."""
     return await asyncio.gather(*(complete(engine, reference, cache_salt=str(i)) for i in range(count)))
+
+
+class Traffic:
+    """Requests one after another in several streams, until it is stopped; each is as transformers has it."""
+
+    def __init__(self, engine: AsyncEngine, reference: Reference, streams: int = 3) -> None:
+        self.done = 0
+        self._stopped = False
+        self._tasks = [asyncio.create_task(self._stream(engine, reference, f"{i}")) for i in range(streams)]
+
+    async def _stream(self, engine: AsyncEngine, reference: Reference, name: str) -> None:
+        while not self._stopped:
+            assert_greedy(await complete(engine, reference, cache_salt=f"{name}-{self.done}"), reference)
+            self.done += 1
+
+    async def more(self, count: int = 4) -> None:
+        """Waits for further answers."""
+        wanted = self.done + count
+        while self.done < wanted:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
+
+    async def failures(self) -> list[BaseException]:
+        """What ended each of the streams."""
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [error for error in ended if error is not None]
+
+
+async def when(there: Callable[[], bool]) -> None:
+    while not there():  # noqa: ASYNC110 - processes send no events
+        await asyncio.sleep(0.01)
+
+
+def children(parent: int) -> list[int]:
+    """The engine's processes that `parent` has started, in their order."""
+    return [pid for pid, stat, _ in _processes() if int(stat[1]) == parent]
+
+
+def marked(mark: str) -> list[int]:
+    own = f"{MARK}={mark}".encode()
+    return [pid for pid, _, environment in _processes() if pid != os.getpid() and own in environment]
+
+
+def _processes() -> list[tuple[int, list[str], bytes]]:
+    """Of the engine: ids, their `stat` from the state on, and their environment."""
+    found: list[tuple[int, list[str], bytes]] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+            if folder.name.isdigit() and b"starling_engine" in command:
+                found.append((int(folder.name), stat.rpartition(")")[2].split(), (folder / "environ").read_bytes()))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def worker_of(engine: AsyncEngine, core: int) -> int:
+    """The process of the only rank of one of the engine's cores."""
+    return children(engine.processes[core].pid)[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

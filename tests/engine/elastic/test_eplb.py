@@ -1,7 +1,5 @@
 """Experts that move between ranks because of their load, while the group serves: less waiting, and the same tokens."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from starling_engine import AsyncEngine
@@ -38,7 +36,9 @@ async def serve_until(engine: AsyncEngine, reference: Reference, rearrangements:
     raise AssertionError(f"{engine.stats} after {rounds} rounds")
 
 
-@pytest.mark.parametrize(("data", "tensor", "pipeline", "redundant"), [(2, 1, 1, 0), (4, 1, 1, 4), (2, 2, 1, 4), (1, 2, 1, 0), (2, 1, 2, 0)])
+@pytest.mark.parametrize(
+    ("data", "tensor", "pipeline", "redundant"), [(2, 1, 1, 0), (4, 1, 1, 4), (2, 2, 1, 4), (1, 2, 1, 0), (2, 1, 2, 0)]
+)
 async def test_imbalance_falls_and_tokens_stay(skewed: Reference, data: int, tensor: int, pipeline: int, redundant: int) -> None:
     sizes = {"data_parallel_size": data, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     async with group(skewed, **sizes, **EPLB, num_redundant_experts=redundant, max_num_seqs=8) as engine:

@@ -4,39 +4,11 @@ import asyncio
 import contextlib
 
 import pytest
-from starling_engine import AsyncEngine
 from starling_engine.errors import ConfigError
 
 from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
-from tests.engine.elastic.groups import complete, group
-
-
-class Traffic:
-    """Requests one after another in several streams, until it is stopped."""
-
-    def __init__(self, engine: AsyncEngine, reference: Reference, streams: int = 3) -> None:
-        self.done = 0
-        self._stopped = False
-        self._tasks = [asyncio.create_task(self._stream(engine, reference, f"{i}")) for i in range(streams)]
-
-    async def _stream(self, engine: AsyncEngine, reference: Reference, name: str) -> None:
-        while not self._stopped:
-            assert_greedy(await complete(engine, reference, cache_salt=f"{name}-{self.done}"), reference)
-            self.done += 1
-
-    async def more(self, count: int = 4) -> None:
-        """Waits for further answers."""
-        wanted = self.done + count
-        while self.done < wanted:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.05)
-
-    async def stop(self) -> None:
-        self._stopped = True
-        await asyncio.gather(*self._tasks)
+from tests.engine.elastic.groups import Traffic, complete, group
 
 
 async def test_it_grows_and_shrinks_under_traffic(reference: Reference) -> None:
