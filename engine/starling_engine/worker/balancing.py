@@ -31,6 +31,8 @@ class Moving:
     found: Found | None
     since: float
     flipped: int = 0
+    held_up: float = 0.0
+    """Seconds, of the step that began the latest for it."""
 
 
 class Balancing:
@@ -131,13 +133,17 @@ class Balancing:
 
     def _take(self, placement: Placement) -> None:
         assert self._ranks.placement is not None
-        self._moving, self._offer = Moving(self._ranks.placement, self._offer, time.monotonic()), None
+        moving = self._moving = Moving(self._ranks.placement, self._offer, time.monotonic())
+        self._offer = None
         self._rearrangement.start(placement, self._ranks.rank)
+        moving.held_up = time.monotonic() - moving.since
 
     def _flip_to(self, moving: Moving, count: int) -> None:
         if count > moving.flipped:
+            began = time.monotonic()
             self._rearrangement.flip_to(count)
             moving.flipped = count
+            moving.held_up = max(moving.held_up, time.monotonic() - began)
         if count == self._rearrangement.num_layers:
             self._end(moving, complete=True)
 
@@ -161,8 +167,9 @@ class Balancing:
         moved = sum(len(experts) for rank in range(now.ranks) for experts in moves(moving.before, now, rank))
         seconds = time.monotonic() - moving.since
         logger.info(
-            "%d experts moved in %.2f s: balance %.2f, then %.2f expected%s",
-            *(moved, seconds, moving.found.before, moving.found.after, "" if complete else "; given up before all had"),
+            "%d experts moved in %.2f s, no step held up longer than %.1f ms: balance %.2f, then %.2f expected%s",
+            *(moved, seconds, 1000 * moving.held_up, moving.found.before, moving.found.after),
+            "" if complete else "; given up before all had",
         )
         layers = {row: now.layers[row] for row in self._rows}
         told = (self._epoch, self._stage, layers, moved, seconds, moving.found.before, moving.found.after, complete)

@@ -102,7 +102,8 @@ class Worker:
             memory = (platform.total_memory(), platform.available_memory())
             ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
             num_blocks = self._agree(ledger.num_blocks)
-            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes)
+            moving = self._reserved(model, config.eplb.spare) * dtype.itemsize if config.eplb is not None else 0
+            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
             kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             sampler = Sampler(select_sample_op(platform.device))
@@ -175,10 +176,10 @@ class Worker:
         self._shared = ExpertRanks(experts, slots + (eplb.spare if eplb is not None else 0), tensor, window=window)
         return self._shared
 
-    def _reserved(self, model: Decoder) -> int:
-        """Elements of the experts that this rank will have to hold: it stands by without any."""
-        experts = model.experts.values() if self._config.lockstep else ()
-        return sum(3 * e.shape.slots * e.shape.hidden_size * e.shape.intermediate_size for e in experts)
+    def _reserved(self, model: Decoder, slots: int | None = None) -> int:
+        """Elements of the experts that this rank will have to hold: it stands by without any. `slots` of each layer, or all."""
+        shapes = [e.shape for e in model.experts.values()] if self._config.lockstep else []
+        return sum(3 * (s.slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
 
     # ---- about the rank ----
 
