@@ -336,7 +336,7 @@ async def test_another_size_in_the_middle_cancels(cluster: Cluster, groups: Grou
 
 
 async def test_a_failure_is_told_and_tried_again(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
-    await start_operator(altered=["starling_operator.plan.elastic.pauses:FIRST_BACKOFF=0.5"])
+    await start_operator(altered=["starling_operator.plan.elastic.pauses:FIRST_BACKOFF=4"])
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     groups.fail = 1
