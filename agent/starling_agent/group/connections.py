@@ -1,7 +1,7 @@
 """Keeps this node's frontend connected to the engine cores of all other nodes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Never
 
 import structlog
@@ -9,7 +9,7 @@ from starling_engine import AsyncEngine
 from starling_engine.errors import EngineDead
 
 from starling_agent.contract.group import GroupView
-from starling_agent.group.membership import Membership
+from starling_agent.group.own_part import OwnPart
 
 LOOK_SECONDS = 0.5
 """A core may fail without the leader's having heard of it."""
@@ -22,15 +22,14 @@ class Connections:
     def __init__(
         self,
         engine: AsyncEngine,
-        membership: Membership,
-        own: Sequence[int],
+        part: OwnPart,
         changed: Callable[[str | None], None],
         seen: Callable[[GroupView], None],
     ) -> None:
-        """`own`: data parallel ranks of the cores here. `seen` hears each view, again and again."""
+        """`seen` hears each view, again and again."""
         self._engine = engine
-        self._membership = membership
-        self._own = own
+        self._part = part
+        self._membership = part.membership
         self._changed = changed
         self._seen = seen
         self.complete = asyncio.Event()
@@ -40,7 +39,7 @@ class Connections:
         while True:
             view = self._membership.view
             if view is not None:
-                await self._settle(wanted_cores(view, self._membership.node), is_in=takes_part(self._own, view.data))
+                await self._settle(wanted_cores(view, self._membership.node), is_in=self._part.takes_part(view.data))
                 self._seen(view)
             await self._membership.changed(LOOK_SECONDS)
 
@@ -64,11 +63,6 @@ class Connections:
         log.info("connected", core=name)
         self._changed(None)
         return True
-
-
-def takes_part(own: Sequence[int], data: int) -> bool:
-    """Whether a node with these ranks is one of a group of that size. One with only workers of other nodes' cores always is."""
-    return not own or own[0] < data
 
 
 def wanted_cores(view: GroupView, node: int) -> dict[str, str]:

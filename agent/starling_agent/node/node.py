@@ -18,6 +18,7 @@ from starling_agent.contract.report import Report
 from starling_agent.group.joining import desk_of, member_of
 from starling_agent.group.lead import Lead, lead_of
 from starling_agent.group.membership import Membership
+from starling_agent.group.own_part import OwnPart
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.certificates import keep_renewed
@@ -135,7 +136,8 @@ class _Node:
         desk = desk_of(config, identity, leader)
         self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
         self._leader = leader
-        self._supervisor = Supervisor(config, identity, state, self._membership, resizing, door, token, url, self._leave)
+        part = OwnPart(config, identity, self._membership)
+        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:

@@ -15,18 +15,14 @@ from typing import Any, Never
 import structlog
 from starling_engine import AsyncEngine, EngineArgs
 from starling_engine.core.messages import Loading
-from starling_engine.delta import Stats
 from starling_engine.errors import EngineDead, StarlingError
-from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.contract.group import Core, GroupView
+from starling_agent.contract.group import GroupView
 from starling_agent.contract.identity import Identity
-from starling_agent.group.connections import Connections, takes_part
-from starling_agent.group.membership import Membership
-from starling_agent.group.places import is_led, most_places
+from starling_agent.group.connections import Connections
+from starling_agent.group.own_part import OwnPart
 from starling_agent.group.resizing import Resizing
-from starling_agent.group.workers import Workers
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
@@ -40,8 +36,6 @@ from starling_agent.node.weights import obtain
 from starling_agent.server.collector import keep_for_good
 
 WATCH_SECONDS = 0.2
-HEARD_SECONDS = 1.0
-"""By then the other nodes have heard that this one takes no more requests, and the cores have said what they still have."""
 LOADING_SILENCE_SECONDS = 600.0
 """A load that does nothing new for so long hangs. Building kernels and warming up may take minutes without a word."""
 log = structlog.get_logger("starling.agent")
@@ -58,7 +52,7 @@ class Supervisor:
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
-        membership: Membership,
+        part: OwnPart,
         resizing: Resizing | None,
         door: Door,
         token: FirstToken,
@@ -68,17 +62,10 @@ class Supervisor:
         self._config = config
         self._identity = identity
         self._state = state
-        self._membership = membership
-        self._places = most_places(config.layout)
-        self._own = self._places.cores(identity.node)
-        self._alone = self._places.nodes == 1 and not is_led(config)
-        """All of the group runs here, and its size is the engine's own affair."""
-        self._workers = Workers(self._places, membership, identity.address)
+        self._part = part
         self._engine: AsyncEngine | None = None
         self._lost: str | None = None
         """Why the newest core of another node was lost."""
-        self._joining = ""
-        """Where workers of other nodes have to join the core that runs here."""
         self._resizing = resizing
         self._door = door
         self._token = token
@@ -108,25 +95,17 @@ class Supervisor:
     def drain_begun(self) -> None:
         """Unready at once. Without an engine there is nothing to wait for."""
         self._state.update(phase="draining", ready=False, progress=None)
-        self._membership.stop_taking()
+        self._part.membership.stop_taking()
         if not self._door.is_open:
             self._leave()
 
     async def finish_for_others(self) -> None:
-        """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
-        if self._alone:
-            return
-        await asyncio.sleep(HEARD_SECONDS)
-        while self._has_requests() or self._workers.alive:  # noqa: ASYNC110 - the counts come from other processes
-            await asyncio.sleep(WATCH_SECONDS)
-
-    def _has_requests(self) -> bool:
-        stats = self._engine.stats if self._engine is not None else Stats()
-        return bool(stats.running or stats.waiting)
+        """As `OwnPart` has it."""
+        await self._part.finish_for_others(self._engine)
 
     async def _run_engines(self) -> Never:
         args = await self._prepare()
-        workers = asyncio.create_task(self._workers.keep())
+        workers = asyncio.create_task(self._part.workers.keep())
         try:
             while True:
                 restart = await self._one_engine(args)
@@ -149,7 +128,7 @@ class Supervisor:
         try:
             engine = await self._load(args)
         except Failure as error:
-            self._withdraw()
+            self._part.withdraw()
             return self._down(error)
         try:
             await self._serve(engine)
@@ -157,7 +136,7 @@ class Supervisor:
             return self._down(error)
         finally:
             self._engine = None
-            self._withdraw()
+            self._part.withdraw()
             self._door.close()
             await engine.shutdown()
 
@@ -170,27 +149,22 @@ class Supervisor:
                 def on_phase(loading: Loading) -> None:
                     limit.reschedule(loop.time() + LOADING_SILENCE_SECONDS)
                     self._progress.loading(loading)
-                    if loading.joining != self._joining:
-                        self._invite(loading.joining)
+                    if loading.joining != self._part.joining:
+                        self._part.invite(loading.joining)
 
-                return await AsyncEngine.start(args, on_phase, self._here())
+                return await AsyncEngine.start(args, on_phase, self._part.here)
         except TimeoutError:
             raise passing(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
-
-    def _here(self) -> Here | None:
-        if self._alone:
-            return None
-        return Here(self._identity.address, self._own, self._config.layout.per_node)
 
     async def _serve(self, engine: AsyncEngine) -> Never:
         """Ready only when a token has come through; then until the engine fails."""
         self._engine = engine
         connections = Connections(
-            *(engine, self._membership, self._own),
+            *(engine, self._part),
             changed=lambda cause: self._cores_changed(engine, cause),
             seen=lambda view: self._size_seen(engine, view),
         )
-        self._publish(engine)
+        self._part.publish(engine)
         watch = asyncio.create_task(self._until_dead(engine))
         follow = asyncio.create_task(connections.follow())
         proof = asyncio.create_task(self._prove(engine, connections))
@@ -209,27 +183,7 @@ class Supervisor:
     def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
         """A node that the group is to do without takes no new requests; its open streams go on through it."""
         if self._proven and engine.has_cores:
-            self._state.update(ready=takes_part(self._own, view.target), **read_back(engine))
-
-    def _invite(self, joining: str) -> None:
-        """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
-        self._joining = joining
-        self._membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in self._own])
-
-    def _withdraw(self) -> None:
-        """No core runs here any more."""
-        self._joining = ""
-        self._membership.publish(())
-
-    def _publish(self, engine: AsyncEngine) -> None:
-        """The other nodes may send requests from now on."""
-        if not self._alone:
-            self._membership.publish(
-                [
-                    Core(rank=rank, address=address, joining=self._joining)
-                    for rank, address in zip(self._own, engine.reachable, strict=True)
-                ]
-            )
+            self._state.update(ready=self._part.takes_part(view.target), **read_back(engine))
 
     async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
         if engine.has_cores:

@@ -1,0 +1,72 @@
+"""This node's part of its group: which ranks run here, and what the others are told of them."""
+
+import asyncio
+
+from starling_engine import AsyncEngine
+from starling_engine.delta import Stats
+from starling_engine.frontend.here import Here
+
+from starling_agent.contract.config import AgentConfig
+from starling_agent.contract.group import Core
+from starling_agent.contract.identity import Identity
+from starling_agent.group.membership import Membership
+from starling_agent.group.places import is_led, most_places
+from starling_agent.group.workers import Workers
+
+HEARD_SECONDS = 1.0
+"""By then the other nodes have heard that this one takes no more requests, and the cores have said what they still have."""
+LOOK_SECONDS = 0.2
+
+
+class OwnPart:
+    """`ranks`: data parallel ranks whose cores run here. `alone`: all of the group runs here, and its size is the engine's affair.
+
+    `workers`: of cores that run on other nodes.
+    """
+
+    def __init__(self, config: AgentConfig, identity: Identity, membership: Membership) -> None:
+        places = most_places(config.layout)
+        self.ranks = places.cores(identity.node)
+        self.alone = places.nodes == 1 and not is_led(config)
+        self.membership = membership
+        self.workers = Workers(places, membership, identity.address)
+        self.joining = ""
+        """Where workers of other nodes have to join the core that runs here."""
+        self._here = Here(identity.address, self.ranks, config.layout.per_node)
+
+    @property
+    def here(self) -> Here | None:
+        return None if self.alone else self._here
+
+    def takes_part(self, data: int) -> bool:
+        """Whether it is one of a group of that size. A node with only workers of other nodes' cores always is."""
+        return not self.ranks or self.ranks[0] < data
+
+    def invite(self, joining: str) -> None:
+        """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
+        self.joining = joining
+        self.membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in self.ranks])
+
+    def publish(self, engine: AsyncEngine) -> None:
+        """The other nodes may send requests from now on."""
+        if not self.alone:
+            cores = zip(self.ranks, engine.reachable, strict=True)
+            self.membership.publish([Core(rank=rank, address=address, joining=self.joining) for rank, address in cores])
+
+    def withdraw(self) -> None:
+        """No core runs here any more."""
+        self.joining = ""
+        self.membership.publish(())
+
+    async def finish_for_others(self, engine: AsyncEngine | None) -> None:
+        """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
+        if self.alone:
+            return
+        await asyncio.sleep(HEARD_SECONDS)
+        while _has_requests(engine) or self.workers.alive:  # noqa: ASYNC110 - the counts come from other processes
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _has_requests(engine: AsyncEngine | None) -> bool:
+    stats = engine.stats if engine is not None else Stats()
+    return bool(stats.running or stats.waiting)
