@@ -28,6 +28,29 @@ def group_layout(parallelism: Parallelism, per_node: int = 1) -> GroupLayout:
     return layout
 
 
+def elastic_sizes(parallelism: Parallelism, per_node: int = 1) -> tuple[int, ...]:
+    """Data parallel sizes that a live group may take: within `elastic`, on whole nodes. The bounds are always among them."""
+    bounds = parallelism.elastic
+    assert bounds is not None
+    each = parallelism.tensor if parallelism.expert is not None else 1
+    one = parallelism.tensor * parallelism.pipeline
+    return tuple(data for data in range(bounds.min // each, bounds.max // each + 1) if data * one % per_node == 0)
+
+
+def with_data(layout: GroupLayout, data: int) -> GroupLayout:
+    """The same group at another data parallel size, which fills whole nodes too."""
+    per_node, one = layout.ranks // layout.nodes, layout.tensor * layout.pipeline
+    ranks = data * one
+    return GroupLayout(
+        nodes=-(-ranks // per_node),
+        ranks=ranks,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        data=data,
+        expert=data * layout.tensor,
+    )
+
+
 def _data(parallelism: Parallelism) -> int:
     if parallelism.data is not None and parallelism.expert is not None:
         raise ValueError("parallelism: give at most one of data and expert; the other follows from expert = data * tensor")

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: generated from the types, so that the two cannot differ."""
+"""The CustomResourceDefinitions: generated from the types, so that the two cannot differ."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import yaml
 
 from starling_crds.rules import VALIDATIONS, Rule
 from starling_crds.schema import Schema, structural
+from starling_crds.v1alpha1.scale import ParallelismScaleSpec, ParallelismScaleStatus
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 from starling_crds.v1alpha1.strings import SERVICE_NAME
 
 GROUP, VERSION, KIND, PLURAL = "serving.starling.dev", "v1alpha1", "InferenceService", "inferenceservices"
-FILE_NAME = f"{PLURAL}.{GROUP}.yaml"
+SCALE_KIND, SCALE_PLURAL = "ParallelismScale", "parallelismscales"
 
 _NAME_RULE = Rule(
     cel=SERVICE_NAME.cel.replace("self", "self.metadata.name"),
@@ -21,29 +22,27 @@ _NAME_RULE = Rule(
 
 
 def inferenceservice_crd() -> dict[str, Any]:
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["infsvc"],
-                "categories": ["starling"],
-            },
-            "versions": [_version()],
-        },
-    }
+    names = {"kind": KIND, "plural": PLURAL, "shortNames": ["infsvc"]}
+    text = "A large language model that is served by an OpenAI endpoint inside the cluster."
+    schema = _resource(KIND, text, structural(InferenceServiceSpec), structural(InferenceServiceStatus, defaults=False))
+    return _definition(names, {**schema, VALIDATIONS: [_NAME_RULE.validation()]}, _service_columns())
 
 
-def crd_yaml() -> str:
+def parallelismscale_crd() -> dict[str, Any]:
+    names = {"kind": SCALE_KIND, "plural": SCALE_PLURAL, "shortNames": ["pscale"]}
+    text = "Size of an elastic InferenceService's groups, for autoscalers. Made by the operator, and named as the service."
+    schema = _resource(SCALE_KIND, text, structural(ParallelismScaleSpec), structural(ParallelismScaleStatus, defaults=False))
+    return _definition(names, schema, _scale_columns())
+
+
+def crds() -> dict[str, dict[str, Any]]:
+    """By the name of their file in crds/."""
+    return {f"{crd['metadata']['name']}.yaml": crd for crd in (inferenceservice_crd(), parallelismscale_crd())}
+
+
+def crd_yaml(crd: dict[str, Any]) -> str:
     """Block style, in the order of the types: a reader can follow it."""
-    return yaml.dump(inferenceservice_crd(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(crd, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -54,12 +53,33 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _version() -> dict[str, Any]:
+def _definition(names: dict[str, Any], schema: Schema, columns: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names['plural']}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names["kind"],
+                "listKind": f"{names['kind']}List",
+                "plural": names["plural"],
+                "singular": names["kind"].lower(),
+                "shortNames": names["shortNames"],
+                "categories": ["starling"],
+            },
+            "versions": [_version(schema, columns)],
+        },
+    }
+
+
+def _version(schema: Schema, columns: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": _resource()},
+        "schema": {"openAPIV3Schema": schema},
         "subresources": {
             "status": {},
             "scale": {
@@ -68,27 +88,26 @@ def _version() -> dict[str, Any]:
                 "labelSelectorPath": ".status.selector",
             },
         },
-        "additionalPrinterColumns": _columns(),
+        "additionalPrinterColumns": columns,
     }
 
 
-def _resource() -> Schema:
+def _resource(kind: str, description: str, spec: Schema, status: Schema) -> Schema:
     return {
-        "description": "A large language model that is served by an OpenAI endpoint inside the cluster.",
+        "description": description,
         "type": "object",
         "required": ["spec"],
-        VALIDATIONS: [_NAME_RULE.validation()],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
-            "kind": {"type": "string", "description": f"{KIND}."},
+            "kind": {"type": "string", "description": f"{kind}."},
             "metadata": {"type": "object"},
-            "spec": structural(InferenceServiceSpec),
-            "status": structural(InferenceServiceStatus, defaults=False),
+            "spec": spec,
+            "status": status,
         },
     }
 
 
-def _columns() -> list[dict[str, Any]]:
+def _service_columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         _column("Ready", f"{ready}.status", "Whether the service is as its spec asks."),
@@ -96,6 +115,18 @@ def _columns() -> list[dict[str, Any]]:
         _column("Replicas", ".status.replicas", "Groups that exist.", type="integer"),
         _column("Topology", ".status.topology", "Layout of the groups, as their agents report it."),
         _column("URL", ".status.url", "Base URL of the OpenAI API inside the cluster.", priority=1),
+        _column("Age", ".metadata.creationTimestamp", "Since it was created.", type="date"),
+    ]
+
+
+def _scale_columns() -> list[dict[str, Any]]:
+    ready = '.status.conditions[?(@.type=="Ready")]'
+    return [
+        _column("Unit", ".status.unit", "What the sizes count."),
+        _column("Asked", ".spec.replicas", "Size asked for.", type="integer"),
+        _column("Target", ".status.target", "Size that the groups go to.", type="integer"),
+        _column("Effective", ".status.replicas", "Size that all groups serve at.", type="integer"),
+        _column("Ready", f"{ready}.status", "Whether all groups serve at the target."),
         _column("Age", ".metadata.creationTimestamp", "Since it was created.", type="date"),
     ]
 

@@ -64,3 +64,19 @@ def test_a_killed_rank_on_another_pod_is_named_and_all_start_again(
     took = chat.wait_ready(180)
     print(f"a pod of a split model killed, Ready again: {took:.1f} s later")
     assert [tokens_from(kubectl, chat, pod["name"]) for pod in pods] == ["2", "2"]
+
+
+def test_an_edit_rolls_a_group_of_two_pods_over_without_a_failed_request(
+    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
+) -> None:
+    chat = service(parallelism={"data": 2})
+    chat.wait_ready(120)
+    before = {pod["metadata"]["uid"] for pod in chat.pods()}
+    traffic = Traffic(kubectl, chat, cluster.agent_image)
+    traffic.wait_for_more(3)
+    chat.patch(parallelism={"data": 1})
+    chat.wait_ready(180)
+    traffic.wait_for_more(3)
+    assert failures(traffic.stop()) == []
+    wait_until("the old pods are gone", lambda: not before & {pod["metadata"]["uid"] for pod in chat.pods()}, 90, chat.explain)
+    assert (chat.now["status"]["topology"], len(chat.pods())) == ("TP1 PP1 DP1", 1)

@@ -14,16 +14,18 @@ import time
 from openai import AsyncOpenAI, OpenAIError
 
 TOKENS = 48
+PROMPTS = 500
+"""After so many numbers the same prompts come again."""
 
 
 async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str, object]:
     """Streams one completion to its end; an unfinished stream counts as failed."""
     began = time.time()
-    tokens, finished, error = 0, None, None
+    prompt, text, tokens, finished, error = f"Number {number}: the", "", 0, None, None
     try:
         stream = await client.completions.create(
             model=model,
-            prompt=f"Number {number}: the",
+            prompt=prompt,
             max_tokens=TOKENS,
             temperature=0,
             stream=True,
@@ -31,20 +33,21 @@ async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str,
         )
         async for chunk in stream:
             for choice in chunk.choices:
+                text += choice.text
                 tokens += bool(choice.text)
                 finished = choice.finish_reason or finished
     except OpenAIError as failure:
         error = f"{type(failure).__name__}: {failure}"
     if error is None and finished is None:
         error = "the stream ended without a finish_reason"
-    return {"at": began, "seconds": time.time() - began, "tokens": tokens, "error": error}
+    return {"at": began, "seconds": time.time() - began, "tokens": tokens, "error": error, "prompt": prompt, "text": text}
 
 
 async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker: int) -> None:
     number = worker
     while not stop.is_set():
         print(json.dumps(await one_request(client, model, number)), flush=True)
-        number += 100
+        number = (number + 100) % PROMPTS
         await asyncio.sleep(0.05)
 
 

@@ -33,6 +33,10 @@ class EngineArgs:
     enable_expert_parallel   data and tensor parallel ranks hold some experts each, whole, in place of all or a part of every one
     enable_elastic_ep        data_parallel_size may change while the engine serves
     min_data_parallel_size   the smallest that it may become: ranks have room for the experts that they then hold
+    enable_eplb              experts move between ranks, and get copies, as their load asks for, while the engine serves
+    num_redundant_experts    copies of experts in each layer besides the first of each; rounded up to as many on every rank
+    eplb_window_size         steps over which load is counted
+    eplb_step_interval       steps between two looks at whether experts are to move
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -62,6 +66,10 @@ class EngineArgs:
     enable_expert_parallel: bool = False
     enable_elastic_ep: bool = False
     min_data_parallel_size: int = 1
+    enable_eplb: bool = False
+    num_redundant_experts: int = 0
+    eplb_window_size: int = 1000
+    eplb_step_interval: int = 3000
     num_threads: int | None = None
     progress_timeout: float = 20.0
     show_progress: bool = True
@@ -96,6 +104,13 @@ class EngineArgs:
             raise ConfigError(f"must be at most data_parallel_size ({self.data_parallel_size})", "min_data_parallel_size")
         if self.enable_elastic_ep and not self.enable_expert_parallel:
             raise ConfigError("only experts move between ranks; it needs enable_expert_parallel", "enable_elastic_ep")
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise ConfigError("only whole experts can move between ranks; it needs enable_expert_parallel", "enable_eplb")
+        _at_least("num_redundant_experts", self.num_redundant_experts, 0)
+        if self.num_redundant_experts and not self.enable_eplb:
+            raise ConfigError("copies go where the load is; they need enable_eplb", "num_redundant_experts")
+        _at_least("eplb_window_size", self.eplb_window_size, 1)
+        _at_least("eplb_step_interval", self.eplb_step_interval, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +126,20 @@ class SchedulerConfig:
     stages: int = 1
     """Pipeline stages, each of which is to have a step of its own to work on."""
     eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EplbConfig:
+    """How experts are balanced over their ranks. `window` and `interval` are in steps of an epoch.
+
+    redundant   copies in each layer besides the first of each expert, where there are ranks that have use for them
+    spare       slots in each layer for experts on their way: a rank holds what it has and what it is to have
+    """
+
+    window: int
+    interval: int
+    redundant: int
+    spare: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +168,8 @@ class WorkerConfig:
     """The number of those cores may change."""
     expert_slots: int = 0
     """Experts of each layer that this rank may have to hold; where `lockstep` is set."""
+    eplb: EplbConfig | None = None
+    """Experts move as their load asks for; where `lockstep` is set."""
     local_ranks: int = 1
     """Ranks that share this machine's memory, those of other data parallel ranks included."""
     rank: int = 0

@@ -6,7 +6,10 @@ from starling_engine.step import LogprobRow
 
 
 class Stats(msgspec.Struct, omit_defaults=True):
-    """The core's counters. Those named total only grow while the core lives."""
+    """The core's counters. Those named total only grow while the core lives.
+
+    What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -18,6 +21,12 @@ class Stats(msgspec.Struct, omit_defaults=True):
     preemptions_total: int = 0
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
+    eplb_balance: float = 0.0
+    eplb_balance_before: float = 0.0
+    eplb_balance_after: float = 0.0
+    eplb_rearrangements_total: int = 0
+    eplb_experts_moved_total: int = 0
+    eplb_seconds_total: float = 0.0
 
 
 def add_totals(total: Stats, more: Stats) -> None:

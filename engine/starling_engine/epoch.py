@@ -8,7 +8,7 @@ The messages go from whoever leads the group to each core, and from there, uncha
 import msgspec
 
 from starling_engine.layout import Coordinates, ParallelLayout
-from starling_engine.parallel.placement import Placement
+from starling_engine.parallel.placement import Layer, Placement
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 
@@ -20,6 +20,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     dp          this core's rank among them; None: it leaves
     placement   which experts lie where
     rendezvous  where the epoch's ranks meet: the first core's store
+    nodes       how many nodes the members are on, as many on each and in their order; 1 also where that is not so
     """
 
     number: int
@@ -27,6 +28,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     dp: int | None
     placement: Placement
     rendezvous: Rendezvous
+    nodes: int = 1
 
     @property
     def data(self) -> int:
@@ -41,7 +43,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
         """What errors call rank `ep` of those that share the experts of a stage, in cores of `layout`."""
         dp, tp = divmod(ep, layout.tensor)
-        return f"rank {stage * layout.tensor + tp} of engine core {self.members[dp]}"
+        return f"rank {stage * layout.tensor + tp} of engine core {dp}"
 
 
 class Prepare(msgspec.Struct, tag="prepare"):
@@ -79,6 +81,34 @@ class Switched(msgspec.Struct, tag="switched"):
     """It is in the epoch, or out of it where it leaves."""
 
     number: int
+
+
+class Balance(msgspec.Struct, tag="balance"):
+    """How evenly the ranks that share a stage's experts had to work of late: the mean by the most tokens of a rank, 1 is best."""
+
+    stage: int
+    now: float
+
+
+class Rearranged(msgspec.Struct, tag="rearranged"):
+    """Experts of a stage have moved within an epoch.
+
+    layers     where the stage's experts lie now, by layer as in `Placement`
+    moved      experts that ranks loaded, in all
+    seconds    from its begin to the last layer's change
+    before     the balance that it was begun for
+    after      the balance to expect of the same load
+    complete   False where it was given up: some layers may have changed all the same
+    """
+
+    epoch: int
+    stage: int
+    layers: dict[int, Layer]
+    moved: int
+    seconds: float
+    before: float
+    after: float
+    complete: bool = True
 
 
 EpochAnswer = Prepared | Unprepared | Switched

@@ -13,7 +13,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has."""
+    """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has.
+
+    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here.
+    """
 
     total: int
     limit: int
@@ -23,6 +26,7 @@ class Ledger:
     block_bytes: int
     num_blocks: int
     block_size: int
+    moving: int = 0
 
     @property
     def left(self) -> int:
@@ -37,6 +41,8 @@ class Ledger:
             ("limit", self.limit),
         )
         lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
+        if self.moving:
+            lines[0] += f"   {amount(self.moving)} of them for experts on their way"
         lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {amount(self.block_bytes)} each"
         return "\n".join(lines)
 

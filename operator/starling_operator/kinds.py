@@ -33,6 +33,7 @@ class Kind:
 
 
 INFERENCE_SERVICE = Kind("InferenceService", f"{GROUP}/{VERSION}", "inferenceservices", selector="")
+PARALLELISM_SCALE = Kind("ParallelismScale", f"{GROUP}/{VERSION}", "parallelismscales")
 POD = Kind("Pod", "v1", "pods", selector=SERVICE_LABEL)
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases", selector="")
 NODE = Kind("Node", "v1", "nodes", selector="")
@@ -46,6 +47,7 @@ CHILDREN = (
     Kind("ServiceAccount", "v1", "serviceaccounts"),
     Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    PARALLELISM_SCALE,
 )
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors")
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")

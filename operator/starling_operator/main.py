@@ -33,6 +33,7 @@ def log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
 
 
 @kopf.on.event(GROUP, VERSION, "inferenceservices")
+@kopf.on.event(GROUP, VERSION, "parallelismscales", labels=OURS)
 @kopf.on.event("", "v1", "pods", labels={SERVICE_LABEL: kopf.PRESENT})
 @kopf.on.event("apps", "v1", "statefulsets", labels=OURS)
 @kopf.on.event("apps", "v1", "controllerrevisions", labels=OURS)

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.logs import Key
+from starling_operator.plan.elastic.sizing import ended
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -19,6 +20,23 @@ RECONCILE_ERRORS = Counter("starling_operator_reconcile_errors_total", "Reconcil
 CONDITION = Gauge("starling_operator_condition", "1: the condition is True", ["namespace", "name", "type"], registry=REGISTRY)
 LEADER = Gauge("starling_operator_leader", "1: this process holds the Lease and acts", registry=REGISTRY)
 API_WRITES = Counter("starling_operator_api_writes_total", "Writes sent to the API server", ["verb"], registry=REGISTRY)
+OPERATION_SECONDS = Histogram(
+    "starling_operator_elastic_operation_seconds",
+    "Phases of changes of a group's size, as its leader timed them, when the change has ended",
+    ["phase"],
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+    registry=REGISTRY,
+)
+
+
+def show_operations(before: InferenceServiceStatus, after: InferenceServiceStatus) -> None:
+    """Those that have ended between the two."""
+    running = {group.operation.id for group in before.groups if group.operation is not None and not ended(group.operation)}
+    for group in after.groups:
+        if group.operation is not None and group.operation.id in running and ended(group.operation):
+            for phase, seconds in group.operation.seconds:
+                if seconds > 0:
+                    OPERATION_SECONDS.labels(phase).observe(seconds)
 
 
 class ConditionGauges:

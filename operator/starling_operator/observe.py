@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -10,11 +11,13 @@ from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.cache import Cache
 from starling_operator.logs import Key
-from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.observed import Answer, Manifest, Observed, Pod, Service, Settings
 from starling_operator.reports import Reports
 
 
-def observe(cache: Cache, reports: Reports, settings: Settings, key: Key) -> Observed | None:
+def observe(
+    cache: Cache, reports: Reports, settings: Settings, key: Key, answers: Mapping[str, Answer] | None = None
+) -> Observed | None:
     """None: there is no such service, or it is being deleted, and its children go with it."""
     body = cache.service(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
@@ -24,6 +27,7 @@ def observe(cache: Cache, reports: Reports, settings: Settings, key: Key) -> Obs
         service=service,
         children=cache.children(service.uid),
         pods=tuple(_with_report(pod, reports) for pod in cache.pods(key)),
+        answers=answers or {},
         settings=settings,
         now=time.time(),
         new_token=secrets.token_urlsafe(32),

@@ -63,7 +63,7 @@ class Reports:
 
     def follow(self, key: Key, pods: Iterable[Pod], children: Mapping[tuple[str, str], Manifest]) -> None:
         """From now on asks these pods of the service, and no others."""
-        token = _token(key, children)
+        token = token_of(key, children)
         wanted = {pod.uid: pod.address for pod in pods if token and pod.phase == "Running" and pod.address}
         polls = self._polls.setdefault(key, {})
         for uid in [uid for uid, poll in polls.items() if wanted.get(uid) != poll.address or poll.token != token]:
@@ -145,7 +145,8 @@ class Reports:
         return self._session
 
 
-def _token(key: Key, children: Mapping[tuple[str, str], Manifest]) -> str:
+def token_of(key: Key, children: Mapping[tuple[str, str], Manifest]) -> str:
+    """Of the service's admin endpoints; "" while there is none."""
     secret = children.get(("Secret", admin_secret(key[1])))
     if secret is None:
         return ""

@@ -15,6 +15,7 @@ from starling_operator.events import post_events
 from starling_operator.health import STUCK_SECONDS, Health
 from starling_operator.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.kube import Kube
+from starling_operator.leaders import Leaders
 from starling_operator.lease import Lease
 from starling_operator.logs import Key
 from starling_operator.nodes import Nodes
@@ -23,9 +24,9 @@ from starling_operator.optional import OptionalKinds
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
-from starling_operator.reports import Reports
+from starling_operator.reports import Reports, token_of
 from starling_operator.settings import OperatorSettings
-from starling_operator.status import refusal_events, with_refusals, write_status
+from starling_operator.status import refusal_events, with_refusals, write_child_status, write_status
 from starling_operator.waiting import wait_for_api
 
 ECHO_SECONDS = 0.05
@@ -42,7 +43,7 @@ class Shell:
         self.reconciler = Reconciler(self.reconcile, settings.parallel)
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
-        self._reports = Reports(self.reconciler.wake)
+        self._reports, self._leaders = Reports(self.reconciler.wake), Leaders(lease.fence)
         self._nodes, self._absences = Nodes(kube), Absences(kube)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
@@ -75,6 +76,7 @@ class Shell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reports.close()
+        await self._leaders.close()
         await self._lease.release(self._kube)
         await self._health.close()
         await self._kube.close()
@@ -108,7 +110,7 @@ class Shell:
         return self._waits_for or self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
 
     def _observe(self, key: Key) -> Observed | None:
-        observed = observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key)
+        observed = observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key, self._leaders.answers(key))
         if observed is None:
             return None
         pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
@@ -120,20 +122,26 @@ class Shell:
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
         service, decision = observed.service, plan(observed)
         outcome = await self._applier.carry_out(service, decision)
+        tell_after = await self._leaders.tell(key, decision.scale, token_of(key, observed.children))
         status = with_refusals(service, decision.status, outcome.errors)
-        wrote_status = await write_status(self._kube, self.cache, service, status)
+        wrote_status = await write_status(self._kube, self.cache, service, status, over_seen=decision.begins)
+        for child in decision.statuses:
+            wrote_status |= await write_child_status(self._kube, self.cache, service, child)
         self._gauges.show(key, status)
+        metrics.show_operations(service.status, status)
         events = decision.events + refusal_events(service, outcome.errors)
         await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # What was written is in the cache now; the next look sees it, and ends when there is nothing left to write.
             return ECHO_SECONDS
-        return min((seconds for seconds in (decision.wake_after, outcome.retry_after) if seconds is not None), default=None)
+        moments = (decision.wake_after, outcome.retry_after, tell_after)
+        return min((seconds for seconds in moments if seconds is not None), default=None)
 
     def _forget(self, key: Key) -> None:
         self._reports.forget(key)
         self._gauges.forget(key)
         self._applier.forget(key)
+        self._leaders.forget(key)
         self._absences.forget(key)
 
     async def _lead(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starling_crds.v1alpha1.status import Condition, ConditionStatus, InferenceServiceStatus
 
 from starling_operator.cache import Cache
-from starling_operator.kinds import INFERENCE_SERVICE
+from starling_operator.kinds import BY_NAME, INFERENCE_SERVICE
 from starling_operator.kube import ApiError, Kube
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.decision import Event
@@ -16,26 +16,45 @@ REFUSED = "ApplyFailed"
 _LONGEST = 4000
 
 
-async def write_status(kube: Kube, cache: Cache, service: Service, status: InferenceServiceStatus) -> bool:
-    """Whether anything was written."""
-    wanted = status.model_dump(mode="json", by_alias=True)
+async def write_status(kube: Kube, cache: Cache, service: Service, status: InferenceServiceStatus, *, over_seen: bool) -> bool:
+    """Whether anything was written. `over_seen`: only over the very version that `service` was read from."""
+    wanted = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     live = cache.service((service.namespace, service.name))
     if live is None or live.get("status") == wanted:
         return False
+    # The UID makes the write fail if another service has the name by now.
+    metadata = {"name": service.name, "namespace": service.namespace, "uid": service.uid}
+    if over_seen:
+        metadata["resourceVersion"] = service.resource_version
     body: Manifest = {
         "apiVersion": INFERENCE_SERVICE.api_version,
         "kind": INFERENCE_SERVICE.name,
-        # The UID makes the write fail if another service has the name by now.
-        "metadata": {"name": service.name, "namespace": service.namespace, "uid": service.uid},
+        "metadata": metadata,
         "status": wanted,
     }
     try:
         written = await kube.apply(INFERENCE_SERVICE.path(service.namespace, service.name, "status"), body)
     except ApiError as error:
         if error.status in (404, 409):
-            return False  # The service is gone; the watch will tell.
+            return False  # The service is gone, or another version by now; the watch will tell.
         raise
     cache.put(INFERENCE_SERVICE, written)
+    return True
+
+
+async def write_child_status(kube: Kube, cache: Cache, service: Service, wanted: Manifest) -> bool:
+    """The status of one child, if it differs. Whether anything was written."""
+    kind, metadata = BY_NAME[wanted["kind"]], wanted["metadata"]
+    live = cache.children(service.uid).get((kind.name, metadata["name"]))
+    if live is None or live["metadata"]["uid"] != metadata["uid"] or live.get("status") == wanted["status"]:
+        return False
+    try:
+        written = await kube.apply(kind.path(metadata["namespace"], metadata["name"], "status"), wanted)
+    except ApiError as error:
+        if error.status in (404, 409):
+            return False
+        raise
+    cache.put(kind, written)
     return True
 
 

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from starling_operator.kinds import INFERENCE_SERVICE
+from starling_operator.kinds import INFERENCE_SERVICE, PARALLELISM_SCALE
 from starling_operator.kube import ApiError, Kube
 
 LONGEST_PAUSE = 30.0
@@ -27,9 +27,9 @@ async def wait_for_api(kube: Kube, tell: Callable[[str | None], None]) -> None:
 
 async def _trouble(kube: Kube) -> str | None:
     try:
-        known = await kube.exists(INFERENCE_SERVICE)
+        missing = [kind.name for kind in (INFERENCE_SERVICE, PARALLELISM_SCALE) if not await kube.exists(kind)]
     except ApiError as error:
         return f"the API server does not answer: {error}" if error.status == 0 else f"the API server refuses: {error}"
-    return (
-        None if known else "the cluster has no InferenceService; install the CRD: starling crds | kubectl apply --server-side -f -"
-    )
+    if not missing:
+        return None
+    return f"the cluster has no {missing[0]}; install the CRD: starling crds | kubectl apply --server-side -f -"

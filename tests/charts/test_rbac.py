@@ -21,6 +21,15 @@ MADE = "made by create, or by the first server-side apply"
 USES: dict[tuple[str, str], dict[str, str]] = {
     ("serving.starling.dev", "inferenceservices"): {"list": KEPT, "watch": KEPT},
     ("serving.starling.dev", "inferenceservices/status"): {"patch": APPLIED},
+    ("serving.starling.dev", "parallelismscales"): {
+        "get": TAKEN,
+        "list": KEPT,
+        "watch": KEPT,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "of a service that is no longer elastic",
+    },
+    ("serving.starling.dev", "parallelismscales/status"): {"patch": APPLIED},
     ("", "pods"): {"list": KEPT, "watch": KEPT, "delete": "restart of a group; pods of a dead node"},
     ("apps", "controllerrevisions"): {
         "get": TAKEN,
@@ -87,7 +96,8 @@ def test_every_kind_that_is_watched_may_be_watched() -> None:
 
 def test_nothing_else_is_touched() -> None:
     ours = {(kind.group, kind.plural) for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
-    assert USES.keys() - ours == {("serving.starling.dev", "inferenceservices/status"), ("events.k8s.io", "events")}
+    statuses = {("serving.starling.dev", f"{kind}/status") for kind in ("inferenceservices", "parallelismscales")}
+    assert USES.keys() - ours == statuses | {("events.k8s.io", "events")}
 
 
 def test_the_lease_and_no_other_may_be_renewed(helm: Helm) -> None:
@@ -118,5 +128,8 @@ def test_what_people_may(helm: Helm, role: str, changes: bool, scales: bool, cor
     assert ((group, "inferenceservices", "create") in rights) is changes
     assert ((group, "inferenceservices", "deletecollection") in rights) is changes
     assert ((group, "inferenceservices/scale", "patch") in rights) is scales
+    assert ((group, "parallelismscales/scale", "patch") in rights) is scales
+    assert (group, "parallelismscales", "watch") in rights
+    assert not {(group, "parallelismscales", verb) for verb in ("create", "delete")} & rights
     assert ((group, "inferenceservices/status", "patch") in rights) is corrects
     assert {right[0] for right in rights} == {group}

@@ -70,14 +70,18 @@ def test_the_crd_is_the_generated_one_and_outlives_the_release(helm: Helm) -> No
         item["metadata"]["name"]: item for item in (yaml.safe_load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml"))
     }
     rendered = {item["metadata"]["name"]: item for item in helm.objects({}) if item["kind"] == "CustomResourceDefinition"}
-    assert rendered.keys() == generated.keys() == {"inferenceservices.serving.starling.dev"}
+    assert (
+        rendered.keys()
+        == generated.keys()
+        == {f"{plural}.serving.starling.dev" for plural in ("inferenceservices", "parallelismscales")}
+    )
     for name, item in rendered.items():
         assert item["spec"] == generated[name]["spec"]
         assert item["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_the_crd_may_go_with_the_release_or_come_from_elsewhere(helm: Helm) -> None:
-    goes = the(helm.objects({"crds": {"keep": False}}), "CustomResourceDefinition")
+    goes = the(helm.objects({"crds": {"keep": False}}), "CustomResourceDefinition", "inferenceservices.serving.starling.dev")
     assert "helm.sh/resource-policy" not in goes["metadata"].get("annotations", {})
     assert "CustomResourceDefinition" not in _kinds(helm.objects({"crds": {"install": False}}))
 

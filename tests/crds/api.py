@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starling_crds.manifest import GROUP, PLURAL, VERSION
+from starling_crds.manifest import GROUP, PLURAL, SCALE_KIND, SCALE_PLURAL, VERSION
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def installed(ctl: Kubectl, file: Path) -> None:
     """Forced, for a test before this one may have installed it in another way."""
     done = ctl.run("apply", "--server-side", "--force-conflicts", "--field-manager=tests-crds", "-f", str(file))
     assert done.returncode == 0, done.stderr
-    ctl.output("wait", "--for=condition=Established", "crd", f"{PLURAL}.{GROUP}", "--timeout=30s")
+    ctl.output("wait", "--for=condition=Established", "crd", file.stem, "--timeout=30s")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Api:
     def replace(self, body: dict[str, Any]) -> Refusal | dict[str, Any]:
         try:
             made: dict[str, Any] = self._objects.replace_namespaced_custom_object(
-                GROUP, VERSION, "default", PLURAL, body["metadata"]["name"], body
+                GROUP, VERSION, "default", _plural(body), body["metadata"]["name"], body
             )
         except self._failure as error:
             return _refusal(error)
@@ -72,7 +72,7 @@ class Api:
 
     def _create(self, body: dict[str, Any], **options: str) -> dict[str, Any]:
         made: dict[str, Any] = self._objects.create_namespaced_custom_object(
-            GROUP, VERSION, "default", PLURAL, body, field_validation="Strict", **options
+            GROUP, VERSION, "default", _plural(body), body, field_validation="Strict", **options
         )
         return made
 
@@ -85,6 +85,10 @@ class Api:
             except self._failure:
                 time.sleep(0.1)
         raise AssertionError("the API server does not serve InferenceServices")
+
+
+def _plural(body: dict[str, Any]) -> str:
+    return SCALE_PLURAL if body["kind"] == SCALE_KIND else PLURAL
 
 
 def _refusal(error: Any) -> Refusal:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from starling_crds.manifest import PLURAL, crd_yaml, inferenceservice_crd
+from starling_crds.manifest import PLURAL, crd_yaml, crds
 
 from tests.crds.api import Api, Kubectl, Refusal
 from tests.crds.bad import ALL
-from tests.crds.conftest import CRD
+from tests.crds.conftest import CRD, FOLDER, SCALE_CRD
 from tests.crds.manifests import service
 
 TIER = "kvCache.tiers.filesystem"
@@ -24,13 +24,16 @@ def check(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "starling_crds", "--check", folder], capture_output=True, text=True, check=False)
 
 
-def test_the_file_is_what_the_types_say():
-    assert CRD.read_text() == crd_yaml(), "run: python -m starling_crds"
-    assert yaml.safe_load(crd_yaml()) == inferenceservice_crd()
+def test_the_files_are_what_the_types_say():
+    assert {path.name for path in FOLDER.glob("*.yaml")} == crds().keys() == {CRD.name, SCALE_CRD.name}
+    for name, crd in crds().items():
+        assert (FOLDER / name).read_text() == crd_yaml(crd), "run: python -m starling_crds"
+        assert yaml.safe_load(crd_yaml(crd)) == crd
 
 
 def test_check_tells_a_file_that_is_not_current(tmp_path: Path):
     assert check(CRD.parent).returncode == 0
+    (tmp_path / SCALE_CRD.name).write_text(SCALE_CRD.read_text())
     (tmp_path / CRD.name).write_text(CRD.read_text().replace("infsvc", "isvc"))
     done = check(tmp_path)
     assert done.returncode == 1
@@ -46,17 +49,22 @@ def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, A
 
 
 def all_fields() -> dict[str, dict[str, Any]]:
-    root = inferenceservice_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return fields_of(CRD.name)
+
+
+def fields_of(file: str) -> dict[str, Any]:
+    root = crds()[file]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     return dict([*fields(root["spec"], "spec"), *fields(root["status"], "status")])
 
 
-def test_each_field_is_described():
-    bare = [path for path, schema in all_fields().items() if not schema.get("description") and not path.endswith("]")]
+@pytest.mark.parametrize("file", [CRD.name, SCALE_CRD.name])
+def test_each_field_is_described(file: str):
+    bare = [path for path, schema in fields_of(file).items() if not schema.get("description") and not path.endswith("]")]
     assert bare == []
 
 
 def test_the_schema_is_structural():
-    text = json.dumps(inferenceservice_crd())
+    text = json.dumps(crds())
     assert "$ref" not in text
     assert "anyOf" not in text
     assert "nullable" not in text
@@ -84,26 +92,30 @@ def test_lists_of_the_status_are_merged_by_key():
     assert keys == {"status.conditions": ["type"], "status.groups": ["name"]}
 
 
-def test_the_api_server_has_no_warning(ctl: Kubectl):
-    done = ctl.run("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(CRD))
+@pytest.mark.parametrize("file", [CRD, SCALE_CRD], ids=lambda file: file.stem)
+def test_the_api_server_has_no_warning(ctl: Kubectl, file: Path):
+    done = ctl.run("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(file))
     assert done.returncode == 0
     assert done.stderr == ""
-    conditions = json.loads(ctl.output("get", "crd", CRD.stem, "-o", "json"))["status"]["conditions"]
+    conditions = json.loads(ctl.output("get", "crd", file.stem, "-o", "json"))["status"]["conditions"]
     assert {condition["type"]: condition["status"] for condition in conditions}.get("NonStructuralSchema", "False") == "False"
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("spec.engine.blockSize", "Tokens in a block of the KV cache."),
-        ("spec.parallelism.elastic.min", "Smallest size"),
-        ("spec.template.spec.containers", "Merged by name with the operator's."),
-        ("status.groups.nodes.progress", "such as 3.2/7.6 GB"),
+        ("infsvc.spec.engine.blockSize", "Tokens in a block of the KV cache."),
+        ("infsvc.spec.parallelism.elastic.min", "Smallest size"),
+        ("infsvc.spec.template.spec.containers", "Merged by name with the operator's."),
+        ("infsvc.status.groups.nodes.progress", "such as 3.2/7.6 GB"),
+        ("infsvc.status.groups.operation.phase", "waiting (for pods), preparing, committing"),
+        ("pscale.spec.replicas", "rounded up to the next that one can have"),
+        ("pscale.status.target", "spec.replicas, rounded"),
     ],
 )
 def test_kubectl_explains(ctl: Kubectl, path: str, text: str):
     for _ in range(60):  # the API server publishes a new schema after some seconds
-        done = ctl.run("explain", f"infsvc.{path}")
+        done = ctl.run("explain", path)
         if done.returncode == 0:
             break
         time.sleep(0.5)
@@ -127,7 +139,8 @@ def test_scale_and_columns(ctl: Kubectl, scaled: str):
     scale = json.loads(ctl.output("get", "--raw", path))
     assert scale["spec"] == {"replicas": 3}
     assert scale["status"] == {"replicas": 2, "selector": "a=b"}
-    head, row = ctl.output("get", "starling", "-o", "wide").splitlines()
+    assert f"inferenceservice.serving.starling.dev/{scaled}" in ctl.output("get", "starling", "-o", "name")
+    head, row = ctl.output("get", "infsvc", "-o", "wide").splitlines()
     assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "URL", "AGE"]
     assert row.split()[:8] == [scaled, "False", "Loading", "2", "TP1", "PP1", "DP1", "http://x"]
     assert "URL" not in ctl.output("get", "infsvc")
@@ -161,3 +174,56 @@ def test_the_folder_of_a_tier_stays(api: Api, change: dict[str, Any]):
         assert not isinstance(api.replace(made), Refusal)
     finally:
         api.delete(name)
+
+
+def scale_of(replicas: Any, name: str = "sized") -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.starling.dev/v1alpha1",
+        "kind": "ParallelismScale",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas},
+    }
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        (0, "should be greater than or equal to 1"),
+        (-1, "should be greater than or equal to 1"),
+        (4097, "should be less than or equal to 4096"),
+        ("two", "must be of type integer"),
+        (1.5, "must be of type integer"),
+        (None, "Required value"),
+    ],
+)
+def test_a_size_that_nothing_can_have_names_what_is_possible(api: Api, replicas: Any, says: str):
+    refusal = api.check(scale_of(replicas))
+    assert isinstance(refusal, Refusal)
+    assert says in refusal.fields["spec.replicas"]
+
+
+def test_unknown_fields_of_a_size_are_refused(api: Api):
+    body = scale_of(2)
+    body["spec"]["size"] = 3
+    refusal = api.check(body)
+    assert isinstance(refusal, Refusal)
+    assert 'unknown field "spec.size"' in refusal.message
+
+
+def test_kubectl_scales_a_size(api: Api, ctl: Kubectl):
+    api.create(scale_of(2))
+    try:
+        ctl.output("scale", "pscale", "sized", "--replicas=4")
+        status = {"replicas": 2, "selector": "a=b", "unit": "expert", "target": 4}
+        ctl.output("patch", "pscale", "sized", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        path = "/apis/serving.starling.dev/v1alpha1/namespaces/default/parallelismscales/sized/scale"
+        scale = json.loads(ctl.output("get", "--raw", path))
+        assert (scale["spec"], scale["status"]) == ({"replicas": 4}, {"replicas": 2, "selector": "a=b"})
+        head, row = ctl.output("get", "pscale").splitlines()
+        assert head.split() == ["NAME", "UNIT", "ASKED", "TARGET", "EFFECTIVE", "READY", "AGE"]
+        assert row.split()[:5] == ["sized", "expert", "4", "4", "2"]
+        refused = ctl.run("scale", "pscale", "sized", "--replicas=0")
+        assert refused.returncode != 0
+        assert "spec.replicas" in refused.stderr
+    finally:
+        ctl.output("delete", "pscale", "sized")

@@ -181,7 +181,11 @@ def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.
 
 
 def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32) -> Reference:
-    model = write_checkpoint(folder, variant, dtype)
+    return answer(folder, write_checkpoint(folder, variant, dtype))
+
+
+def answer(folder: Path, model: PreTrainedModel) -> Reference:
+    """`folder` is where the model was saved."""
     prompt = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         whole = model.generate(prompt, max_new_tokens=STEPS, do_sample=False, eos_token_id=None)

@@ -50,9 +50,14 @@ class Member(ContractModel):
 
 
 class GroupView(ContractModel):
-    """incarnation: id of the leader's process, within which versions count. data: ranks that the group is to have."""
+    """incarnation: id of the leader's process, within which versions count.
+
+    data     data parallel ranks that take requests: the first so many
+    target   the same when the change of size that is under way is done
+    """
 
     incarnation: str
     version: int
     data: int
+    target: int
     members: list[Member] = Field(default_factory=list)

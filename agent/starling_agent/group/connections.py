@@ -1,7 +1,7 @@
 """Keeps this node's frontend connected to the engine cores of all other nodes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Never
 
 import structlog
@@ -19,28 +19,40 @@ log = structlog.get_logger("starling.group")
 class Connections:
     """`changed` is called when a core came or went, with the cause where one was lost."""
 
-    def __init__(self, engine: AsyncEngine, membership: Membership, changed: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        membership: Membership,
+        own: Sequence[int],
+        changed: Callable[[str | None], None],
+        seen: Callable[[GroupView], None],
+    ) -> None:
+        """`own`: data parallel ranks of the cores here. `seen` hears each view, again and again."""
         self._engine = engine
         self._membership = membership
+        self._own = own
         self._changed = changed
+        self._seen = seen
         self.complete = asyncio.Event()
-        """Set once every core of a view is connected, and at least one."""
+        """Set once every core of a view is connected, at least one, and those here are among them."""
 
     async def follow(self) -> Never:
         while True:
             view = self._membership.view
             if view is not None:
-                await self._settle(wanted_cores(view, self._membership.node))
+                await self._settle(wanted_cores(view, self._membership.node), is_in=takes_part(self._own, view.data))
+                self._seen(view)
             await self._membership.changed(LOOK_SECONDS)
 
-    async def _settle(self, wanted: dict[str, str]) -> None:
+    async def _settle(self, wanted: dict[str, str], *, is_in: bool) -> None:
         """Adds what is wanted, removes what is not, and adds anew what failed."""
         for name, failure in self._engine.other_cores.items():
             if failure is not None or name not in wanted:
                 self._engine.remove_core(name)
                 self._changed(failure)
         missing = [name for name in wanted if name not in self._engine.other_cores]
-        if all(await asyncio.gather(*(self._add(name, wanted[name]) for name in missing))) and self._engine.has_cores:
+        connected = all(await asyncio.gather(*(self._add(name, wanted[name]) for name in missing)))
+        if connected and is_in and self._engine.has_cores:
             self.complete.set()
 
     async def _add(self, name: str, address: str) -> bool:
@@ -54,6 +66,11 @@ class Connections:
         return True
 
 
+def takes_part(own: Sequence[int], data: int) -> bool:
+    """Whether a node with these ranks is one of a group of that size. One with only workers of other nodes' cores always is."""
+    return not own or own[0] < data
+
+
 def wanted_cores(view: GroupView, node: int) -> dict[str, str]:
     """Addresses by name of the cores that run on other nodes and take requests. A core that was started again has another name."""
     return {
@@ -61,5 +78,5 @@ def wanted_cores(view: GroupView, node: int) -> dict[str, str]:
         for member in view.members
         if member.node != node
         for core in member.cores
-        if core.taking and core.address
+        if core.taking and core.address and core.rank < view.data
     }

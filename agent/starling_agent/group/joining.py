@@ -9,7 +9,7 @@ from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
 from starling_agent.group.desk import Desk
 from starling_agent.group.leader import Leader
-from starling_agent.group.places import most_nodes
+from starling_agent.group.places import is_led, most_places
 from starling_agent.group.remote import RemoteDesk
 
 IN_COMMON = {"namespace", "service", "revision", "engine", "layout"}
@@ -33,7 +33,8 @@ def leader_of(config: AgentConfig, identity: Identity, report: Report) -> Leader
     """None on nodes that are not the leader."""
     if identity.node > 0:
         return None
-    return Leader(member_of(config, identity, report), most_nodes(config.layout), config.layout.data)
+    data = 0 if is_led(config) else config.layout.data
+    return Leader(member_of(config, identity, report), most_places(config.layout).nodes, data)
 
 
 def desk_of(config: AgentConfig, identity: Identity, leader: Leader | None) -> Desk:

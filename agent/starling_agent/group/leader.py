@@ -1,6 +1,7 @@
 """The leader's side: it keeps the list of nodes, and tells it to each of them."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Never
@@ -21,12 +22,12 @@ class Leader:
     """`own` is node 0's: others must agree with it. All on one event loop. A Desk."""
 
     def __init__(self, own: Member, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`nodes`: that the group may have at most."""
+        """`nodes`: that the group may have at most. `data`: as in GroupView, 0 where a size is yet to be reached."""
         self._own = own
         self._nodes = nodes
         self._clock = clock
         self._heard: dict[int, float] = {}
-        self._view = GroupView(incarnation=own.incarnation, version=1, data=data)
+        self._view = GroupView(incarnation=own.incarnation, version=1, data=data, target=data)
         self._changed = asyncio.Event()
 
     @property
@@ -48,6 +49,18 @@ class Leader:
         except TimeoutError:
             pass
         return self._view
+
+    def resize(self, data: int, target: int) -> None:
+        """Tells which cores take requests, and which will."""
+        if (data, target) != (self._view.data, self._view.target):
+            self._view = self._view.model_copy(update={"data": data, "target": target})
+            self._tell(list(self._view.members))
+
+    async def changed(self, seconds: float) -> None:
+        """Waits for another view, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def watch(self) -> Never:
         """Drops nodes that fell silent, until it is cancelled."""

@@ -6,7 +6,7 @@ parallel rank runs on the node of its first worker.
 
 from dataclasses import dataclass
 
-from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.config import AgentConfig, LayoutConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ class Places:
         return tuple((core, rank) for core, rank in found if core * self.workers // per_node != node)
 
 
-def most_nodes(layout: LayoutConfig) -> int:
-    """That the group can ever have."""
-    return Places(layout, layout.elastic.max if layout.elastic is not None else layout.data).nodes
+def most_places(layout: LayoutConfig) -> Places:
+    """Those that the group can ever have. Where a rank runs does not depend on how many there are."""
+    return Places(layout, layout.elastic.max if layout.elastic is not None else layout.data)
+
+
+def is_led(config: AgentConfig) -> bool:
+    """Whether somebody has to bring the group to its size: it can change, or its ranks hold experts in epochs."""
+    engine = config.engine
+    shares = bool(engine.get("enable_expert_parallel")) and (config.layout.data > 1 or bool(engine.get("enable_eplb")))
+    return config.layout.elastic is not None or shares

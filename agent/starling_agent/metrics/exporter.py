@@ -37,6 +37,13 @@ class EngineCollector(Collector):
         )
         info.add_metric([*self._labels.values(), str(self._block_size), str(stats.kv_blocks)], 1)
         yield info
+        if stats.eplb_balance:  # told by one node of those that share experts, and where they move
+            yield self._gauge("starling:eplb_balance", "Mean by most tokens of a rank of late; 1 is best.", stats.eplb_balance)
+        if stats.eplb_rearrangements_total:
+            text = "As starling:eplb_balance, for which experts were moved last."
+            yield self._gauge("starling:eplb_balance_before", text, stats.eplb_balance_before)
+            text = "What to expect of the same load after that."
+            yield self._gauge("starling:eplb_balance_after", text, stats.eplb_balance_after)
 
     def _counters(self, stats: Stats) -> Iterable[Metric]:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
@@ -45,6 +52,9 @@ class EngineCollector(Collector):
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries_total)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_total)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
+        yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
+        yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)
+        yield self._counter("starling:eplb_seconds", "Seconds from their beginnings to their ends.", stats.eplb_seconds_total)
         finished = CounterMetricFamily(
             "vllm:request_success", "Ended requests by how they ended.", labels=[*self._labels, "finished_reason"]
         )

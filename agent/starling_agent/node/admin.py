@@ -10,14 +10,18 @@ from starlette.routing import Route
 
 from starling_agent.group.leader import Leader
 from starling_agent.group.routes import answer_member
+from starling_agent.group.scale_routes import answer_scale
+from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
 
 
-def create_admin(state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str) -> Starlette:
-    """Probes need no token: the kubelet has none. `leader` on the node that is it; `leader_at` is where the others find it."""
+def create_admin(
+    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None = None
+) -> Starlette:
+    """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
 
     async def live(_: Request) -> Response:
         # That this is answered is the proof: the supervisor turns on the same loop, and the process ends when it does.
@@ -39,12 +43,17 @@ def create_admin(state: ReportState, token: AdminToken, leader: Leader | None, l
         _check(request, token)
         return await answer_member(request, leader, leader_at, *_poll(request))
 
+    async def scale(request: Request) -> Response:
+        _check(request, token)
+        return await answer_scale(request, scaler, leader_at)
+
     routes = [
         Route("/live", live),
         Route("/ready", ready),
         Route("/health", health),
         Route("/admin/report", report),
         Route("/admin/group", group, methods=["POST"]),
+        Route("/admin/scale", scale, methods=["PUT", "GET", "DELETE"]),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
 

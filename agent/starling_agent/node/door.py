@@ -2,6 +2,7 @@
 
 import math
 
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starling_engine import AsyncEngine
 
@@ -26,14 +27,15 @@ MAX_RETRY_SECONDS = 30
 class Door:
     """Work, metrics and totals are its own, for they outlive each engine."""
 
-    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, block_size: int) -> None:
+    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, block_size: int, *more: Collector) -> None:
+        """`more`: metrics of the agent's other parts."""
         self.drain = Drain()
         self._settings = settings
         self._work = work
         self._metrics = RequestMetrics()
         self._totals = EngineTotals()
         engine = EngineCollector(self._totals.stats, settings.served_model_names[0], block_size, self._metrics)
-        self._exporter = Exporter(engine, AgentCollector(lambda: state.report))
+        self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
         self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting
 

@@ -7,6 +7,7 @@ from starling_engine import EngineArgs
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.config import AgentConfig
+from starling_agent.group.places import most_places
 from starling_agent.node.failures import fatal
 
 SET_ELSEWHERE = {
@@ -16,6 +17,8 @@ SET_ELSEWHERE = {
     "tensor_parallel_size": "layout.tensor",
     "pipeline_parallel_size": "layout.pipeline",
     "data_parallel_size": "layout.data",
+    "enable_elastic_ep": "layout.elastic",
+    "min_data_parallel_size": "layout.elastic",
 }
 UNUSED = ("show_progress",)
 """Draws bars for a person at a terminal."""
@@ -23,6 +26,14 @@ UNUSED = ("show_progress",)
 
 def possible_names() -> list[str]:
     return [f.name for f in dataclasses.fields(EngineArgs) if f.name not in SET_ELSEWHERE and f.name not in UNUSED]
+
+
+def _elastic(config: AgentConfig) -> dict[str, object]:
+    """Only experts move between ranks: the number of cores without any may change, and the engine need not know."""
+    bounds = config.layout.elastic
+    if bounds is None or not config.engine.get("enable_expert_parallel"):
+        return {}
+    return {"enable_elastic_ep": True, "min_data_parallel_size": bounds.min}
 
 
 def engine_args(config: AgentConfig) -> EngineArgs:
@@ -39,7 +50,8 @@ def engine_args(config: AgentConfig) -> EngineArgs:
         "progress_timeout": config.recovery.progress_timeout_seconds,
         "tensor_parallel_size": config.layout.tensor,
         "pipeline_parallel_size": config.layout.pipeline,
-        "data_parallel_size": config.layout.data,
+        "data_parallel_size": most_places(config.layout).data,
+        **_elastic(config),
         "show_progress": False,
     }
     try:

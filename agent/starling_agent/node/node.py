@@ -15,8 +15,8 @@ from starling_engine.errors import ConfigError
 from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
-from starling_agent.group.joining import desk_of, leader_of, member_of
-from starling_agent.group.leader import Leader
+from starling_agent.group.joining import desk_of, member_of
+from starling_agent.group.lead import Lead, lead_of
 from starling_agent.group.membership import Membership
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
@@ -52,12 +52,12 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     work = OpenWork()
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
-    leader = leader_of(config, identity, state.report) if config is not None else None
-    async with _admin_server(configuration.admin, state, leader, identity.leader):
+    lead = lead_of(config, identity, state) if config is not None else None
+    async with _admin_server(configuration.admin, state, lead, identity.leader):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            node = _Node(config, identity, state, work, leader)
+            node = _Node(config, identity, state, work, lead)
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -81,13 +81,14 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _admin_server(admin: AdminConfig, state: ReportState, leader: Leader | None, leader_at: str) -> AsyncIterator[None]:
+async def _admin_server(admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at))
+    leader, scaler = (lead.leader, lead.operations) if lead is not None else (None, None)
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -117,12 +118,13 @@ async def _stay_failed(state: ReportState, cause: str) -> Ending:
 class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
-    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, leader: Leader | None) -> None:
+    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
         block_size = config.engine.get("block_size", EngineArgs.block_size)
-        door = Door(settings, state, work, block_size)
+        leader, resizing, own = (lead.leader, lead.resizing, [lead.times]) if lead is not None else (None, None, [])
+        door = Door(settings, state, work, block_size, *own)
         self._state = state
         self._work = work
         self._drain = door.drain
@@ -133,7 +135,7 @@ class _Node:
         desk = desk_of(config, identity, leader)
         self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
         self._leader = leader
-        self._supervisor = Supervisor(config, identity, state, self._membership, door, token, url, self._leave)
+        self._supervisor = Supervisor(config, identity, state, self._membership, resizing, door, token, url, self._leave)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:

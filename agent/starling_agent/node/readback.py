@@ -3,6 +3,7 @@
 from typing import Any
 
 from starling_engine import AsyncEngine
+from starling_engine.layout import ParallelLayout
 
 from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology
 
@@ -13,10 +14,24 @@ def read_back(engine: AsyncEngine) -> dict[str, Any]:
     layout = membership.layout
     return {
         "epoch": membership.epoch,
-        "topology": Topology(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, ranks=layout.world_size),
+        "topology": Topology(
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            data=layout.data,
+            expert=_expert(engine, layout),
+            ranks=layout.world_size,
+        ),
         "ranks": [RankHealth(rank=rank, worker=worker, healthy=True) for rank, worker in enumerate(membership.workers)],
         "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=engine.kv_tokens),
     }
+
+
+def _expert(engine: AsyncEngine, layout: ParallelLayout) -> int:
+    """Ranks that hold the experts among them."""
+    worker = engine.config.worker
+    if not worker.expert_parallel:
+        return 1
+    return layout.data * layout.tensor if worker.lockstep else layout.tensor
 
 
 def nothing_left(report: Report, cause: str) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from starling_engine.errors import EngineDead, StarlingError
 from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.contract.group import Core
+from starling_agent.contract.group import Core, GroupView
 from starling_agent.contract.identity import Identity
-from starling_agent.group.connections import Connections
+from starling_agent.group.connections import Connections, takes_part
 from starling_agent.group.membership import Membership
-from starling_agent.group.places import Places
+from starling_agent.group.places import is_led, most_places
+from starling_agent.group.resizing import Resizing
 from starling_agent.group.workers import Workers
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
@@ -58,6 +59,7 @@ class Supervisor:
         identity: Identity,
         state: ReportState,
         membership: Membership,
+        resizing: Resizing | None,
         door: Door,
         token: FirstToken,
         own_url: str,
@@ -67,13 +69,17 @@ class Supervisor:
         self._identity = identity
         self._state = state
         self._membership = membership
-        self._places = Places(config.layout, config.layout.data)
+        self._places = most_places(config.layout)
+        self._own = self._places.cores(identity.node)
+        self._alone = self._places.nodes == 1 and not is_led(config)
+        """All of the group runs here, and its size is the engine's own affair."""
         self._workers = Workers(self._places, membership, identity.address)
         self._engine: AsyncEngine | None = None
         self._lost: str | None = None
         """Why the newest core of another node was lost."""
         self._joining = ""
         """Where workers of other nodes have to join the core that runs here."""
+        self._resizing = resizing
         self._door = door
         self._token = token
         self._own_url = own_url
@@ -81,6 +87,8 @@ class Supervisor:
         self._progress = ProgressTeller(state)
         self._restarts: list[float] = []
         self._served = False
+        self._proven = False
+        """A token has come through the engine that is there now."""
         self._service: asyncio.Task[None] | None = None
         self.failure: str | None = None
         """Why this node cannot go on; None while it can."""
@@ -106,7 +114,7 @@ class Supervisor:
 
     async def finish_for_others(self) -> None:
         """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
-        if self._places.nodes == 1:
+        if self._alone:
             return
         await asyncio.sleep(HEARD_SECONDS)
         while self._has_requests() or self._workers.alive:  # noqa: ASYNC110 - the counts come from other processes
@@ -170,35 +178,43 @@ class Supervisor:
             raise passing(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
 
     def _here(self) -> Here | None:
-        """None: all of the group runs on this node, and no other one has to reach it."""
-        if self._places.nodes == 1:
+        if self._alone:
             return None
-        identity = self._identity
-        return Here(identity.address, self._places.cores(identity.node), self._config.layout.per_node)
+        return Here(self._identity.address, self._own, self._config.layout.per_node)
 
     async def _serve(self, engine: AsyncEngine) -> Never:
         """Ready only when a token has come through; then until the engine fails."""
         self._engine = engine
-        connections = Connections(engine, self._membership, lambda cause: self._cores_changed(engine, cause))
+        connections = Connections(
+            *(engine, self._membership, self._own),
+            changed=lambda cause: self._cores_changed(engine, cause),
+            seen=lambda view: self._size_seen(engine, view),
+        )
         self._publish(engine)
         watch = asyncio.create_task(self._until_dead(engine))
         follow = asyncio.create_task(connections.follow())
         proof = asyncio.create_task(self._prove(engine, connections))
+        lead = [] if self._resizing is None else [asyncio.create_task(self._resizing.lead(engine))]
         try:
-            await _one_of(watch, follow, proof)
+            await _one_of(watch, follow, proof, *lead)
             self._ready()
-            await _one_of(watch, follow)
+            await _one_of(watch, follow, *lead)
             raise AssertionError("a watch ends only by raising")
         finally:
-            for task in (watch, follow, proof):
+            self._proven = False
+            for task in (watch, follow, proof, *lead):
                 task.cancel()
-            await asyncio.gather(watch, follow, proof, return_exceptions=True)
+            await asyncio.gather(watch, follow, proof, *lead, return_exceptions=True)
+
+    def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
+        """A node that the group is to do without takes no new requests; its open streams go on through it."""
+        if self._proven and engine.has_cores:
+            self._state.update(ready=takes_part(self._own, view.target), **read_back(engine))
 
     def _invite(self, joining: str) -> None:
         """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
         self._joining = joining
-        ranks = self._places.cores(self._identity.node)
-        self._membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in ranks])
+        self._membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in self._own])
 
     def _withdraw(self) -> None:
         """No core runs here any more."""
@@ -207,12 +223,11 @@ class Supervisor:
 
     def _publish(self, engine: AsyncEngine) -> None:
         """The other nodes may send requests from now on."""
-        if self._places.nodes > 1:
-            ranks = self._places.cores(self._identity.node)
+        if not self._alone:
             self._membership.publish(
                 [
                     Core(rank=rank, address=address, joining=self._joining)
-                    for rank, address in zip(ranks, engine.reachable, strict=True)
+                    for rank, address in zip(self._own, engine.reachable, strict=True)
                 ]
             )
 
@@ -239,7 +254,7 @@ class Supervisor:
 
     def _ready(self) -> None:
         keep_for_good()
-        self._served = True
+        self._served = self._proven = True
         self._state.update(phase="serving", token_seen=True, ready=True)
         url = self._config.endpoint.service_url
         if url is not None and self._service is None:

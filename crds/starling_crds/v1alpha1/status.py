@@ -6,6 +6,7 @@ from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel, map_by
 
 ConditionStatus = Literal["True", "False", "Unknown"]
+OperationPhase = Literal["waiting", "preparing", "committing", "releasing", "done", "failed", "cancelled", "refused"]
 
 
 class Condition(ApiModel):
@@ -17,6 +18,38 @@ class Condition(ApiModel):
     message: str = Field(default="", description="A sentence for people: pod, container, cause, what to do.")
     observed_generation: int = Field(default=0, description="Generation that this was seen at.")
     last_transition_time: str = Field(default="", description="When `status` last changed, RFC 3339.")
+
+
+class Size(ApiModel):
+    """A size of one group, in both units: expert = data * tensor."""
+
+    data: int = Field(description="Data parallel ranks (DP).")
+    expert: int = Field(description="The ranks that experts are spread over if the model has any (EP).")
+
+
+class PhaseSeconds(ApiModel):
+    """As a group's leader timed them; 0 for a phase that has not ended."""
+
+    waiting: float = Field(default=0.0, description="Until the nodes that the target needs had joined.")
+    preparing: float = Field(default=0.0, description="While the old epoch served.")
+    committing: float = Field(default=0.0, description="The switch of all ranks.")
+    releasing: float = Field(default=0.0, description="Until those that left had handed back what they held.")
+
+
+class OperationStatus(ApiModel):
+    """A change of a live group's size. It is stored here before the group's leader is told."""
+
+    id: str = Field(description="By which the leader knows it: told twice, it is the same operation.")
+    source: Size = Field(description="Size before; 0 when the group has none yet.")
+    target: Size = Field(description="Size after.")
+    phase: OperationPhase = Field(
+        description="waiting (for pods), preparing, committing, releasing, done, failed, cancelled, or refused by the leader."
+    )
+    progress: int = Field(default=0, description="Of the phase, in percent.")
+    attempt: int = Field(default=1, description="Tries of this target so far, this one included.")
+    since: str = Field(default="", description="When the phase began, RFC 3339.")
+    error: str = Field(default="", description="Why it failed, or what keeps the leader from beginning.")
+    seconds: PhaseSeconds = Field(default_factory=PhaseSeconds, description="What each phase that has ended took.")
 
 
 class GroupNode(ApiModel):
@@ -37,11 +70,16 @@ class GroupStatus(ApiModel):
     name: str = Field(description="Name of the StatefulSet.")
     revision: str = Field(description="Revision of its template.")
     index: int = Field(description="Number of the group in its revision.")
-    ready: bool = Field(default=False, description="All its agents serve at the topology asked for.")
+    ready: bool = Field(default=False, description="All its agents serve; while it changes size, those of its present size.")
     served: bool = Field(default=False, description="It was ready once: a failure from then on is healed by a restart.")
     topology: str = Field(default="", description="Effective layout as its leader reports it, such as TP2 PP1 DP4.")
     ranks: int = Field(default=0, description="Ranks in the serving epoch.")
     epoch: int = Field(default=0, description="Membership number.")
+    desired: Size | None = Field(default=None, description="Size that an elastic group is to have.")
+    allocated: Size | None = Field(default=None, description="Size that nodes have joined for.")
+    joined: Size | None = Field(default=None, description="Size that workers have loaded for.")
+    effective: Size | None = Field(default=None, description="Size of the serving epoch.")
+    operation: OperationStatus | None = Field(default=None, description="The newest change of size.")
     restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
     restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
     nodes: list[GroupNode] = Field(default_factory=list, json_schema_extra=map_by("pod"), description="Its pods.")

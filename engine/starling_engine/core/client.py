@@ -11,8 +11,9 @@ import zmq.asyncio
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Switched, Unprepared
+from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
+from starling_engine.parallel.placement import Layer
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
@@ -42,13 +43,15 @@ class CoreClient:
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
+        self.rearranged: dict[int, dict[int, Layer]] = {}
+        """By epoch, the newest of them alone: where the experts of each layer lie that were rearranged in it."""
         self._process = process
         self._progress_timeout = progress_timeout
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
         """Attempt and sink of each open request."""
         self._tasks: list[asyncio.Task[None]] = []
-        self.retired = False
-        """It leaves its epoch, and takes no request any more."""
+        self.taking = False
+        """Whether the core takes requests now."""
         self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
         """By epoch, the order that was not answered yet."""
         self._unanswered = 0
@@ -146,7 +149,7 @@ class CoreClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
-        if self.retired:  # what was sent to it meanwhile
+        if not self.taking:  # what was sent to it meanwhile
             self._end_all(None)
 
     # ---- what comes back ----
@@ -168,15 +171,17 @@ class CoreClient:
             case Hello():
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
-                self.hello, self.stats = message, message.stats
-            case Member(membership, retired):
-                self.retired = retired
+                self.hello, self.stats, self.taking = message, message.stats, message.taking
+            case Member(membership, taking):
+                self.taking = taking
                 if self.hello is not None:
                     self.hello = msgspec.structs.replace(self.hello, membership=membership)
             case Prepared() | Unprepared() | Switched():
                 answered = self._orders.get(message.number)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
+            case Rearranged(epoch, _, layers):
+                self.rearranged = {epoch: {**self.rearranged.get(epoch, {}), **layers}}
             case Loading():
                 pass
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from starling_engine.config import EngineConfig
 from starling_engine.delta import MOVED, Delta
-from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Switched
+from starling_engine.epoch import Abandon, Balance, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Rearranged, Switched
 from starling_engine.executor.base import Executor
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
@@ -33,8 +33,10 @@ class EngineCore:
             chunk=self.depth * settings.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(settings, kv, self.membership.epoch)
-        self.retired = False
-        """It leaves its epoch, and hands every request over."""
+        self.taking = not config.worker.lockstep
+        """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
+        self._balances: dict[int, float] = {}
+        """By stage."""
         self._busy = False
         self._next: EpochPlan | None = None
         self._leaving: Commit | None = None
@@ -42,7 +44,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
-        if self.retired:
+        if not self.taking:
             return Delta(request.id, request.attempt, finish_reason=MOVED)
         answer = self.scheduler.answer_at_once(request)
         if answer is None:
@@ -85,7 +87,7 @@ class EngineCore:
             case Abandon():
                 self._next = None
             case Commit() if self._next is not None and self._next.dp is None:
-                self.retired, self._leaving = True, order
+                self.taking, self._leaving = False, order
                 return self.scheduler.hand_over()
         self.executor.order(order)
         return []
@@ -98,10 +100,27 @@ class EngineCore:
                 self._switch(answer.number)
         return answers
 
+    def count_moves(self) -> list[Rearranged]:
+        """Takes what workers tell of their experts into the counters; where those lie now."""
+        stats, moved = self.scheduler.stats, []
+        for told in self.executor.balances():
+            if isinstance(told, Balance):
+                self._balances[told.stage] = told.now
+                stats.eplb_balance = min(self._balances.values())  # of the worst stage
+                continue
+            moved.append(told)
+            stats.eplb_experts_moved_total += told.moved
+            stats.eplb_seconds_total += told.seconds
+            if told.complete:
+                stats.eplb_rearrangements_total += 1
+                stats.eplb_balance_before, stats.eplb_balance_after = told.before, told.after
+        return moved
+
     def _switch(self, number: int) -> None:
         plan, self._next = self._next, None
         assert plan is not None and plan.number == number, "only what was ordered is switched to"
         self.scheduler.epoch = number
+        self.taking = plan.dp is not None
         own = replace(self.membership.layout, data=1).world_size
         workers = tuple(member * own + rank for member in plan.members for rank in range(own))
         self.membership = Membership(number, replace(self.membership.layout, data=plan.data), workers)

@@ -3,7 +3,7 @@
 import msgspec
 
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import EpochAnswer, EpochOrder
+from starling_engine.epoch import EpochAnswer, EpochOrder, Rearranged
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
@@ -43,8 +43,9 @@ class Hello(msgspec.Struct, tag="hello"):
     """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
-    port of the core's store, where ranks of several cores can meet; 0 for none.
-    `address` is where frontends of other nodes reach it; empty where it listens for those of its own node only.
+    port of the core's store, where ranks of several cores can meet; 0 for none. `taking`: whether it takes requests, which one that
+    shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it; empty where it listens for
+    those of its own node only.
     """
 
     incarnation: str
@@ -54,6 +55,7 @@ class Hello(msgspec.Struct, tag="hello"):
     store: int
     ledger: Ledger
     stats: Stats
+    taking: bool
     address: str = ""
 
 
@@ -79,10 +81,10 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Member(msgspec.Struct, tag="member"):
-    """The core is in another epoch than it was. A retired one is in none, and takes no request."""
+    """The core is in another epoch than it was, or leaves it. One that is in none takes no request."""
 
     membership: Membership
-    retired: bool
+    taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | Member | EpochAnswer
+FromCore = Deltas | Hello | Pong | Loading | Member | Rearranged | EpochAnswer

@@ -33,7 +33,7 @@ from starling_engine.core.messages import (
     Shutdown,
 )
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Switched
+from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
@@ -88,6 +88,8 @@ class CoreProcess:
                 self.executor.check()
                 self._send_deltas(self.core.step())
                 self._send_answers(self.core.answers())
+                for moved in self.core.count_moves():
+                    self._tell_all(moved)
                 self._forget_silent()
         finally:
             self.executor.shutdown()
@@ -145,7 +147,15 @@ class CoreProcess:
         held = core.scheduler.kv.max_tokens
         longest = min(self.config.scheduler.max_model_len, held)
         return Hello(
-            self.incarnation, longest, held, core.membership, self.executor.store_port, core.ledger, self._stats(), self._address
+            incarnation=self.incarnation,
+            max_tokens_per_request=longest,
+            max_tokens=held,
+            membership=core.membership,
+            store=self.executor.store_port,
+            ledger=core.ledger,
+            stats=self._stats(),
+            taking=core.taking,
+            address=self._address,
         )
 
     def _stats(self) -> Stats:
@@ -160,20 +170,20 @@ class CoreProcess:
         number = order.epoch.number if isinstance(order, Prepare) else order.number
         self._leader = None if isinstance(order, Abandon) else (number, identity)
         deltas = self.core.order(order)
-        if self.core.retired:  # said first, so that nothing is sent back here
-            self._tell_all(Member(self.core.membership, retired=True))
+        if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
+            self._tell_all(Member(self.core.membership, taking=False))
         self._send_deltas(deltas)
 
     def _send_answers(self, answers: list[EpochAnswer]) -> None:
         assert self.core is not None
         for answer in answers:
+            if isinstance(answer, Switched):
+                self._tell_all(Member(self.core.membership, self.core.taking))
             if self._leader is not None and self._leader[0] == answer.number:  # else of one that was abandoned
                 self._send(self._leader[1], answer)
                 self._leader = None
-            if isinstance(answer, Switched):
-                self._tell_all(Member(self.core.membership, retired=self.core.retired))
 
-    def _tell_all(self, message: Member) -> None:
+    def _tell_all(self, message: Member | Rearranged) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 

@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, Protocol
 
+import msgspec
+
+from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
 from starling_engine.errors import ConfigError, EngineDead, EpochFailed, OperationRunning, StarlingError
-from starling_engine.parallel.placement import Placement, regroup, spread
+from starling_engine.models.config import ModelConfig
+from starling_engine.parallel.placement import Placement, even_slots, regroup, spread
 from starling_engine.parallel.rendezvous import Rendezvous
 
 logger = logging.getLogger("starling.elastic")
@@ -32,11 +37,14 @@ class Member:
 class Cores(Protocol):
     """Where cores come from and go to."""
 
-    async def launch(self, ids: Sequence[int]) -> list[Member]:
-        """New cores that have loaded, all of them or none. Raises what ended the loading."""
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        """The cores that are to have these data parallel ranks, once all have loaded, and their nodes' addresses.
+
+        Raises what ended the loading of one, and then starts none.
+        """
         ...
 
-    async def release(self, members: Sequence[Member]) -> None:
+    async def release(self, clients: Sequence[CoreClient]) -> None:
         """They are in no epoch any more."""
         ...
 
@@ -49,6 +57,26 @@ class ExpertSpace:
     layers: int
     slots: int
     tensor: int
+    redundant: int | None = None
+    """Copies of experts that are wanted besides the first of each; None: none, and ranks may hold one expert more than others."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> "ExpertSpace":
+        worker = config.worker
+        assert model.moe is not None and worker.lockstep, "only experts are held among several cores"
+        return cls(
+            experts=model.moe.num_experts,
+            layers=len(model.moe.layers),
+            slots=worker.expert_slots,
+            tensor=worker.layout.tensor,
+            redundant=worker.eplb.redundant if worker.eplb is not None else None,
+        )
+
+    def copies(self, ranks: int) -> int:
+        """Of a layer's experts, besides the first of each, on so many ranks."""
+        if self.redundant is None:
+            return 0
+        return min(self.slots, even_slots(self.experts, ranks, self.redundant)) * ranks - self.experts
 
 
 @dataclass(slots=True)
@@ -93,12 +121,16 @@ class Coordinator:
     def data(self) -> int:
         return len(self.members)
 
+    @property
+    def dead(self) -> str | None:
+        """Why the group cannot go on; None while it can."""
+        failures = (member.client.failure for member in self.members)
+        return self._failure or next((failure for failure in failures if failure is not None), None)
+
     def check(self) -> None:
         """Raises EngineDead when the group cannot go on."""
-        if self._failure is not None:
-            raise EngineDead(self._failure)
-        for member in self.members:
-            member.client.check()
+        if self.dead is not None:
+            raise EngineDead(self.dead)
 
     async def resize(self, change: Change) -> None:
         """To `change.target` cores. Cancelling the task before the commit undoes it; later it is too late, and is forgotten.
@@ -126,7 +158,7 @@ class Coordinator:
             change.enter("preparing")
             plan = await self._prepare(members, leavers)
         except BaseException:
-            await self._cores.release(joiners)
+            await self._release(joiners)
             raise
         await _to_its_end(self._finish(change, plan, members, leavers))
 
@@ -134,7 +166,7 @@ class Coordinator:
         change.enter("committing")
         await self._commit(plan, members, leavers)
         change.enter("releasing")
-        await self._cores.release(leavers)
+        await self._release(leavers)
         change.end_stage()
 
     def _check_target(self, target: int) -> None:
@@ -149,14 +181,17 @@ class Coordinator:
     async def _launch(self, count: int) -> list[Member]:
         if count <= 0:
             return []
-        ids = range(self._ids, self._ids + count)
-        self._ids += count
         try:
-            return await self._cores.launch(ids)
+            launched = await self._cores.launch(range(self.data, self.data + count))
         except StarlingError as error:
             if not self.members:
                 raise
             raise EpochFailed(f"new engine cores: {error}") from error
+        self._ids += count
+        return [Member(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
+
+    async def _release(self, members: list[Member]) -> None:
+        await self._cores.release([member.client for member in members])
 
     async def _prepare(self, members: list[Member], leavers: list[Member]) -> EpochPlan:
         """All are ready to switch, or nothing has changed."""
@@ -177,9 +212,9 @@ class Coordinator:
     def _plans(self, number: int, members: list[Member]) -> list[EpochPlan]:
         space, ranks = self._space, len(members) * self._space.tensor
         if self.placement is None:
-            placement = spread(space.experts, ranks, space.layers, space.slots)
+            placement = spread(space.experts, ranks, space.layers, space.slots, space.copies(ranks))
         else:
-            placement = regroup(self.placement, ranks, space.slots)
+            placement = regroup(self._placement_now(self.placement), ranks, space.slots, space.copies(ranks))
         first = members[0]
         assert first.client.hello is not None, "only cores that have loaded are members"
         store = first.client.hello.store
@@ -191,9 +226,15 @@ class Coordinator:
                 dp=dp,
                 placement=placement,
                 rendezvous=Rendezvous(first.host, store, member.host, self._patience),
+                nodes=count_nodes([member.host for member in members]),
             )
             for dp, member in enumerate(members)
         ]
+
+    def _placement_now(self, placement: Placement) -> Placement:
+        """`placement`, the epoch's first, with what ranks have told of layers that were rearranged since."""
+        told = self.members[0].client.rearranged.get(self.epoch, {})
+        return Placement(placement.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(placement.layers)))
 
     async def _commit(self, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         """From here there is no way back: ranks that have switched wait for those that have not."""
@@ -215,7 +256,13 @@ class Coordinator:
 
 
 def replace_dp(plan: EpochPlan, dp: int | None) -> EpochPlan:
-    return EpochPlan(number=plan.number, members=plan.members, dp=dp, placement=plan.placement, rendezvous=plan.rendezvous)
+    return msgspec.structs.replace(plan, dp=dp)
+
+
+def count_nodes(hosts: Sequence[str]) -> int:
+    """The nodes of members in their order, where each node has as many, next to each other; else 1."""
+    sizes = [len(list(same)) for _, same in groupby(hosts)]
+    return len(sizes) if len(set(sizes)) == 1 and len(sizes) == len(set(hosts)) else 1
 
 
 async def at_once(work: Sequence[Coroutine[None, None, object]]) -> None:

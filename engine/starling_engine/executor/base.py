@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from starling_engine.epoch import EpochAnswer, EpochOrder
+from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -54,6 +54,10 @@ class Executor(Protocol):
 
     def answers(self) -> list[EpochAnswer]:
         """What all workers have answered since the last call."""
+        ...
+
+    def balances(self) -> list[Balance | Rearranged]:
+        """What workers have told of their experts since the last call."""
         ...
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
+from starling_engine.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.executor.counters import Count
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
@@ -83,7 +83,7 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-FromWorker = Joined | Beat | Working | Planned | Ready | Executed | Prepared | Unprepared | Switched | Failed
+FromWorker = Joined | Beat | Working | Planned | Ready | Executed | Prepared | Unprepared | Switched | Balance | Rearranged | Failed
 
 BEAT_SECONDS = 0.2
 

@@ -17,7 +17,7 @@ import zmq
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.core.listening import listen
-from starling_engine.epoch import Abandon, EpochAnswer, EpochOrder, Prepared, Switched, Unprepared
+from starling_engine.epoch import Abandon, Balance, EpochAnswer, EpochOrder, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
@@ -84,6 +84,7 @@ class ProcessExecutor:
         self._answers: list[EpochAnswer] = []
         self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
         """By kind and epoch, what ranks have answered of which not all have."""
+        self._balances: list[Balance | Rearranged] = []
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
         self._checked = 0.0
@@ -161,6 +162,10 @@ class ProcessExecutor:
         answers, self._answers = self._answers, []
         self._ordered = self._ordered and not answers
         return answers
+
+    def balances(self) -> list[Balance | Rearranged]:
+        told, self._balances = self._balances, []
+        return told
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
@@ -242,6 +247,8 @@ class ProcessExecutor:
                 self._take_result(rank, result)
             case Prepared() | Unprepared() | Switched():
                 self._take_answer(message)
+            case Balance() | Rearranged():
+                self._balances.append(message)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
 

@@ -4,7 +4,7 @@ import queue
 import threading
 
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import EpochAnswer, EpochOrder
+from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -63,6 +63,9 @@ class ThreadExecutor:
         raise AssertionError(f"{type(order).__name__} is for cores that step with others")
 
     def answers(self) -> list[EpochAnswer]:
+        return []
+
+    def balances(self) -> list[Balance | Rearranged]:
         return []
 
     def check(self) -> None:

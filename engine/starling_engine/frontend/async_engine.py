@@ -81,11 +81,7 @@ class AsyncEngine:
 
     async def _start_together(self, data: int) -> None:
         """The first epoch of cores that hold the experts among them."""
-        moe, config = self.model_config.moe, self.config
-        assert moe is not None, "only experts are held among several"
-        worker = config.worker
-        space = ExpertSpace(experts=moe.num_experts, layers=len(moe.layers), slots=worker.expert_slots, tensor=worker.layout.tensor)
-        self._coordinator = Coordinator(space, self._own, config.progress_timeout)
+        self._coordinator = Coordinator(ExpertSpace.of(self.model_config, self.config), self._own, self.config.progress_timeout)
         await self._coordinator.resize(Change(data))
 
     @classmethod
@@ -312,7 +308,7 @@ class AsyncEngine:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
     def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        cores = [client for client in (*self._clients, *self._others.values()) if not client.retired]
+        cores = [client for client in (*self._clients, *self._others.values()) if client.taking]
         if not cores:
             raise EngineDead("no engine core is connected")
         return cores[self._balancer.choose(cores, ids, cache_salt)]
@@ -340,8 +336,13 @@ class AsyncEngine:
 
     @property
     def membership(self) -> Membership:
-        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank."""
+        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank.
+
+        Those that share experts have one membership among them.
+        """
         each = [hello.membership for hello in self._hellos]
+        if self.config.worker.lockstep:
+            return max(each, key=lambda membership: membership.epoch)
         layout = replace(each[0].layout, data=len(each))
         return Membership(each[0].epoch, layout, tuple(range(layout.world_size)))
 
@@ -364,7 +365,7 @@ class AsyncEngine:
     def _hellos(self) -> list[Hello]:
         """Of the cores that serve."""
         others = [client for client in self._others.values() if client.failure is None]
-        return [client.hello for client in [*self._clients, *others] if client.hello is not None]
+        return [client.hello for client in [*self._clients, *others] if client.hello is not None and client.taking]
 
     @property
     def _clients(self) -> list[CoreClient]:

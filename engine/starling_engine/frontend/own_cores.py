@@ -10,7 +10,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Loading, Shutdown
 from starling_engine.delta import Stats, add_totals
-from starling_engine.elastic.coordinator import Member, at_once
+from starling_engine.elastic.coordinator import at_once
 
 HOST = "127.0.0.1"
 
@@ -69,12 +69,11 @@ class OwnCores:
 
     # ---- as a coordinator sees them ----
 
-    async def launch(self, ids: Sequence[int]) -> list[Member]:
-        clients = await self.start([f"engine core {number}" for number in ids])
-        return [Member(number, client, HOST) for number, client in zip(ids, clients, strict=True)]
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        return [(client, HOST) for client in await self.start([f"engine core {rank}" for rank in ranks])]
 
-    async def release(self, members: Sequence[Member]) -> None:
-        await self.end([member.client for member in members])
+    async def release(self, clients: Sequence[CoreClient]) -> None:
+        await self.end(clients)
 
 
 async def _until_ended(process: CoreHandle) -> None:

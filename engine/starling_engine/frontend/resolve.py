@@ -3,12 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from starling_engine.config import EngineArgs, EngineConfig, SchedulerConfig, WorkerConfig
+from starling_engine.config import EngineArgs, EngineConfig, EplbConfig, SchedulerConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.here import Here
 from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.split import check_split
+from starling_engine.parallel.placement import even_slots
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.weights.hub import resolve_model
 
@@ -38,8 +39,8 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
-    lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep)
-    smallest = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
+    lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
+    expert_slots, eplb = _expert_slots(args, model) if lockstep else (0, None)
     local_ranks = layout.world_size if here is None else here.ranks
     worker = WorkerConfig(
         model_path=str(folder),
@@ -61,7 +62,8 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         expert_parallel=args.enable_expert_parallel,
         lockstep=lockstep,
         elastic=args.enable_elastic_ep,
-        expert_slots=-(-model.moe.num_experts // (smallest * layout.tensor)) if lockstep and model.moe else 0,
+        expert_slots=expert_slots,
+        eplb=eplb,
     )
     config = EngineConfig(
         scheduler=scheduler,
@@ -72,6 +74,31 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         seed=args.seed,
     )
     return folder, model, config
+
+
+def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig | None]:
+    """The experts of each layer that a rank may have to hold, when the ranks are fewest, and what lets them move."""
+    assert model.moe is not None, "checked with the split"
+    experts, tensor = model.moe.num_experts, args.tensor_parallel_size
+    most = args.data_parallel_size * tensor
+    if args.enable_eplb and most == 1 and not args.enable_elastic_ep:
+        raise ConfigError("one rank holds all experts, which have nowhere to go; it needs several ranks", "enable_eplb")
+    if args.num_redundant_experts > (most - 1) * experts:
+        raise ConfigError(
+            f"{most} ranks have use for 0 to {(most - 1) * experts} copies of a layer's {experts} experts, "
+            f"got {args.num_redundant_experts}",
+            "num_redundant_experts",
+        )
+    smallest = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
+    slots = even_slots(experts, smallest * tensor, args.num_redundant_experts)
+    if not args.enable_eplb:
+        return slots, None
+    return slots, EplbConfig(
+        window=args.eplb_window_size,
+        interval=args.eplb_step_interval,
+        redundant=args.num_redundant_experts,
+        spare=min(slots, experts - slots),
+    )
 
 
 def resolve_tokenizer(args: EngineArgs, folder: Path) -> Path:

@@ -65,7 +65,7 @@ class Run:
         record.attempt += 1
         if record.output_ids:
             record.params = msgspec.structs.replace(record.params, prompt_logprobs=None)
-        if self._client.retired:
+        if not self._client.taking:
             self._client = self._choose()
         task = asyncio.get_running_loop().create_task(self._resend(index, record))
         self._moves.add(task)

@@ -22,10 +22,25 @@ def imbalance(load: Floats, placement: Placement) -> Floats:
 
 def imbalance_of(load: Floats, holds: Holds) -> Floats:
     """As `imbalance`."""
-    of_ranks = np.einsum("le,lre->lr", load / holds.sum(1), holds)
+    of_ranks = rank_loads(load, holds)
     mean = of_ranks.mean(1)
     ratios: Floats = np.divide(of_ranks.max(1), mean, out=np.ones_like(mean), where=mean > 0)
     return ratios
+
+
+def rank_loads(load: Floats, holds: Holds) -> Floats:
+    """load [layers, experts] -> what each rank has of it [layers, ranks]."""
+    of_ranks: Floats = np.einsum("le,lre->lr", load / holds.sum(1), holds)
+    return of_ranks
+
+
+def evenness(of_ranks: Floats | Ints) -> float:
+    """of_ranks [layers, ranks] -> the ranks' mean by the busiest, each summed over the layers; 1 is best (vLLM's balancedness).
+
+    Layers wait for their busiest rank one after another, so what is over 1 / this is time in which ranks have nothing to do.
+    """
+    busiest = float(of_ranks.max(1).sum())
+    return float(of_ranks.mean(1).sum()) / busiest if busiest else 1.0
 
 
 def as_holds(layers: Sequence[Layer], num_experts: int) -> Holds:

@@ -41,9 +41,9 @@ class ExpertRanks:
         self.slots = slots
         self.placement: Placement | None = None
         self.communicator: Communicator = ALONE
+        self.window = window
         self._tensor = tensor
         self._wanted = exchange
-        self._window = window
         self._device = device or torch.device("cpu")
         self._exchange: ExpertExchange | None = None
         self._routes: list[ExpertRoutes] = []
@@ -78,9 +78,9 @@ class ExpertRanks:
             self._next_step()
         self._layer = layer
         combine = self._dispatch(layer, x, ids, weights)
-        if self._window is None:
+        if self.window is None:
             return combine
-        window = self._window
+        window = self.window
 
         def counted(compute: Compute) -> torch.Tensor:
             def count(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -98,8 +98,8 @@ class ExpertRanks:
 
     def _next_step(self) -> None:
         self._step += 1
-        if self._window is not None:
-            self._window.next_step()
+        if self.window is not None:
+            self.window.next_step()
 
     def _check(self, communicator: Communicator, placement: Placement) -> None:
         if placement.ranks != communicator.shard.count:

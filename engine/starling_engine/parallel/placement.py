@@ -32,6 +32,11 @@ class Placement:
         return tuple(layer[rank] if rank < self.ranks else () for layer in self.layers)
 
 
+def even_slots(num_experts: int, ranks: int, redundant: int = 0) -> int:
+    """The slots, as many on each rank, that hold every expert and at least `redundant` copies; at most one for each expert."""
+    return min(num_experts, -(-(num_experts + redundant) // ranks))
+
+
 def spread(num_experts: int, ranks: int, layers: int, slots: int | None = None, redundant: int = 0) -> Placement:
     """The first placement: neighbours stay together, sizes differ by one at most, and the first experts have `redundant` copies.
 

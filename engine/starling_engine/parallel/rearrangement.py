@@ -65,7 +65,8 @@ class Rearrangement:
         self._ranks = ranks
         self._experts = experts
         self._source = source
-        self._rows = sorted(experts)
+        self.rows = tuple(sorted(experts))
+        """The layers here that have experts."""
         self._placement: Placement | None = None
         self._loading: ExpertLoading | None = None
         self._flipped = 0
@@ -73,7 +74,7 @@ class Rearrangement:
     @property
     def num_layers(self) -> int:
         """Of the layers here, those with experts."""
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def active(self) -> bool:
@@ -99,19 +100,19 @@ class Rearrangement:
         """Begins to load what the rank `rank` of `placement` holds and this one has not."""
         assert not self.active, "one at a time: commit or cancel comes first"
         held = placement.held(rank)
-        missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self._rows}
+        missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self.rows}
         self._placement, self._flipped = placement, 0
         self._loading = ExpertLoading(self._experts, missing, self._source)
 
     def flip_to(self, count: int) -> None:
         """The first `count` layers change over, of those here; the last of them ends the rearrangement."""
         assert self._placement is not None and self._flipped <= count <= self.ready
-        for row in self._rows[self._flipped : count]:
+        for row in self.rows[self._flipped : count]:
             self._ranks.flip_layer(row, self._placement.layers[row])
             self._keep(row)
         self._flipped = count
         if count == self.num_layers:
-            self._finish(self._ranks.communicator)
+            self._placement = None
 
     def commit(self, communicator: Communicator) -> None:
         """All layers change over. Raises ConfigError for ranks that the placement does not fit."""
@@ -122,14 +123,14 @@ class Rearrangement:
         """Waits for the expert that is being loaded; does nothing when no rearrangement is under way."""
         if self._loading is not None:
             self._loading.stop()
-        for row in self._rows:
+        for row in self.rows:
             self._keep(row)
         self._placement = None
 
     def _finish(self, communicator: Communicator) -> None:
         assert self._placement is not None, "start comes first"
         self._ranks.flip(communicator, self._placement)
-        for row in self._rows:
+        for row in self.rows:
             self._keep(row)
         self._placement = None
 

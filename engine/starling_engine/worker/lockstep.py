@@ -63,7 +63,14 @@ class Lockstep:
         self._next: Epoch | None = None
         self._committed = 0
         self._step = 0
+        self.said = torch.empty(0, 2)
+        """[ranks, 2]: what each said at the last turn."""
         self._awake = False
+
+    @property
+    def step(self) -> int:
+        """How many turns the epoch has had; the same on all its ranks."""
+        return self._step
 
     def offer(self, plan: EpochPlan, epoch: Epoch | None) -> None:
         """What is to come next; no epoch for a rank that leaves."""
@@ -92,18 +99,19 @@ class Lockstep:
             self._awake = True
         return self._awake or has_plan or bool(self._committed)
 
-    def turn(self, *, has_plan: bool) -> Turn:
-        """Meets the others. Raises RankLost when one does not come."""
+    def turn(self, *, has_plan: bool, says: tuple[int, int] = (0, 0)) -> Turn:
+        """Meets the others. `says` is for them to hear, and keeps nobody awake. Raises RankLost when one does not come."""
         epoch = self.epoch
         assert epoch is not None, "in no epoch there is nobody to meet"
         if not self._awake:
             epoch.bells.ring(self._step)
-        rows = epoch.ranks.all_gather(torch.tensor([has_plan, self._committed]))
+        rows = epoch.ranks.all_gather(torch.tensor([has_plan, self._committed, *says]))
         self._step += 1
         if int(rows[:, 1].min()) > epoch.plan.number:
             self._switch()
             return Turn.SWITCHED
-        self._awake = bool(rows.any())
+        self.said = rows[:, 2:]
+        self._awake = bool(rows[:, :2].any())
         # Messages reach the ranks of a core at different times; they run a plan together or not at all.
         ready = rows[:, 0].view(epoch.plan.data, -1).all(1)
         return Turn.RUN if ready[epoch.dp] else Turn.SERVE

@@ -37,6 +37,7 @@ class Together:
         self._rank = rank
         self._steps = Lockstep()
         self._moves = worker.rearrangement()
+        self._balancing = worker.balancing(self._moves, send)
         self._plans: deque[StepPlan] = deque()
         self._expects = False
         """The core has said that it will have more."""
@@ -58,7 +59,10 @@ class Together:
                 self._turn()
 
     def _turn(self) -> None:
-        match self._steps.turn(has_plan=bool(self._plans)):
+        turn = self._steps.turn(has_plan=bool(self._plans), says=self._balancing.says())
+        if turn is not Turn.SWITCHED:
+            self._balancing.hear(self._steps.step, self._steps.said)
+        match turn:
             case Turn.RUN:
                 result = self._worker.attempt(self._plans.popleft())
                 if self._worker.samples or result.error is not None:
@@ -106,7 +110,8 @@ class Together:
             case Abandon():
                 self._preparer.cancel()
                 self._steps.withdraw()
-                self._moves.cancel()
+                if self._balancing.resume():
+                    self._moves.cancel()
             case Stop():
                 self._stopped = True
             case _:
@@ -115,6 +120,7 @@ class Together:
     # ---- epochs ----
 
     def _begin(self, plan: EpochPlan) -> None:
+        self._balancing.pause()
         if plan.dp is not None:
             self._moves.start(plan.placement, self._worker.rank_among(plan.dp))
         self._preparer.start(plan)
@@ -145,4 +151,5 @@ class Together:
         if self._steps.epoch is not None:
             self._moves.commit(self._steps.epoch.ranks)
             self._worker.epoch = plan.number
+            self._balancing.begin(plan)
         self._send(Switched(plan.number))

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 import zmq
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import EpochPlan
+from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.layers.select import select_linear_method
@@ -26,6 +27,7 @@ from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.expert_ranks import ExpertRanks, over_tensor
 from starling_engine.parallel.gloo import join_store
+from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
@@ -34,6 +36,7 @@ from starling_engine.sampling.select import select_sample_op
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
+from starling_engine.worker.balancing import Balancing
 from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.meeting import Loaded, meet
@@ -99,7 +102,8 @@ class Worker:
             memory = (platform.total_memory(), platform.available_memory())
             ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
             num_blocks = self._agree(ledger.num_blocks)
-            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes)
+            moving = self._reserved(model, config.eplb.spare) * dtype.itemsize if config.eplb is not None else 0
+            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
             kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             sampler = Sampler(select_sample_op(platform.device))
@@ -140,10 +144,17 @@ class Worker:
 
     def join_epoch(self, plan: EpochPlan, loaded: Loaded, cancelled: Callable[[], bool]) -> Epoch:
         """Meets the other ranks of an epoch when all have loaded. Raises as `meet`."""
-        layout = self._config.layout
+        layout, own = self._config.layout, self._config.rendezvous
+        assert own is not None, "the executor says where this rank can be reached"
+        plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
         place = layout.coordinates(self._config.rank)
         meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
         return Epoch(plan, layout, place, zmq.Context.instance(), self._tick)
+
+    def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
+        """How they come to be others because of what they have to do."""
+        assert self._model is not None and self._model.config.moe is not None and self._shared is not None, "prepare() comes first"
+        return Balancing(self._config, self._model.config.moe, self._shared, moves, tell)
 
     def rank_among(self, dp: int) -> int:
         """This rank's number among those that share the experts of its stage, in a core of that data parallel rank."""
@@ -160,13 +171,15 @@ class Worker:
         if not self._config.lockstep:
             return over_tensor(model, tensor) if self._config.expert_parallel else None
         assert model.moe is not None, "only experts are held among several"
-        self._shared = ExpertRanks(model.moe.num_experts, self._config.expert_slots, tensor)
+        experts, slots, eplb = model.moe.num_experts, self._config.expert_slots, self._config.eplb
+        window = LoadWindow(len(model.moe.layers), experts, eplb.window) if eplb is not None else None
+        self._shared = ExpertRanks(experts, slots + (eplb.spare if eplb is not None else 0), tensor, window=window)
         return self._shared
 
-    def _reserved(self, model: Decoder) -> int:
-        """Elements of the experts that this rank will have to hold: it stands by without any."""
-        experts = model.experts.values() if self._config.lockstep else ()
-        return sum(3 * e.shape.slots * e.shape.hidden_size * e.shape.intermediate_size for e in experts)
+    def _reserved(self, model: Decoder, slots: int | None = None) -> int:
+        """Elements of the experts that this rank will have to hold: it stands by without any. `slots` of each layer, or all."""
+        shapes = [e.shape for e in model.experts.values()] if self._config.lockstep else []
+        return sum(3 * (s.slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
 
     # ---- about the rank ----
 

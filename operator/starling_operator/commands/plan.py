@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from starling_operator.commands.failures import fail
+from starling_operator.commands.flags import Context, Kubeconfig, Namespace
 
 if TYPE_CHECKING:
     from starling_operator.commands.planning.difference import Difference
     from starling_operator.commands.planning.planned import Planned
     from starling_operator.plan.observed import Service
+
+
+CLUSTER = "cluster"
 
 
 class PlanOutput(StrEnum):
@@ -26,14 +30,23 @@ class PlanOutput(StrEnum):
 def plan(
     file: Annotated[Path, typer.Option("-f", "--file", help="Manifests; - reads standard input.")],
     diff: Annotated[
-        Path | None, typer.Option("--diff", help="The manifests before the edit: says what the edit does to running services.")
+        str | None,
+        typer.Option(
+            "--diff",
+            metavar="FILE|cluster",
+            help="The manifests before the edit, or `cluster` for the services as they are: says what the edit does to them.",
+        ),
     ] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
     output: Annotated[PlanOutput, typer.Option("-o", "--output", help="A tree for people, or manifests.")] = PlanOutput.TREE,
 ) -> None:
     """Print the children and the layout of ranks of each InferenceService in a file. Exit status 1 for what cannot work."""
     after = _services(file)
     if diff is not None:
-        _print_differences(_services(diff), after, output)
+        before = _live(after, kubeconfig, context, namespace) if diff == CLUSTER else _services(Path(diff))
+        _print_differences(before, after, output)
         return
     plans = [_planned(service, file) for service in after.values()]
     if output is PlanOutput.TREE:
@@ -63,6 +76,32 @@ def _services(file: Path) -> "dict[str, Service]":
     if wrong:
         fail("\n       ".join(wrong), "correct the fields that are named; `kubectl explain infsvc.spec` describes them")
     return {f"{service.namespace}/{service.name}": service for _, service in found}
+
+
+def _live(
+    wanted: "dict[str, Service]", kubeconfig: Path | None, context: str | None, namespace: str | None
+) -> "dict[str, Service]":
+    """Of the wanted ones those that the cluster has. A manifest that names no namespace is looked for where the flags say."""
+    from dataclasses import replace
+
+    from starling_crds.parse import parse_spec
+
+    from starling_operator.commands.cluster.connecting import connected
+    from starling_operator.local.service_file import DEFAULT_NAMESPACE
+
+    found = {}
+    with connected(kubeconfig, context, namespace) as cluster:
+        usual = cluster.namespace
+        for key, service in wanted.items():
+            cluster.namespace = usual if service.namespace == DEFAULT_NAMESPACE else service.namespace
+            body = next((each for each in cluster.services() if each["metadata"]["name"] == service.name), None)
+            if body is None:
+                continue
+            parsed = parse_spec(body["spec"])
+            if parsed.spec is None:
+                fail(f"the cluster's {service.name} cannot be read by this release: {parsed.error}", "upgrade it, or this command")
+            found[key] = replace(service, spec=parsed.spec)
+    return found
 
 
 def _planned(service: "Service", file: Path) -> "Planned":

@@ -108,6 +108,16 @@ def serve(
         bool, _option("--enable-expert-parallel", "-ep", text="Whole experts on TP ranks.", panel=PARALLEL)
     ] = False,
     data_parallel_size: Annotated[int, _option("--data-parallel-size", "-dp", text="DP.", panel=PARALLEL)] = 1,
+    enable_eplb: Annotated[bool, _option("--enable-eplb", text="Move experts between ranks by load.", panel=PARALLEL)] = False,
+    num_redundant_experts: Annotated[
+        int, _option("--num-redundant-experts", text="Copies of a layer's most loaded experts.", panel=PARALLEL)
+    ] = 0,
+    eplb_window_size: Annotated[
+        int, _option("--eplb-window-size", text="Steps over which load is counted.", panel=PARALLEL)
+    ] = 1000,
+    eplb_step_interval: Annotated[
+        int, _option("--eplb-step-interval", text="Steps from one look at the load to the next.", panel=PARALLEL)
+    ] = 3000,
 ) -> None:
     """Serve MODEL over OpenAI's API."""
     flags = locals()

@@ -5,11 +5,12 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from starling_operator.local.front import Front
 from starling_operator.local.launch import Launch, Place, launch
+from starling_operator.local.leaders import LocalLeaders
 from starling_operator.local.observe import observe
 from starling_operator.local.pod import LocalPod, PodRunner
 from starling_operator.local.ports import LOCALHOST, free_ports
@@ -57,6 +58,7 @@ class Machine:
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._leader_ports: dict[str, int] = {}
         self._client = report_client()
+        self._leaders = LocalLeaders(self._client, changed)
         self._count = itertools.count()
 
     @property
@@ -64,7 +66,8 @@ class Machine:
         return [runner.pod for runner in self._runners.values()]
 
     def observe(self, service: Service) -> Observed:
-        return observe(service, self.store.objects, self.pods, SETTINGS, socket.gethostname(), time.time())
+        seen = observe(service, self.store.objects, self.pods, SETTINGS, socket.gethostname(), time.time())
+        return replace(seen, answers=self._leaders.answers)
 
     def carry_out(self, decision: Decision) -> None:
         """In the order that a cluster would see."""
@@ -74,6 +77,10 @@ class Machine:
             self.store.apply(manifest)
         for delete in decision.delete:
             self._delete(delete)
+        for call in decision.scale:
+            leader = self._runners.get(f"{call.group}-0")
+            if leader is not None:
+                self._leaders.tell(call, leader.pod)
         self.settle()
 
     def settle(self) -> None:
@@ -103,6 +110,7 @@ class Machine:
         self.kill_all()
         for reader in self._readers.values():
             reader.cancel()
+        await self._leaders.close()
         for runner in self._runners.values():
             await runner.wait()
         await asyncio.gather(*self._readers.values(), return_exceptions=True)

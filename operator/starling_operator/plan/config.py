@@ -7,12 +7,13 @@ from starling_agent.contract.config import (
     AdminConfig,
     AgentConfig,
     DrainConfig,
+    ElasticConfig,
     EndpointConfig,
     LayoutConfig,
     ModelConfig,
     RecoveryConfig,
 )
-from starling_crds.layout import group_layout
+from starling_crds.layout import elastic_sizes, group_layout
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
@@ -49,6 +50,9 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
         "enable_prefix_caching": engine.prefix_caching,
         "scheduling_policy": engine.scheduling_policy,
     }
+    split = spec.parallelism
+    if split.expert is not None and (split.expert > split.tensor or split.elastic is not None):
+        arguments["enable_expert_parallel"] = True
     return {name: value for name, value in arguments.items() if value is not None} | spec.engine.extra_args
 
 
@@ -77,7 +81,8 @@ def _layout(spec: InferenceServiceSpec) -> LayoutConfig:
     layout = LayoutConfig(tensor=split.tensor, pipeline=split.pipeline, per_node=per_node)
     if split.elastic is None:
         return layout.model_copy(update={"data": group_layout(split, per_node).data})
-    return layout
+    sizes = elastic_sizes(split, per_node)
+    return layout.model_copy(update={"elastic": ElasticConfig(min=sizes[0], max=sizes[-1])})
 
 
 def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:

@@ -3,6 +3,7 @@
 from starling_crds.v1alpha1.status import Condition, InferenceServiceStatus
 
 from starling_operator.plan.decision import Event
+from starling_operator.plan.elastic.words import operation_text
 from starling_operator.plan.situation import Situation
 
 _REFUSALS = ("InvalidSpec", "Unsupported")
@@ -14,6 +15,7 @@ def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event,
         *_spec_changed(situation),
         *_created(situation),
         *_restarted(situation),
+        *_resized(situation),
         *_conditions_changed(situation.service.status, status),
         *_rollout_finished(situation.service.status, status),
     )
@@ -53,12 +55,26 @@ def _restarted(situation: Situation) -> tuple[Event, ...]:
     )
 
 
+def _resized(situation: Situation) -> tuple[Event, ...]:
+    """Each phase of each change of size."""
+    told = []
+    for group in situation.kept:
+        step = situation.steps.get(group.name)
+        now = step.operation if step is not None else None
+        old = group.previous.operation if group.previous is not None else None
+        if now is not None and (old is None or (old.id, old.phase) != (now.id, now.phase)):
+            failed = now.phase in ("failed", "refused")
+            reason = "ScalingFailed" if failed else "Resized" if now.phase == "done" else "Scaling"
+            told.append(Event("Warning" if failed else "Normal", reason, f"{group.name}: {operation_text(situation, now)}"))
+    return tuple(told)
+
+
 def _conditions_changed(old: InferenceServiceStatus, new: InferenceServiceStatus) -> tuple[Event, ...]:
     told = []
-    ready = _find(new, "Ready")
+    ready = find(new, "Ready")
     if ready.status == "True" and _status(old, "Ready") != "True":
         told.append(Event("Normal", "Ready", ready.message))
-    stalled = _find(new, "Stalled")
+    stalled = find(new, "Stalled")
     if stalled.status == "True" and _stalled_before(old) != (stalled.reason, _told_by(stalled)):
         reason = "Refused" if stalled.reason in _REFUSALS else stalled.reason
         told.append(Event("Warning", reason, stalled.message))
@@ -86,5 +102,6 @@ def _status(status: InferenceServiceStatus, kind: str) -> str:
     return next((condition.status for condition in status.conditions if condition.type == kind), "")
 
 
-def _find(status: InferenceServiceStatus, kind: str) -> Condition:
+def find(status: InferenceServiceStatus, kind: str) -> Condition:
+    """All conditions are there in a status that is about to be written."""
     return next(condition for condition in status.conditions if condition.type == kind)

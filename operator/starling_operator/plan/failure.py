@@ -39,7 +39,7 @@ def find_failure(group: Group, silent_after: float) -> Failure | None:
 
 def broken(group: Group) -> str:
     """Why the group does not come up by itself; "" if it may, as far as one sees."""
-    cause = next((pod_message(pod) for pod in group.live if _hopeless(pod)), "")
+    cause = next((pod_message(pod) for pod in group.members if _hopeless(pod)), "")
     if cause or group.available or has_served(group) or restarts(group) < _VAIN_RESTARTS:
         return cause
     return f"{group.name}: was restarted {restarts(group)} times and never served"
@@ -69,13 +69,16 @@ def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
             yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
         elif pod.deleted_at is None and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
             yield Failure(pod_message(pod), _gang(group, pod))
+    for pod in group.live:
+        if pod.number >= group.gang and _may_try_again(pod):
+            yield Failure(pod_message(pod), (pod,))
     if has_served(group):
         yield from _failures_in_service(group, silent_after)
 
 
 def _failures_in_service(group: Group, silent_after: float) -> Iterator[Failure]:
     """Before a group served, its agents find each other again by themselves, and the kubelet's back-off is enough."""
-    for pod in group.live:
+    for pod in group.members:
         if _gave_up(pod):
             yield Failure(pod_message(pod), _gang(group, pod))
         elif _silent(pod, silent_after):
@@ -92,11 +95,11 @@ def _gang_failures(group: Group) -> Iterator[Failure]:
         older = tuple(peer for peer in group.live if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
         if older:
             yield Failure(f"{pod.name}: was deleted while the rest of its group runs", older)
-    record = group.previous.nodes if group.previous is not None else []
+    record = [node for node in group.previous.nodes if node.number < group.gang] if group.previous is not None else []
     present = {pod.uid for pod in group.pods}
     gone = [node for node in record if node.uid and node.uid not in present]
     survivors = tuple(pod for pod in group.live if pod.uid in {node.uid for node in record})
-    if len(record) == group.nodes and gone and survivors:
+    if len(record) == group.gang and gone and survivors:
         yield Failure(f"{gone[0].pod}: was replaced while the rest of its group runs", survivors)
 
 
@@ -114,8 +117,8 @@ def restarted_in_place(group: Group, pod: Pod) -> bool:
 
 
 def _members(group: Group) -> tuple[Pod, ...]:
-    """Not those that go because the group shrinks."""
-    return tuple(pod for pod in group.pods if pod.number < group.nodes)
+    """Those that go too, but neither pods that join or have left the gang, nor such as a smaller StatefulSet takes away."""
+    return tuple(pod for pod in group.pods if pod.number < group.gang)
 
 
 def _may_try_again(pod: Pod) -> bool:

@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.status import GroupStatus
 
 from starling_operator.plan import labels, names
+from starling_operator.plan.elastic.sizing import Sizing
 from starling_operator.plan.observed import Manifest, Observed, Pod
+from starling_operator.plan.revision import Revision
 from starling_operator.plan.tied import nodes_are_tied
 
 
@@ -21,6 +24,7 @@ class Group:
     previous   what the last status said of it; None for a new one
     believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
     tied       its nodes hold ranks that step together: one that fails takes the others along
+    sizing     of a group whose size changes while it serves; None for all others
     """
 
     name: str
@@ -33,6 +37,7 @@ class Group:
     previous: GroupStatus | None = None
     believed: bool = False
     tied: bool = True
+    sizing: Sizing | None = None
 
     @property
     def index(self) -> int:
@@ -49,6 +54,31 @@ class Group:
         return tuple(pod for pod in self.pods if pod.deleted_at is None and not pod.lost)
 
     @property
+    def gang(self) -> int:
+        """Its first so many pods hold the ranks that step together: not those that join for a larger size, or have left."""
+        known = self.sizing.gang if self.sizing is not None else None
+        return self.nodes if known is None else min(known, self.nodes)
+
+    @property
+    def needed(self) -> int:
+        """Its first so many pods have to serve for the group to serve."""
+        known = self.sizing.needed if self.sizing is not None else None
+        return self.nodes if known is None else known
+
+    @property
+    def members(self) -> tuple[Pod, ...]:
+        """Live pods of the gang."""
+        return self._first(self.gang)
+
+    @property
+    def serving(self) -> tuple[Pod, ...]:
+        """Live pods of those that are needed."""
+        return self._first(self.needed)
+
+    def _first(self, count: int) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self.live if pod.number < count)
+
+    @property
     def placed(self) -> bool:
         """All its pods have a node: it can no longer wait for one that another half-placed group holds."""
         return len(self.live) == self.nodes and all(pod.scheduled for pod in self.live)
@@ -56,7 +86,7 @@ class Group:
     @property
     def available(self) -> bool:
         """Its pods' own probes say that they serve."""
-        return len(self.live) == self.nodes and all(pod.ready for pod in self.live)
+        return len(self.serving) == self.needed and all(pod.ready for pod in self.serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +108,16 @@ class Groups:
         return self.old + self.current
 
 
-def read_groups(observed: Observed, target: str) -> Groups:
-    """From what is seen. `target` is the id of the wanted revision; "" while nobody can tell."""
+def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) -> Groups:
+    """From what is seen. `target` is the id of the wanted revision; "" while nobody can tell. `revisions`: all that are known."""
     sets = [
         live
         for (kind, _), live in sorted(observed.children.items())
         if kind == "StatefulSet" and labels.GROUP in _labels(live) and not live["metadata"].get("deletionTimestamp")
     ]
     by_name = _pods_by_group(observed.pods)
-    groups = [_group(observed, live, target, by_name.get(live["metadata"]["name"], ())) for live in sets]
+    elastic = {known.id: known.layout for known in revisions if known.layout.elastic is not None}
+    groups = [_group(observed, live, target, by_name.get(live["metadata"]["name"], ()), elastic) for live in sets]
     groups.sort(key=lambda group: (group.revision, group.index))
     known = {group.name for group in groups}
     return Groups(
@@ -103,12 +134,16 @@ def missing_pods(group: str, nodes: int, pods: Iterable[Pod]) -> tuple[str, ...]
     return tuple(name for name in (f"{group}-{number}" for number in range(nodes)) if name not in held)
 
 
-def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod]) -> Group:
+def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod], elastic: Mapping[str, LayoutConfig]) -> Group:
     status = observed.service.status
     name = live["metadata"]["name"]
     previous = next((known for known in status.groups if known.name == name), None)
     revision = _labels(live).get(labels.REVISION, "")
     same = status.observed_generation == observed.service.generation
+    sizing = None
+    if revision in elastic:
+        leader = next((pod.report for pod in pods if pod.number == 0 and pod.deleted_at is None and not pod.lost), None)
+        sizing = Sizing(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
     return Group(
         name=name,
         revision=revision,
@@ -120,6 +155,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod])
         previous=previous,
         believed=same and previous is not None and previous.ready,
         tied=nodes_are_tied(observed, revision),
+        sizing=sizing,
     )
 
 

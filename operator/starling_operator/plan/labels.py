@@ -39,6 +39,10 @@ def serving_selector(service: Service) -> dict[str, str]:
     return {SERVICE: service.name, ROLE: SERVING}
 
 
+def serving_selector_text(service: Service) -> str:
+    return ",".join(f"{key}={value}" for key, value in serving_selector(service).items())
+
+
 def leader_selector(service: Service) -> str:
     """One pod of each group: what an autoscaler takes averages over."""
     return f"{SERVICE}={service.name},{ORDINAL}=0"

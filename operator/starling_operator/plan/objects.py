@@ -4,6 +4,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.children import admin_secret, service_children
 from starling_operator.plan.decision import Delete
+from starling_operator.plan.elastic.child import scale_child, scale_deletion
 from starling_operator.plan.group_children import group_children
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.recovery import deletions, released
@@ -29,11 +30,12 @@ def applied(
     """The service's own children, then each group's. A group whose revision cannot be read is left as it is."""
     service, nodes = observed.service, situation.nodes
     manifests = list(service_children(service, spec, observed.settings, nodes))
+    if situation.desired is not None:
+        manifests.append(scale_child(observed, situation.desired))
     for group in situation.kept:
         revision = revisions.find(group.revision)
         if revision is not None:
-            # An old group keeps its size: the layout that the spec asks for is the new one's.
-            manifests += group_children(service, revision, group.name, nodes if group.target else group.nodes)
+            manifests += group_children(service, revision, group.name, situation.nodes_of(group))
     for name in created:
         manifests += group_children(service, revisions.target, name, nodes)
     return tuple(manifests)
@@ -47,5 +49,6 @@ def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> t
         *group_deletions(observed, situation.change.remove, groups),
         *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
         *released(observed.pods),
+        *scale_deletion(observed, situation.desired),
         *revision_deletions(observed, outdated(revisions, in_use)),
     )

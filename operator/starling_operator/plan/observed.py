@@ -88,12 +88,21 @@ class Pod:
     """Seconds since the agent last answered; None: it never did."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A leader's refusal, by its code (see the agent's contract) and in its words."""
+
+    code: str
+    message: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Observed:
     """Everything at one instant.
 
     children    the live objects that the service owns, pods left out, by (kind, name)
     pods        of all groups, those being deleted too
+    answers     by operation, the refusals of leaders that were told of it
     refused_pods   by group, why Kubernetes does not make its pods, in its own words
     new_token   a fresh random token, for the admin Secret if there is none yet
     """
@@ -102,6 +111,7 @@ class Observed:
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     refused_pods: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
     settings: Settings
     now: float
     new_token: str

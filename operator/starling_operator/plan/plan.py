@@ -3,15 +3,18 @@
 from starling_operator.plan import names
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
-from starling_operator.plan.events import events
+from starling_operator.plan.elastic.child import scale_status
+from starling_operator.plan.elastic.desired import desired_size
+from starling_operator.plan.elastic.turns import steps_of
+from starling_operator.plan.events import events, find
 from starling_operator.plan.failure import broken
 from starling_operator.plan.group import read_groups
 from starling_operator.plan.objects import applied, deleted, made_once
 from starling_operator.plan.observed import Observed
-from starling_operator.plan.proof import asked_of, unproven, waits_for
+from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
 from starling_operator.plan.recovery import heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
-from starling_operator.plan.revision import read_revisions
+from starling_operator.plan.revision import read_revisions, stored_revisions
 from starling_operator.plan.rollout import Wanted, change_groups
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.status import make_status
@@ -28,8 +31,9 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     assert spec is not None
 
     revisions = read_revisions(observed, spec)
-    groups = read_groups(observed, revisions.target.id)
-    asked = asked_of(spec, revisions.target)
+    groups = read_groups(observed, revisions.target.id, (revisions.target, *revisions.stored))
+    desired = desired_size(observed, spec)
+    asked = asked_of(spec, revisions.target, desired)
     unready = {group.name: unproven(group, asked) for group in groups.all}
     failures = {group.name: cause for group in groups.all if (cause := broken(group))}
 
@@ -43,6 +47,15 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     # A group that goes anyway is left to drain.
     healing = heal_groups((group for group in groups.all if group not in change.remove), spec.recovery, observed.now)
 
+    steps = steps_of(
+        observed,
+        spec,
+        desired,
+        kept=(group for group in groups.all if group not in change.remove),
+        serves=lambda group: not unready[group.name] and group.name not in healing,
+        whole=lambda group: is_whole(group, asked),
+    )
+
     situation = Situation(
         service=service,
         settings=observed.settings,
@@ -54,14 +67,20 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         failures=failures,
         change=change,
         healing=healing,
+        desired=desired,
+        steps=steps,
     )
     created = tuple(names.group(service.name, revisions.target.id, number) for number in change.create)
     status = make_status(situation, conditions(situation, verdict(situation)))
+    sized = scale_status(observed, desired, situation.effective, find(status, "Ready")) if desired is not None else None
     return Decision(
         create=made_once(observed, situation, revisions),
         apply=applied(observed, spec, situation, revisions, created),
         delete=deleted(observed, situation, revisions),
         status=status,
+        statuses=(sized,) if sized is not None else (),
+        begins=any(step.begins for step in steps.values()),
+        scale=tuple(step.call for step in steps.values() if step.call is not None),
         events=events(situation, status),
         wake_after=wake_after(situation),
     )
@@ -69,7 +88,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
 
 def _refused(observed: Observed, refused: Refusal) -> Decision:
     """Nothing is touched: only the status tells."""
-    groups = read_groups(observed, target="")
+    groups = read_groups(observed, target="", revisions=stored_revisions(observed))
     situation = Situation(
         service=observed.service,
         settings=observed.settings,

@@ -1,11 +1,12 @@
 """Whether a group serves what the spec asks for, as its agents themselves report it; and if not, why not, in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starling_agent.contract.report import Progress, Report
-from starling_crds.layout import GroupLayout, group_layout
+from starling_crds.layout import GroupLayout, group_layout, with_data
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
+from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.revision import Revision
@@ -27,18 +28,34 @@ class Asked:
     through_service: bool = False
 
 
-def asked_of(spec: InferenceServiceSpec, target: Revision) -> Asked:
-    layout = group_layout(spec.parallelism, spec.accelerators.per_node)
-    return Asked(target.config_hash, layout, spec.parallelism.expert, through_service=target.has_service)
+def asked_of(spec: InferenceServiceSpec, target: Revision, desired: Desired | None = None) -> Asked:
+    layout, expert = group_layout(spec.parallelism, spec.accelerators.per_node), spec.parallelism.expert
+    if desired is not None:
+        layout = with_data(layout, desired.data)
+        expert = layout.expert if expert is not None else None
+    return Asked(target.config_hash, layout, expert, through_service=target.has_service)
 
 
 def unproven(group: Group, asked: Asked) -> str:
     """Why the group does not count as ready; "" if it does."""
     if not group.target:
         return "" if group.available else waits_for(group)
-    if len(group.live) != group.nodes or not all(pod.ready for pod in group.live):
+    if len(group.serving) != group.needed or not all(pod.ready for pod in group.serving):
         return waits_for(group)
-    return next(filter(None, (_pod_unproven(pod, asked, believed=group.believed) for pod in group.live)), "")
+    if group.sizing is not None and not group.sizing.effective and not group.believed:
+        return waits_for(group) or f"{group.name}: it has no size yet"
+    return next(filter(None, (_pod_unproven(pod, asked, group) for pod in group.serving)), "")
+
+
+def is_whole(group: Group, asked: Asked) -> bool:
+    """Whether an elastic group has come to the size that is wanted: all its pods serve it, and there are no others."""
+    pods, wanted = group.live, asked.layout.nodes
+    return (
+        len(pods) == group.nodes == wanted
+        and all(pod.ready for pod in pods)
+        and all(not _pod_unproven(pod, asked, group) for pod in pods)
+        and all(pod.report is None or not _topology_differs(pod, pod.report, asked) for pod in pods)
+    )
 
 
 def waits_for(group: Group) -> str:
@@ -81,15 +98,15 @@ def phase_text(report: Report) -> str:
 
 def loaded(group: Group) -> bool:
     """All its agents have the model in memory."""
-    return len(group.live) == group.nodes and all(
-        (pod.report is not None and pod.report.phase in LOADED) or (pod.report is None and group.believed) for pod in group.live
+    return len(group.members) == group.gang and all(
+        (pod.report is not None and pod.report.phase in LOADED) or (pod.report is None and group.believed) for pod in group.members
     )
 
 
-def _pod_unproven(pod: Pod, asked: Asked, *, believed: bool) -> str:
+def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
     report = pod.report
     if report is None:
-        return "" if believed else f"{pod.name}: its agent has not reported yet"
+        return "" if group.believed else f"{pod.name}: its agent has not reported yet"
     if report.phase != "serving" or not report.ready or not report.healthy:
         return pod_message(pod)
     if report.config_hash != asked.config_hash:
@@ -98,10 +115,23 @@ def _pod_unproven(pod: Pod, asked: Asked, *, believed: bool) -> str:
         return f"{pod.name}: no token came through its endpoint yet"
     if report.service_token_seen is False or (asked.through_service and not report.service_token_seen):
         return f"{pod.name}: no token came through the Service yet" + (f": {report.last_error}" if report.last_error else "")
-    return _topology_differs(pod, report, asked)
+    return _topology_differs(pod, report, _asked_now(group, asked))
 
 
-def _topology_differs(pod: Pod, report: Report, asked: Asked) -> str:
+def _asked_now(group: Group, asked: Asked) -> Asked | None:
+    """With a group's present size. None while that changes: it serves, and its nodes hear of a commit one after the other."""
+    sizing = group.sizing
+    if sizing is None:
+        return asked
+    if sizing.is_changing or not sizing.effective:
+        return None
+    layout = with_data(asked.layout, sizing.effective)
+    return replace(asked, layout=layout, expert=layout.expert if asked.expert is not None else None)
+
+
+def _topology_differs(pod: Pod, report: Report, asked: Asked | None) -> str:
+    if asked is None:
+        return ""
     seen, layout = report.topology, asked.layout
     if seen is None:
         return f"{pod.name}: its agent reports no topology yet"

@@ -57,13 +57,6 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
     parallelism, tiers = spec.parallelism, spec.kv_cache.tiers
-    if (parallelism.expert or 1) > 1:
-        yield (
-            "parallelism.expert: this release spreads experts over tensor parallel ranks only"
-            f" (engine.extraArgs.enable_expert_parallel), so only 1 is possible, got {parallelism.expert}"
-        )
-    if parallelism.elastic is not None:
-        yield "parallelism.elastic: this release cannot resize a live group; leave it out"
     ranks, per_node = parallelism.tensor * parallelism.pipeline, spec.accelerators.per_node
     if ranks % per_node and per_node % ranks:
         yield (

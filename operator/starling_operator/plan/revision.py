@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starling_crds.layout import group_layout
+from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_crds.v1alpha1.parallelism import Parallelism
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
@@ -53,6 +53,11 @@ class Revision:
     def has_service(self) -> bool:
         """Its agents are told to prove the Service."""
         return json.loads(self.config)["endpoint"]["service_url"] is not None
+
+    @property
+    def layout(self) -> LayoutConfig:
+        """As its agents are told."""
+        return LayoutConfig.model_validate(json.loads(self.config)["layout"])
 
     @property
     def template(self) -> Manifest:
@@ -121,9 +126,10 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
 
 
 def _fixed(split: Parallelism) -> Parallelism:
-    """With elastic bounds the size is no part of a revision; without, the smallest is as if it were left out."""
+    """With elastic bounds the size is no part of a revision, only its unit; without, the smallest is as if it were left out."""
     if split.elastic is not None:
-        return split.model_copy(update={"data": None, "expert": None, "elastic": None})
+        low = split.elastic.min
+        return split.model_copy(update={"data": low} if split.expert is None else {"expert": low})
     smallest = {"data": 1, "expert": split.tensor}
     return split.model_copy(update={name: None for name, size in smallest.items() if getattr(split, name) == size})
 
@@ -141,7 +147,6 @@ def _render(service: Service, spec: InferenceServiceSpec, settings: Settings, id
         "format": FORMAT,
         "specHash": spec_hash(spec),
         "image": agent_image(spec, settings),
-        "nodes": group_layout(spec.parallelism, spec.accelerators.per_node).nodes,
         "template": pod_template(service, spec, settings, identifier),
         "config": config.model_dump_json(indent=2) + "\n",
     }

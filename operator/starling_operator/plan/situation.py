@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
+from starling_operator.plan.elastic.desired import Desired
+from starling_operator.plan.elastic.step import Step
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod, Service, Settings
 from starling_operator.plan.proof import Asked
@@ -15,7 +17,10 @@ from starling_operator.plan.rollout import Change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name."""
+    """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name.
+
+    desired   size of the groups of an elastic service; steps: of its groups towards it, by name
+    """
 
     service: Service
     settings: Settings
@@ -27,6 +32,8 @@ class Situation:
     change: Change = field(default_factory=Change)
     unready: Mapping[str, str] = field(default_factory=dict)
     healing: Mapping[str, Healing] = field(default_factory=dict)
+    desired: Desired | None = None
+    steps: Mapping[str, Step] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -44,6 +51,11 @@ class Situation:
         assert self.asked is not None
         return self.asked.layout.nodes
 
+    def nodes_of(self, group: Group) -> int:
+        """Pods that a group is to have now. An old group keeps its size: the layout that the spec asks for is the new one's."""
+        step = self.steps.get(group.name)
+        return step.nodes if step is not None else self.nodes if group.target else group.nodes
+
     @property
     def kept(self) -> tuple[Group, ...]:
         """The groups that exist and stay."""
@@ -53,6 +65,11 @@ class Situation:
     def pods(self) -> tuple[Pod, ...]:
         """Of all groups, and of those that are gone and drain."""
         return tuple(pod for group in self.groups.all for pod in group.pods) + self.groups.leaving
+
+    @property
+    def effective(self) -> int:
+        """Size that all groups of the target revision serve at, in data parallel ranks: the smallest; 0 while one has none."""
+        return min((group.sizing.effective for group in self.current if group.sizing is not None), default=0)
 
     def is_ready(self, group: Group) -> bool:
         return not self.unready.get(group.name, "")

@@ -1,11 +1,15 @@
 """The status: what exists and serves, as agents report it, group by group."""
 
+from typing import Any
+
 from starling_agent.contract.config import ENDPOINT_PORT
 from starling_agent.contract.report import Topology
 from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus, RevisionStatus
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.elastic.sizing import ended
+from starling_operator.plan.elastic.words import operation_text
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.proof import progress_text
@@ -77,9 +81,34 @@ def _group(situation: Situation, group: Group) -> GroupStatus:
         epoch=leader.epoch if leader else 0,
         restarts=len(restarts),
         restarted_at=restarts,
+        **_sizes(situation, group),
         nodes=_nodes(situation, group),
-        message=situation.unready.get(group.name, ""),
+        message=situation.unready.get(group.name, "") or _changing(situation, group),
     )
+
+
+def _changing(situation: Situation, group: Group) -> str:
+    step = situation.steps.get(group.name)
+    operation = step.operation if step is not None else None
+    return operation_text(situation, operation) if operation is not None and not ended(operation) else ""
+
+
+def _sizes(situation: Situation, group: Group) -> dict[str, Any]:
+    """Of an elastic group. What its leader said last stays while it is silent."""
+    sizing, step, known = group.sizing, situation.steps.get(group.name), group.previous
+    if sizing is None:
+        return {}
+    sizes: dict[str, Any] = {"operation": step.operation if step is not None else sizing.stored}
+    if situation.desired is not None and group.target:
+        sizes["desired"] = sizing.size(situation.desired.data)
+    elif known is not None:
+        sizes["desired"] = known.desired
+    for name in ("allocated", "joined", "effective"):
+        if sizing.leader is not None:
+            sizes[name] = sizing.size(getattr(sizing.leader.size, name))
+        elif known is not None:
+            sizes[name] = getattr(known, name)
+    return sizes
 
 
 def _known_topology(group: Group) -> str:

@@ -19,5 +19,6 @@ def nodes_are_tied(observed: Observed, revision: str) -> bool:
         layout = LayoutConfig.model_validate(config["layout"])
     except (KeyError, TypeError, ValueError):
         return True
-    experts = bool(config.get("engine", {}).get("enable_expert_parallel")) and layout.data > 1
-    return layout.tensor * layout.pipeline > layout.per_node or layout.elastic is not None or experts
+    several = layout.data > 1 or layout.elastic is not None
+    experts = several and bool(config.get("engine", {}).get("enable_expert_parallel"))
+    return layout.tensor * layout.pipeline > layout.per_node or experts

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.elastic.words import first_size, resizing
 from starling_operator.plan.failure import has_served, restarts
 from starling_operator.plan.group import Group
+from starling_operator.plan.proof import waits_for
 from starling_operator.plan.situation import Situation
 
 
@@ -24,11 +26,13 @@ def verdict(situation: Situation) -> Verdict:
         _refused,
         _broken,
         _exhausted,
+        _not_resized,
         _off,
         _recovering,
         _pods_refused,
         _rolling,
         _scaling,
+        _resizing,
         _coming_up,
     )
     found = next(filter(None, (rule(situation) for rule in rules)), None)
@@ -92,7 +96,8 @@ def _pods_refused(situation: Situation) -> Verdict | None:
     """A quota or an admission webhook. Its StatefulSet tries again by itself, so that it may pass when the next pod goes."""
     for group in situation.kept:
         if group.refused:
-            return Verdict("moving", "PodsRefused", f"{_count(situation)} serve; {situation.unready[group.name]}")
+            why = situation.unready[group.name] or waits_for(group)
+            return Verdict("moving", "PodsRefused", f"{_count(situation)} serve; {why}")
     return None
 
 
@@ -112,6 +117,30 @@ def _scaling(situation: Situation) -> Verdict | None:
     return Verdict("moving", reason, _with(f"{have} of {wanted} groups exist", _waits(situation)))
 
 
+def _not_resized(situation: Situation) -> Verdict | None:
+    """A size that cannot be had: the groups serve on at the old one."""
+    if situation.desired is None or situation.replicas == 0:
+        return None
+    for group, text in resizing(situation):
+        if situation.steps[group.name].gave_up:
+            return Verdict("stalled", "ScalingFailed", f"{_count(situation)} serve; {group.name}: {text}")
+    return None
+
+
+def _resizing(situation: Situation) -> Verdict | None:
+    if situation.desired is None:
+        return None
+    found = list(resizing(situation))
+    if not found:
+        return None
+    # The one that moves, rather than those that wait for it.
+    group, text = next((each for each in found if not situation.steps[each[0].name].waits), found[0])
+    joining = [pod for pod in group.live if pod.number >= group.gang and pod.waiting.startswith("Unschedulable")]
+    left = f"; {len(found)} of {situation.replicas} groups are to change" if situation.replicas > 1 else ""
+    named = f"{group.name}: {text}" if situation.replicas > 1 else text
+    return Verdict("moving", "Unschedulable" if joining else "Scaling", f"{named}{left}")
+
+
 def _coming_up(situation: Situation) -> Verdict | None:
     waiting = [group for group in situation.current if not situation.is_ready(group)]
     if not waiting:
@@ -122,7 +151,7 @@ def _coming_up(situation: Situation) -> Verdict | None:
         reason = "Unschedulable"
     else:
         reason = "Recovering" if has_served(first) and not first.available else "Progressing"
-    return Verdict("moving", reason, f"{_count(situation)} serve; {cause}")
+    return Verdict("moving", reason, _with(f"{_count(situation)} serve; {cause}", first_size(situation, first)))
 
 
 def _serving(situation: Situation) -> str:

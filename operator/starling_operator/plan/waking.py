@@ -23,6 +23,7 @@ def _moments(situation: Situation) -> Iterator[float]:
         return
     if any(pod.evicted and not pod.lost for pod in situation.pods) or any(group.missing for group in situation.kept):
         yield _UNTOLD
+    yield from (step.wake for step in situation.steps.values() if step.wake is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in situation.kept:
         healing = situation.healing.get(group.name)
@@ -33,7 +34,7 @@ def _moments(situation: Situation) -> Iterator[float]:
             # One restart fewer counts then: the status says so, and a group that was given up may be restarted.
             yield times[0] + spec.recovery.window_seconds - situation.now
         # A group that never served, or whose failure is known, is not asked whether it is silent.
-        watched = group.live if healing is None and has_served(group) else ()
+        watched = group.members if healing is None and has_served(group) else ()
         for pod in watched:
             if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
                 yield limit - pod.report_age

@@ -96,7 +96,7 @@ class Desk:
 
 async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starling_agent.group.membership.RETRY_SECONDS", 0.01)
-    view = GroupView(incarnation="life-0", version=3, data=2)
+    view = GroupView(incarnation="life-0", version=3, data=2, target=2)
     desk = Desk(Unreachable("nobody there"), GroupRefusal("other_release", "too old"), view)
     told: list[str | None] = []
     membership = Membership(desk, member(1), told.append)
@@ -119,9 +119,10 @@ def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
         member(1, cores=[core(1), core(2, taking=False)]),
         member(2, cores=[Core(rank=3, joining="tcp://x:1")]),
     ]
-    view = GroupView(incarnation="life-0", version=1, data=3, members=members)
+    view = GroupView(incarnation="life-0", version=1, data=3, target=3, members=members)
     assert wanted_cores(view, 0) == {"engine core 1 of chat-0-1 (tcp://10.0.0.1:4000)": "tcp://10.0.0.1:4000"}
     assert list(wanted_cores(view, 2).values()) == ["tcp://10.0.0.0:4000", "tcp://10.0.0.1:4000"]
+    assert wanted_cores(view.model_copy(update={"data": 1}), 0) == {}, "one that joins is masked until the commit"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class StuckExecutor:
 
     progress = 7
     store_port = 0
+    joining = ""
     phase = Phase("ready")
 
     def start(self) -> None: ...

@@ -25,7 +25,7 @@ CASES = [
     ("deepseek-v3", ParallelLayout(tensor=2)),
     ("deepseek-v2", ParallelLayout(pipeline=3)),
 ]
-EXPERT_PARALLEL = [("qwen3-moe", TP2), ("deepseek-v3", TP4)]
+EXPERT_PARALLEL = [("qwen3-moe", TP2), ("deepseek-v3", TP4), ("mixtral", ParallelLayout(pipeline=2, tensor=2))]
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,16 @@ def test_a_table_of_all(served):
     assert other[:4] == ["other", "Unknown", "NotSeenByTheOperator", "0/2"]
 
 
+def test_what_an_edit_would_do_to_the_cluster(served, tmp_path):
+    file = tmp_path / "service.yaml"
+    file.write_text(json.dumps(service(replicas=3)))
+    answer = served.starling("plan", "-f", file, "--diff", "cluster")
+    assert answer.returncode == 0, answer.stderr
+    assert "chat: scale: from 2 to 3 groups" in answer.stdout
+    file.write_text(json.dumps(service("other")))
+    assert "other: new: 2 groups" in served.starling("plan", "-f", file, "--diff", "cluster").stdout
+
+
 def test_one_in_detail(served):
     answer = served.starling("status", "chat")
     assert answer.returncode == 0, answer.stderr

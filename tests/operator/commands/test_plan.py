@@ -149,6 +149,18 @@ def _seconds(*arguments, **environment):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _elastic(size, unit="expert", most=8, pipeline=1, **more):
+    return {"parallelism": {unit: size, "pipeline": pipeline, "elastic": {"min": 1, "max": most}}, **more}
+
+
+def test_the_tree_shows_the_sizes_that_a_live_group_may_take(file):
+    spec = {"parallelism": {"tensor": 2, "expert": 4, "elastic": {"min": 4, "max": 12}}, "accelerators": {"perNode": 4}}
+    answer = starling("plan", "-f", file(body(**spec)))
+    assert answer.returncode == 0, answer.stderr
+    assert "elastic: expert may be 4, 8, 12 without a rolling update" in answer.stdout
+    assert "── ParallelismScale chat" in answer.stdout
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
@@ -165,6 +177,14 @@ def _seconds(*arguments, **environment):
         ({}, {"replicas": 2, "model": {"source": "hf://org/other"}}, ["rolling update", "scale: from 1 to 2"]),
         ({}, {"endpoint": {"port": 8080}}, ["in place: no pod restarts", "spec.endpoint.port: 80 -> 8080"]),
         ({}, {"recovery": {"restartBudget": 1}}, ["in place: no pod restarts"]),
+        (_elastic(2), _elastic(4), ["scale operation: the groups go EP 2 -> 4 (2 -> 4 pods each)", "parallelism.expert: 2 -> 4"]),
+        (_elastic(4, "data"), _elastic(1, "data"), ["scale operation: the groups go DP 4 -> 1 (4 -> 1 pods each)"]),
+        (_elastic(2), _elastic(4, replicas=3), ["scale: from 1 to 3 groups", "scale operation: the groups go EP 2 -> 4"]),
+        (_elastic(2), _elastic(2, most=16), ["rolling update", "parallelism.elastic.max: 8 -> 16"]),
+        (_elastic(2), {"parallelism": {"expert": 2}}, ["rolling update"]),
+        (_elastic(2), _elastic(2, pipeline=2), ["rolling update"]),
+        ({"parallelism": {"data": 2}}, {"parallelism": {"data": 4}}, ["rolling update"]),
+        (_elastic(2, replicas=0), _elastic(4, replicas=0), ["in place: no pod restarts"]),
         ({"replicas": 0}, {"replicas": 0, "engine": {"maxSequences": 7}}, ["a new revision, without groups to replace"]),
     ],
 )

@@ -175,11 +175,11 @@ def test_drift_is_undone_by_what_is_applied() -> None:
     assert world.decide().apply == before
 
 
-def test_another_size_of_a_live_group_is_applied_to_its_statefulset() -> None:
-    """No new revision: the same groups get more pods."""
-    world = World({"parallelism": {"data": 2, "elastic": {"min": 1, "max": 4}}})
+def test_another_size_without_elastic_bounds_makes_new_groups() -> None:
+    world = World({"parallelism": {"data": 2}})
     world.settle()
-    (name,) = (live["metadata"]["name"] for live in world.sets())
+    (before,) = (live["metadata"]["name"] for live in world.sets())
     world.edit({"parallelism": {"data": 3}})
-    (live,) = (made for made in world.decide().apply if made["kind"] == "StatefulSet")
-    assert (live["metadata"]["name"], live["spec"]["replicas"]) == (name, 3)
+    sizes = {made["metadata"]["name"]: made["spec"]["replicas"] for made in world.decide().apply if made["kind"] == "StatefulSet"}
+    assert sizes.pop(before) == 2
+    assert list(sizes.values()) == [3]

@@ -108,12 +108,28 @@ def test_agent_json(changes: dict[str, Any], path: str, value: Any) -> None:
     assert found == value
 
 
-@pytest.mark.parametrize("parallelism", [{}, {"data": 4, "elastic": {"min": 1, "max": 8}}])
-@pytest.mark.parametrize("replicas", [0, 7])
-def test_nothing_that_changes_live_is_in_what_pods_mount(parallelism: dict[str, Any], replicas: int) -> None:
-    changes = {"parallelism": parallelism, "replicas": replicas}
-    assert config_of(changes) == config_of()
-    assert pod_of(changes) == pod_of()
+@pytest.mark.parametrize(("unit", "size", "replicas"), [("data", 4, 1), ("data", 8, 7), ("expert", 8, 0)])
+def test_nothing_that_changes_live_is_in_what_pods_mount(unit: str, size: int, replicas: int) -> None:
+    elastic = {"min": 2, "max": 8}
+    changes = {"parallelism": {unit: size, "tensor": 2, "elastic": elastic}, "replicas": replicas}
+    smallest = {"parallelism": {unit: 2, "tensor": 2, "elastic": elastic}}
+    assert config_of(changes) == config_of(smallest)
+    assert pod_of(changes) == pod_of(smallest)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "layout"),
+    [
+        ({"data": 4}, (4, None)),
+        ({"expert": 8, "tensor": 2}, (4, None)),
+        ({"data": 4, "elastic": {"min": 1, "max": 8}}, (1, (1, 8))),
+        ({"expert": 4, "tensor": 2, "elastic": {"min": 2, "max": 8}}, (1, (1, 4))),
+    ],
+)
+def test_the_size_that_agents_are_told(parallelism: dict[str, Any], layout: tuple[int, tuple[int, int] | None]) -> None:
+    """In data parallel ranks; within elastic bounds their leader is told it while it runs."""
+    made = config_of({"parallelism": parallelism}).layout
+    assert (made.data, made.elastic and (made.elastic.min, made.elastic.max)) == layout
 
 
 def test_the_pod_is_restricted() -> None:

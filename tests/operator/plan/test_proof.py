@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from starling_agent.contract.report import Progress, Topology
 from starling_crds.layout import GroupLayout
+from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.group import Group
 from starling_operator.plan.proof import Asked, loaded, phase_text, progress_text, unproven
 
 from tests.operator.plan.building import HASH, NOW, make_group, make_pod, make_report, pending, record
+from tests.operator.plan.elastic.building import group_of, stored
 
 ONE = GroupLayout(nodes=1, ranks=1, tensor=1, pipeline=1, data=1, expert=1)
 ASKED = Asked(HASH, ONE)
@@ -137,6 +139,33 @@ def pair(**second: Any) -> Group:
 )
 def test_every_node_has_to_report_the_whole(second: dict[str, Any], expert: int | None, ready: bool) -> None:
     assert (unproven(pair(**second), Asked(HASH, FOUR, expert)) == "") == ready
+
+
+@pytest.mark.parametrize(
+    ("effective", "record", "topology", "why"),
+    [
+        (2, None, 2, ""),
+        (2, None, 4, "serves TP1 PP1 DP4 EP4, but the spec asks for TP1 PP1 DP2 EP2"),
+        (2, stored("done"), 4, "serves TP1 PP1 DP4 EP4"),
+        # It changes, and one node has heard of the commit before the other.
+        (2, stored("committing"), 4, ""),
+        (4, stored("releasing"), 2, ""),
+        (0, None, 2, "it has no size yet"),
+    ],
+)
+def test_an_elastic_group_serves_at_its_present_size(
+    effective: int, record: OperationStatus | None, topology: int, why: str
+) -> None:
+    """Which size is wanted is not asked here: 8."""
+    group = group_of(2, effective, None, record)
+    seen = Topology(tensor=1, pipeline=1, data=topology, expert=topology, ranks=topology)
+    pods = tuple(
+        replace(pod, ready=True, report=pod.report and pod.report.model_copy(update={"topology": seen})) for pod in group.pods
+    )
+    wanted = Asked(HASH, GroupLayout(nodes=8, ranks=8, tensor=1, pipeline=1, data=8, expert=8), expert=8)
+    told = unproven(replace(group, pods=pods), wanted)
+    assert (told == "") == (why == "")
+    assert why in told
 
 
 def test_an_older_group_is_judged_by_its_own_probes() -> None:

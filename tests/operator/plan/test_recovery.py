@@ -207,13 +207,14 @@ def test_a_node_that_went_takes_no_other_along_that_knows_nothing_of_it(first: d
         ({"parallelism": {"data": 2, "tensor": 2}, "accelerators": {"perNode": 2}}, False),
         ({"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}}, True),
         ({"parallelism": {"pipeline": 2}}, True),
+        ({"parallelism": {"expert": 2}}, True),
     ],
 )
 def test_which_nodes_are_tied(changes: dict[str, Any], tied: bool) -> None:
     world = World(changes)
     world.reconcile()
     observed = world.observe()
-    (group,) = read_groups(observed, target="").all
+    (group,) = read_groups(observed, target="", revisions=()).all
     assert group.tied is tied
     assert nodes_are_tied(observed, "unknown"), "of a revision that cannot be read"
 

@@ -22,7 +22,6 @@ from tests.operator.plan.world import World
         {"suspend": True},
         {"parallelism": {"data": 1}},
         {"parallelism": {"expert": 1}},
-        {"parallelism": {"data": 2, "elastic": {"min": 1, "max": 4}}},
         {"rollout": {"maxSurge": 3, "maxUnavailable": 2}},
         {"recovery": {"restartBudget": 9}},
         {"recovery": {"windowSeconds": 120}},
@@ -88,6 +87,32 @@ def test_needs_new_pods(changes: dict[str, Any]) -> None:
     assert spec_hash(make_spec(changes)) != spec_hash(make_spec())
 
 
+ELASTIC = {"data": 2, "elastic": {"min": 1, "max": 4}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        (ELASTIC, ELASTIC | {"data": 4}, True),
+        ({"expert": 2, "elastic": {"min": 2, "max": 4}}, {"expert": 4, "elastic": {"min": 2, "max": 4}}, True),
+        (ELASTIC, ELASTIC | {"elastic": {"min": 1, "max": 8}}, False),
+        (ELASTIC, {"data": 2}, False),
+        (ELASTIC, {"expert": 2, "elastic": {"min": 1, "max": 4}}, False),
+        (ELASTIC, ELASTIC | {"pipeline": 2}, False),
+        ({"data": 2}, {"data": 4}, False),
+        ({"data": 2}, {"expert": 2}, False),
+        ({}, {"data": 2}, False),
+        ({}, {"data": 1}, True),
+        ({"tensor": 2}, {"tensor": 2, "expert": 2}, True),
+        ({"tensor": 2}, {"tensor": 2, "expert": 4}, False),
+    ],
+)
+def test_a_size_needs_new_pods_unless_it_is_elastic(before: dict[str, Any], after: dict[str, Any], same: bool) -> None:
+    old, new = make_spec({"parallelism": before}), make_spec({"parallelism": after})
+    assert (spec_hash(old) == spec_hash(new)) == same
+    assert (target({"parallelism": before}).id == target({"parallelism": after}).id) == same
+
+
 def target(changes: dict[str, Any] | None = None, *, settings: Settings = SETTINGS, stored: tuple[Revision, ...] = ()) -> Revision:
     return target_revision(make_service(), make_spec(changes), settings, stored)
 
@@ -105,8 +130,8 @@ def test_a_revision_has_a_short_name_of_its_content() -> None:
 
 def test_a_revision_holds_all_that_its_groups_are_made_of() -> None:
     made = target({"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}})
-    assert set(made.data) == {"format", "specHash", "image", "nodes", "template", "config"}
-    assert (made.data["format"], made.data["nodes"], made.data["image"]) == (1, 2, SETTINGS.agent_image)
+    assert set(made.data) == {"format", "specHash", "image", "template", "config"}
+    assert (made.data["format"], made.data["image"]) == (1, SETTINGS.agent_image)
     config = json.loads(made.data["config"])
     assert (config["revision"], config["service"]) == (made.id, "chat")
     assert made.config_hash == hashlib.sha256(made.data["config"].encode()).hexdigest()

@@ -36,6 +36,9 @@ class Agent:
             await self._wait(float(request.query.get("wait", "0")))
         return web.Response(text=self.report.model_dump_json(), content_type="application/json")
 
+    async def scale(self, request: web.Request) -> web.Response:  # noqa: ARG002 - of what leads no group nobody asks it
+        return web.Response(status=404)
+
     async def _wait(self, seconds: float) -> None:
         changed = self._changed
         try:
@@ -75,6 +78,7 @@ class AgentServer:
         self._sites: dict[str, web.TCPSite] = {}
         app = web.Application()
         app.router.add_get("/admin/report", self._answer)
+        app.router.add_route("*", "/admin/scale", self._scale)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 
     async def start(self) -> None:
@@ -98,7 +102,14 @@ class AgentServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
+        agent = self._asked(request)
+        return web.Response(status=503) if agent is None else await agent.answer(request)
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        agent = self._asked(request)
+        return web.Response(status=503) if agent is None else await agent.scale(request)
+
+    def _asked(self, request: web.Request) -> Agent | None:
         transport = request.transport
         assert transport is not None
-        agent = self._agents.get(transport.get_extra_info("sockname")[0])
-        return web.Response(status=503) if agent is None else await agent.answer(request)
+        return self._agents.get(transport.get_extra_info("sockname")[0])

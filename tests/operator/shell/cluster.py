@@ -14,7 +14,9 @@ import aiohttp
 Manifest = dict[str, Any]
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 SERVICES = "/apis/serving.starling.dev/v1alpha1/namespaces/{}/inferenceservices"
+SCALES = "/apis/serving.starling.dev/v1alpha1/namespaces/{}/parallelismscales"
 CHILD_PATHS = {
+    "ParallelismScale": SCALES,
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "ControllerRevision": "/apis/apps/v1/namespaces/{}/controllerrevisions",
     "Service": "/api/v1/namespaces/{}/services",

@@ -1,21 +1,26 @@
-"""The CRD, installed as a user does it."""
+"""The CRDs, installed as a user does it."""
 
-from starling_crds.manifest import inferenceservice_crd
+from starling_crds.manifest import crds
 
-from tests.operator.shell.cluster import Cluster, until
+from tests.operator.shell.cluster import Cluster, Manifest, until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 async def install_crd(cluster: Cluster) -> None:
     """Leaves the one that is there: a session's tests share an API server."""
-    listed = await cluster.call("GET", CRDS)
-    if not any(item["spec"]["group"] == "serving.starling.dev" for item in listed["items"]):
-        await cluster.apply(inferenceservice_crd(), CRDS)
+    listed = {item["metadata"]["name"] for item in (await cluster.call("GET", CRDS))["items"]}
+    wanted = {crd["metadata"]["name"]: crd for crd in crds().values()}
+    for name in wanted.keys() - listed:
+        await cluster.apply(wanted[name], CRDS)
 
-    async def is_established() -> bool:
-        found = await cluster.call("GET", f"{CRDS}/inferenceservices.serving.starling.dev")
-        conditions = found.get("status", {}).get("conditions") or []
-        return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    async def are_established() -> bool:
+        found = [await cluster.call("GET", f"{CRDS}/{name}") for name in wanted]
+        return all(_is_established(crd) for crd in found)
 
-    await until(is_established, "the CRD to be established")
+    await until(are_established, "the CRDs to be established")
+
+
+def _is_established(crd: Manifest) -> bool:
+    conditions = crd.get("status", {}).get("conditions") or []
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)

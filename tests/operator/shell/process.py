@@ -40,6 +40,10 @@ class OperatorProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process.returncode is None
+
     def kill(self) -> None:
         self._process.kill()
 

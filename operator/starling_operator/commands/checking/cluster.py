@@ -4,7 +4,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from starling_operator.commands.checking.finding import Finding, bad, good, note, verdict
-from starling_operator.commands.cluster.client import CRD_NAME, GROUP, OPERATOR_SELECTOR, PLURAL, Cluster, ClusterError, Object
+from starling_operator.commands.cluster.client import (
+    CRD_NAME,
+    GROUP,
+    OPERATOR_SELECTOR,
+    PLURAL,
+    SCALE_PLURAL,
+    VERSION,
+    Cluster,
+    ClusterError,
+    Object,
+)
 
 MIN_MINOR = 29
 """CEL rules, Pod Security and everything else that the children use is stable from 1.29 on."""
@@ -56,6 +66,8 @@ def check_crd(cluster: Cluster) -> Iterator[Finding]:
         yield bad("CRD", CRD_NAME, "not installed", "`starling crds | kubectl apply --server-side -f -`")
         return
     conditions = {entry["type"]: entry["status"] for entry in found.get("status", {}).get("conditions", ())}
+    if not cluster.knows(GROUP, VERSION, SCALE_PLURAL):
+        yield bad("CRD", f"{SCALE_PLURAL}.{GROUP}", "not installed", "`starling crds | kubectl apply --server-side -f -`")
     yield verdict("CRD", CRD_NAME, conditions.get("Established") == "True", "established", "see `kubectl describe crd`")
     yield verdict(
         "CRD",

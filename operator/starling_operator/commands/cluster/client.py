@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 GROUP, VERSION, PLURAL = "serving.starling.dev", "v1alpha1", "inferenceservices"
+SCALE_PLURAL = "parallelismscales"
 CRD_NAME = f"{PLURAL}.{GROUP}"
 SERVICE_LABEL, GROUP_LABEL, NODE_LABEL, ROLE_LABEL = (f"{GROUP}/{name}" for name in ("service", "group", "node", "role"))
 OPERATOR_SELECTOR = "app.kubernetes.io/name=starling-operator"
@@ -109,6 +110,16 @@ class Cluster:
                 group, version, self.namespace, plural, label_selector=selector, _request_timeout=TIMEOUT_SECONDS
             )
         return list(answer["items"])
+
+    def knows(self, group: str, version: str, plural: str) -> bool:
+        """Whether the cluster has the kind."""
+        try:
+            self.list_of(group, version, plural)
+        except ClusterError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     def list_everywhere(self, group: str, version: str, plural: str, selector: str = "") -> list[Object]:
         """Objects of any kind outside the core group, of the whole cluster."""

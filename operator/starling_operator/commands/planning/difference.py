@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starling_crds.layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.observed import Service
@@ -61,8 +62,22 @@ def _effects(before: InferenceServiceSpec, after: InferenceServiceSpec) -> Itera
             yield "a new revision, without groups to replace"
     if old != new:
         yield f"scale: from {old} to {_count(new)}"
-    if spec_hash(before) == spec_hash(after) and old == new:
-        yield "in place: no pod restarts"
+    if spec_hash(before) == spec_hash(after):
+        resized = _resized(before, after)
+        if resized and old and new:
+            yield resized
+        elif old == new:
+            yield "in place: no pod restarts"
+
+
+def _resized(before: InferenceServiceSpec, after: InferenceServiceSpec) -> str:
+    """Of one revision the size can only differ within elastic bounds. "" where it does not."""
+    old, new = (group_layout(spec.parallelism, spec.accelerators.per_node) for spec in (before, after))
+    if old.data == new.data:
+        return ""
+    sizes = f"EP {old.expert} -> {new.expert}" if after.parallelism.expert is not None else f"DP {old.data} -> {new.data}"
+    pods = f"{old.nodes} -> {new.nodes} pods each"
+    return f"scale operation: the groups go {sizes} ({pods}) while they serve, one after the other; no pod that stays restarts"
 
 
 def _count(groups: int) -> str:

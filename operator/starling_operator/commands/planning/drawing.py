@@ -1,11 +1,14 @@
 """The plan of a service as a tree of lines."""
 
+from starling_crds.layout import elastic_sizes
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
 from starling_operator.commands.planning.planned import Group, Planned
 from starling_operator.commands.planning.ranks import Rank, ranks_of
 from starling_operator.commands.planning.tree import Branch
 from starling_operator.plan.observed import Manifest
 
-MAX_NODES, MAX_GROUPS = 16, 16
+MAX_NODES, MAX_GROUPS, MAX_SIZES = 16, 16, 16
 """More than this is told as a number: the others look the same."""
 
 
@@ -19,10 +22,21 @@ def draw(planned: Planned) -> Branch:
         root.add(_describe(child))
     count = f"{len(planned.groups)} group{'' if len(planned.groups) == 1 else 's'}"
     groups = root.add(f"{count} of {layout}: {_count(layout.nodes, 'node')}, {_count(layout.ranks, 'rank')} each")
+    if service.spec.parallelism.elastic is not None:
+        groups.add(_sizes(service.spec))
     for number, group in enumerate(planned.groups[:MAX_GROUPS]):
         _draw_group(groups, group, planned, whole=number == 0)
     _add_rest(groups, len(planned.groups) - MAX_GROUPS, "group")
     return root
+
+
+def _sizes(spec: InferenceServiceSpec) -> str:
+    """The sizes that a live group may take."""
+    split, per_node = spec.parallelism, spec.accelerators.per_node
+    unit, each = ("expert", split.tensor) if split.expert is not None else ("data", 1)
+    sizes = [str(data * each) for data in elastic_sizes(split, per_node)]
+    shown = ", ".join(sizes[:MAX_SIZES]) + (f", ... {sizes[-1]}" if len(sizes) > MAX_SIZES else "")
+    return f"elastic: {unit} may be {shown} without a rolling update"
 
 
 def _draw_group(parent: Branch, group: Group, planned: Planned, whole: bool) -> None:

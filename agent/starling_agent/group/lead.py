@@ -1,0 +1,40 @@
+"""All that the leader of a group has and other nodes have not."""
+
+from dataclasses import dataclass
+
+from starling_agent.contract.config import AgentConfig
+from starling_agent.contract.identity import Identity
+from starling_agent.contract.scale import Operation
+from starling_agent.group.joining import leader_of
+from starling_agent.group.leader import Leader
+from starling_agent.group.operation_times import OperationTimes
+from starling_agent.group.operations import Operations
+from starling_agent.group.places import is_led
+from starling_agent.group.resizing import Resizing
+from starling_agent.node.report_state import ReportState
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """`resizing` where somebody has to bring the group to its size."""
+
+    leader: Leader
+    operations: Operations
+    times: OperationTimes
+    resizing: Resizing | None
+
+
+def lead_of(config: AgentConfig, identity: Identity, state: ReportState) -> Lead | None:
+    """None on nodes that do not lead."""
+    leader = leader_of(config, identity, state.report)
+    if leader is None:
+        return None
+    times = OperationTimes()
+
+    def tell(operation: Operation) -> None:
+        state.update(operation=operation)
+        times.observe(operation)
+
+    operations = Operations(config.layout, tell)
+    resizing = Resizing(leader, config.layout, operations, state.update) if is_led(config) else None
+    return Lead(leader, operations, times, resizing)

@@ -1,0 +1,135 @@
+"""Operations on the group's size: the leader's book of them, over whatever carries a change out."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+from starling_engine.elastic.coordinator import Change, Stage
+from starling_engine.errors import StarlingError
+
+from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.scale import Operation, ScaleRequest
+from starling_agent.group.places import Places
+from starling_agent.group.scaler import ScaleRefusal
+
+REMEMBERED = 64
+"""Operations that have ended and may still be asked for."""
+log = structlog.get_logger("starling.group")
+
+
+class Resizer(Protocol):
+    """Carries out one change at a time."""
+
+    @property
+    def data(self) -> int:
+        """Data parallel ranks of the serving epoch; 0 before the first."""
+        ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def dead(self) -> str | None:
+        """Which rank is lost, in words; None when all live."""
+        ...
+
+    async def resize(self, change: Change) -> None:
+        """Tells `change` of its stages. Cancelling it before the commit undoes it. Raises StarlingError: all is as it was then."""
+        ...
+
+
+class Operations:
+    """A Scaler. `tell` hears of every change of an operation. A change waits until there is somebody to carry it out."""
+
+    def __init__(self, layout: LayoutConfig, tell: Callable[[Operation], None]) -> None:
+        self._layout = layout
+        self._tell = tell
+        self._known: OrderedDict[str, Operation] = OrderedDict()
+        self._running: asyncio.Task[None] | None = None
+        self._resizer: Resizer | None = None
+        self._there = asyncio.Event()
+
+    def serve(self, resizer: Resizer | None) -> None:
+        """From now on this one carries changes out; None: nobody does."""
+        self._resizer = resizer
+        if resizer is None:
+            self._there.clear()
+        else:
+            self._there.set()
+
+    def put(self, request: ScaleRequest) -> Operation:
+        known = self._known.get(request.operation)
+        if known is not None:
+            if known.target != request.data:
+                raise ScaleRefusal("invalid_target", f"data: operation {known.id} is to {known.target}, got {request.data}")
+            return known
+        self._check(request)
+        source = self._resizer.data if self._resizer is not None else 0
+        nodes = Places(self._layout, request.data).nodes
+        operation = Operation(id=request.operation, source=source, target=request.data, phase="waiting", nodes=nodes)
+        self._write(operation)
+        self._running = asyncio.create_task(self._carry_out(operation.id, request.data), name=f"operation {operation.id}")
+        return operation
+
+    def get(self, operation: str) -> Operation:
+        known = self._known.get(operation)
+        if known is None:
+            raise ScaleRefusal("unknown_operation", f"no operation {operation!r} is known here; the newest is {self._newest()}")
+        return known
+
+    def cancel(self, operation: str) -> Operation:
+        known = self.get(operation)
+        if known.phase in ("committing", "releasing", "done"):
+            raise ScaleRefusal("too_late", f"operation {operation} is {known.phase}: send another one for another size")
+        if not known.ended and self._running is not None:
+            self._running.cancel()
+        return known
+
+    def _check(self, request: ScaleRequest) -> None:
+        bounds, layout = self._layout.elastic, self._layout
+        if bounds is None:
+            raise ScaleRefusal("invalid_target", f"data: this group keeps its size of {layout.data}: it has no elastic bounds")
+        sizes = [n for n in range(bounds.min, bounds.max + 1) if n * layout.tensor * layout.pipeline % layout.per_node == 0]
+        if request.data not in sizes:
+            raise ScaleRefusal("invalid_target", f"data: possible are {', '.join(map(str, sizes))}, got {request.data}")
+        running = next((known for known in self._known.values() if not known.ended), None)
+        if running is not None:
+            raise ScaleRefusal(
+                "operation_running", f"operation {running.id} to {running.target} is {running.phase}; wait or cancel it"
+            )
+        dead = self._resizer.dead if self._resizer is not None else None
+        if dead is not None:
+            raise ScaleRefusal("rank_dead", f"a lost rank is no smaller size, and is made anew first: {dead}")
+
+    async def _carry_out(self, name: str, target: int) -> None:
+        change = Change(target)
+        change.tell = lambda stage: self._enter(name, stage, change)
+        try:
+            await self._there.wait()
+            assert self._resizer is not None
+            await self._resizer.resize(change)
+        except asyncio.CancelledError:
+            self._end(name, change, phase="cancelled")
+        except StarlingError as error:
+            self._end(name, change, phase="failed", error=str(error))
+        else:
+            self._end(name, change, phase="done", progress=1.0, epoch=self._resizer.epoch)
+
+    def _enter(self, name: str, stage: Stage, change: Change) -> None:
+        self._write(self._known[name].model_copy(update={"phase": stage, "seconds": dict(change.seconds)}))
+
+    def _end(self, name: str, change: Change, **result: object) -> None:
+        change.end_stage()
+        self._write(self._known[name].model_copy(update={**result, "seconds": dict(change.seconds)}))
+
+    def _write(self, operation: Operation) -> None:
+        log.info("operation", id=operation.id, phase=operation.phase, target=operation.target, error=operation.error)
+        self._known[operation.id] = operation
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        self._tell(operation)
+
+    def _newest(self) -> str:
+        return next(reversed(self._known), "none")

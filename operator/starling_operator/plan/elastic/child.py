@@ -1,0 +1,67 @@
+"""The ParallelismScale of a service: what autoscalers write to, and what they read."""
+
+from typing import Any
+
+from starling_crds.manifest import SCALE_KIND
+from starling_crds.v1alpha1.scale import ParallelismScaleStatus
+from starling_crds.v1alpha1.status import Condition, ConditionStatus
+
+from starling_operator.plan import labels
+from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.decision import Delete
+from starling_operator.plan.elastic.desired import TAKEN, Desired, scale_object
+from starling_operator.plan.manifest import child
+from starling_operator.plan.observed import Manifest, Observed
+
+
+def scale_child(observed: Observed, desired: Desired) -> Manifest:
+    """With the size that it has, unless the InferenceService's own was edited since: then with that."""
+    made = child(observed.service, labels.API_VERSION, SCALE_KIND, observed.service.name)
+    made["metadata"]["annotations"] = {TAKEN: desired.taken}
+    return made | {"spec": {"replicas": desired.asked}}
+
+
+def scale_deletion(observed: Observed, desired: Desired | None) -> tuple[Delete, ...]:
+    """Without elastic bounds there is nothing to scale."""
+    live = scale_object(observed)
+    if live is None or desired is not None:
+        return ()
+    return (Delete(SCALE_KIND, live["metadata"]["name"], live["metadata"].get("uid", ""), why="the service is no longer elastic"),)
+
+
+def scale_status(observed: Observed, desired: Desired, effective: int, ready: Condition) -> Manifest | None:
+    """Of the object as it is seen; None while there is none. `effective`: size that all groups serve at, in data parallel ranks."""
+    live = scale_object(observed)
+    if live is None:
+        return None
+    status = ParallelismScaleStatus(
+        observed_generation=int(live["metadata"].get("generation", 0)),
+        replicas=effective * desired.each,
+        selector=labels.serving_selector_text(observed.service),
+        unit=desired.unit,
+        target=desired.units,
+        conditions=[
+            _condition(live, observed, "Ready", ready.status == "True", ready.reason, ready.message),
+            _condition(
+                live, observed, "Rounded", bool(desired.rounded), "NoSuchSize" if desired.rounded else "AsAsked", desired.rounded
+            ),
+        ],
+    )
+    head = {key: live[key] for key in ("apiVersion", "kind")}
+    metadata = {key: live["metadata"].get(key, "") for key in ("name", "namespace", "uid")}
+    return {**head, "metadata": metadata, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def _condition(live: Manifest, observed: Observed, kind: str, true: bool, reason: str, message: str) -> Condition:
+    """Dated as it was, while it says the same."""
+    said: ConditionStatus = "True" if true else "False"
+    old: list[dict[str, Any]] = (live.get("status") or {}).get("conditions") or []
+    same = next((each for each in old if each["type"] == kind and each["status"] == said), {})
+    return Condition(
+        type=kind,
+        status=said,
+        reason=reason,
+        message=message,
+        observed_generation=int(live["metadata"].get("generation", 0)),
+        last_transition_time=same.get("lastTransitionTime") or rfc3339(observed.now),
+    )

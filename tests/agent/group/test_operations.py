@@ -1,0 +1,188 @@
+"""`/admin/scale` on the real admin application, over a stand-in for what carries changes out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.scale import Operation
+from starling_agent.group.operations import REMEMBERED, Operations
+from starling_agent.node.admin import create_admin
+from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.report_state import ReportState
+from starling_engine.elastic.coordinator import Change
+from starling_engine.errors import EpochFailed
+
+from tests.operator.plan.building import make_report
+
+ELASTIC = LayoutConfig.model_validate({"tensor": 2, "per_node": 4, "elastic": {"min": 2, "max": 8}})
+
+
+class Resizer:
+    """Stops where a test says so; `go` lets it on."""
+
+    def __init__(self) -> None:
+        self.data = 2
+        self.epoch = 1
+        self.dead: str | None = None
+        self.go = asyncio.Event()
+        self.fault: EpochFailed | None = None
+        self.undone = False
+
+    async def resize(self, change: Change) -> None:
+        change.enter("waiting")
+        change.enter("preparing")
+        try:
+            await self.go.wait()
+            if self.fault is not None:
+                raise self.fault
+        except BaseException:
+            self.undone = True
+            raise
+        change.enter("committing")
+        await asyncio.sleep(0.05)
+        change.enter("releasing")
+        self.data, self.epoch = change.target, self.epoch + 1
+
+
+class Desk:
+    """A client of the admin application, with what is behind it."""
+
+    def __init__(self, http: httpx.AsyncClient, operations: Operations, state: ReportState) -> None:
+        self.http, self.operations, self.state, self.resizer = http, operations, state, Resizer()
+        operations.serve(self.resizer)
+
+    async def put(self, name: str, data: int) -> httpx.Response:
+        return await self.http.put("/admin/scale", json={"operation": name, "data": data})
+
+    async def get(self, name: str) -> Operation:
+        return Operation.model_validate_json((await self.http.get("/admin/scale", params={"operation": name})).content)
+
+    async def delete(self, name: str) -> httpx.Response:
+        return await self.http.delete("/admin/scale", params={"operation": name})
+
+    async def until(self, name: str, *phases: str) -> Operation:
+        for _ in range(100):
+            if (operation := await self.get(name)).phase in phases:
+                return operation
+            await asyncio.sleep(0.01)
+        raise AssertionError(operation)
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def client(state: ReportState, folder: Path, operations: Operations | None) -> httpx.AsyncClient:
+    (folder / "token").write_text("sesame")
+    app = create_admin(state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations)
+    headers = {"Authorization": "Bearer sesame"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    state = ReportState(make_report(), lambda: 0)
+    operations = Operations(ELASTIC, lambda operation: state.update(operation=operation))
+    async with client(state, tmp_path, operations) as http:
+        yield Desk(http, operations, state)
+
+
+async def test_an_operation_goes_through_its_phases_and_is_known_by_its_id(desk: Desk) -> None:
+    answer = await desk.put("a", 4)
+    began = Operation.model_validate_json(answer.content)
+    assert (answer.status_code, began.phase, began.source, began.target, began.nodes) == (202, "waiting", 2, 4, 2)
+    assert (await desk.until("a", "preparing")).epoch == 0
+    assert (await desk.put("a", 4)).json()["phase"] == "preparing", "the same operation, and not begun again"
+    assert code(await desk.put("a", 6)) == (400, "invalid_target")
+    desk.resizer.go.set()
+    done = await desk.until("a", "done")
+    assert (done.epoch, done.progress, desk.resizer.data) == (2, 1.0, 4)
+    assert done.seconds["committing"] >= 0.05 and set(done.seconds) == {"waiting", "preparing", "committing", "releasing"}
+    assert desk.state.report.operation == done, "the operator reads it there"
+    assert (await desk.put("a", 4)).json()["phase"] == "done"
+    assert code(await desk.delete("a")) == (409, "too_late")
+
+
+async def test_one_at_a_time_and_cancelled_before_its_commit_only(desk: Desk) -> None:
+    await desk.put("a", 4)
+    await desk.until("a", "preparing")
+    assert code(await desk.put("b", 6)) == (409, "operation_running")
+    assert (await desk.delete("a")).status_code == 202
+    assert (await desk.until("a", "cancelled")).error is None and desk.resizer.undone
+    assert (await desk.delete("a")).json()["phase"] == "cancelled"
+    desk.resizer.go.set()
+    await desk.put("b", 6)
+    await desk.until("b", "committing")
+    assert code(await desk.delete("b")) == (409, "too_late")
+    assert (await desk.until("b", "done")).target == 6
+
+
+async def test_what_comes_to_nothing_says_why(desk: Desk) -> None:
+    desk.resizer.fault = EpochFailed("rank 3 could not load")
+    desk.resizer.go.set()
+    await desk.put("a", 4)
+    failed = await desk.until("a", "failed")
+    assert (failed.error, failed.epoch, desk.resizer.data) == ("rank 3 could not load", 0, 2)
+
+
+async def test_a_change_waits_for_somebody_to_carry_it_out(desk: Desk) -> None:
+    desk.operations.serve(None)
+    desk.resizer.go.set()
+    assert (await desk.put("first", 2)).json()["source"] == 0
+    await asyncio.sleep(0.05)
+    assert (await desk.get("first")).phase == "waiting"
+    desk.operations.serve(desk.resizer)
+    await desk.until("first", "done")
+
+
+@pytest.mark.parametrize("data", [1, 3, 10])
+async def test_sizes_that_cannot_be(desk: Desk, data: int) -> None:
+    answer = await desk.put("a", data)
+    assert code(answer) == (400, "invalid_target")
+    assert "possible are 2, 4, 6, 8" in answer.text and answer.json()["error"]["param"] == "data"
+    assert desk.state.report.operation is None
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "reason"),
+    [
+        ({"operation": "a", "data": 0}, "data", "invalid_target"),
+        ({"operation": "a", "data": "many"}, "data", "invalid_target"),
+        ({"operation": "", "data": 2}, "operation", "invalid_value"),
+        ({"data": 2}, "operation", "invalid_value"),
+        ([], None, "invalid_value"),
+    ],
+)
+async def test_requests_that_cannot_be(desk: Desk, body: Any, field: str | None, reason: str) -> None:
+    answer = await desk.http.put("/admin/scale", json=body)
+    assert code(answer) == (400, reason) and answer.json()["error"]["param"] == field
+
+
+async def test_the_rest_that_is_refused(desk: Desk, tmp_path: Path) -> None:
+    assert code(await desk.http.get("/admin/scale", params={"operation": "nobody"})) == (404, "unknown_operation")
+    assert code(await desk.delete("nobody")) == (404, "unknown_operation")
+    assert code(await desk.http.get("/admin/scale")) == (400, "invalid_value")
+    assert (await desk.http.put("/admin/scale", headers={"Authorization": "Bearer guess"}, json={})).status_code == 401
+    desk.resizer.dead = "rank 1 on 10.0.0.2 is gone"
+    answer = await desk.put("a", 4)
+    assert code(answer) == (409, "rank_dead") and "10.0.0.2" in answer.text
+    async with client(desk.state, tmp_path, None) as follower:
+        answer = await follower.put("/admin/scale", json={"operation": "a", "data": 4})
+        assert code(answer) == (409, "not_leader") and "10.0.0.1:8001" in answer.text
+    fixed = Operations(LayoutConfig(data=2), lambda _: None)
+    async with client(desk.state, tmp_path, fixed) as http:
+        answer = await http.put("/admin/scale", json={"operation": "a", "data": 4})
+        assert code(answer) == (400, "invalid_target") and "keeps its size of 2" in answer.text
+
+
+async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
+    desk.resizer.go.set()
+    for number in range(REMEMBERED + 1):
+        await desk.put(f"{number}", 4)
+        await desk.until(f"{number}", "done")
+    assert code(await desk.delete("0")) == (404, "unknown_operation")
+    assert (await desk.get("1")).phase == "done"

@@ -1,0 +1,163 @@
+"""Groups of agents that change size as `contract.scale` says, over real HTTP and without an engine. A test can hold a phase."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from starling_agent.contract.report import GroupSize, Topology
+from starling_agent.contract.scale import Operation, ScaleRequest
+
+from tests.operator.shell.agents import Agent
+from tests.operator.shell.cluster import Cluster, Manifest
+from tests.operator.shell.kubelet import Kubelet
+
+NEXT = {"waiting": "preparing", "preparing": "committing", "committing": "releasing", "releasing": "done"}
+
+
+@dataclass
+class Member(Agent):
+    """One agent. Of node 0: `received` are the calls that it was sent, `operations` those that it took, the newest last.
+
+    refuse   (status, code, message) of every call; None: it takes them
+    lose     so many next calls are carried out, and their answers lost
+    drop     so many next calls are lost on their way
+    """
+
+    received: list[tuple[str, str, int | None]] = field(default_factory=list)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    effective: int = 0
+    refuse: tuple[int, str, str] | None = None
+    lose: int = 0
+    drop: int = 0
+
+    @property
+    def newest(self) -> Operation | None:
+        return next(reversed(self.operations.values()), None)
+
+    async def scale(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _error(401, "invalid_token", "the admin token is wrong")
+        if request.method == "PUT":
+            asked = ScaleRequest.model_validate(await request.json())
+            identifier, data = asked.operation, asked.data
+        else:
+            identifier, data = request.query["operation"], None
+        self.received.append((request.method, identifier, data))
+        if self.drop:
+            self.drop -= 1
+            return self._hang_up(request)
+        if self.refuse is not None:
+            return _error(*self.refuse)
+        answer = self._put(identifier, data) if data is not None else self._cancel(identifier)
+        self.tell()
+        if self.lose:
+            self.lose -= 1
+            return self._hang_up(request)
+        return answer
+
+    def tell(self) -> None:
+        size = GroupSize(allocated=self.effective, joined=self.effective, effective=self.effective)
+        self.say(operation=self.newest, size=size)
+
+    def restart(self) -> None:
+        """As a new process that knows nothing."""
+        self.operations.clear()
+        self.effective = 0
+        self.report = self.report.model_copy(update={"incarnation": secrets.token_hex(4), "version": 0})
+        self.tell()
+
+    def move(self, phase: str, **more: Any) -> None:
+        newest = self.newest
+        assert newest is not None
+        seconds = {**newest.seconds, newest.phase: 0.25}
+        self.operations[newest.id] = newest.model_copy(update={"phase": phase, "seconds": seconds, **more})
+        self.tell()
+
+    def _put(self, identifier: str, data: int) -> web.Response:
+        newest = self.newest
+        if identifier not in self.operations:
+            if newest is not None and not newest.ended:
+                return _error(409, "operation_running", f"operation {newest.id} runs")
+            made = Operation(id=identifier, source=self.effective, target=data, phase="waiting", nodes=data)
+            self.operations[identifier] = made
+        return web.json_response(self.operations[identifier].model_dump(), status=202)
+
+    def _cancel(self, identifier: str) -> web.Response:
+        found = self.operations.get(identifier)
+        if found is None:
+            return _error(404, "unknown_operation", f"there is no operation {identifier}")
+        if found.phase not in ("waiting", "preparing"):
+            return _error(409, "too_late", f"operation {identifier} is {found.phase}")
+        self.move("cancelled")
+        return web.json_response(self.operations[identifier].model_dump(), status=202)
+
+    def _hang_up(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+
+class Groups:
+    """All agents of a test. `hold`: the phase in which operations stay; `fail`: so many fail when they prepare."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.hold = ""
+        self.fail = 0
+
+    def admit(self, pod: Manifest, agent: Agent) -> Agent:
+        """Nobody serves before it is in an epoch."""
+        report = agent.report.model_copy(update={"phase": "warming", "ready": False, "topology": None, "epoch": 0})
+        made = Member(report.model_copy(update={"leader": report.node == 0}), agent.token)
+        self.members[pod["metadata"]["name"]] = made
+        return made
+
+    def leader(self, group: str) -> Member:
+        return self.members[f"{group}-0"]
+
+    async def run(self, cluster: Cluster, kubelet: Kubelet) -> None:
+        """Until it is cancelled."""
+        while True:
+            pods = {pod["metadata"]["name"]: pod for pod in await cluster.pods() if "deletionTimestamp" not in pod["metadata"]}
+            for name in self.members.keys() - pods.keys():
+                del self.members[name]
+            for name in [name for name in self.members if name.endswith("-0")]:
+                self._proceed(name.removesuffix("-0"), self.members[name])
+            for name, member in self.members.items():
+                await self._seat(kubelet, pods[name], name, member)
+            await asyncio.sleep(0.05)
+
+    def _proceed(self, group: str, leader: Member) -> None:
+        operation = leader.newest
+        if operation is None or operation.ended or operation.phase == self.hold:
+            return
+        if any(f"{group}-{number}" not in self.members for number in range(operation.target)):
+            return
+        if operation.phase == "preparing" and self.fail:
+            self.fail -= 1
+            leader.move("failed", error="no memory for the experts")
+        else:
+            if operation.phase == "committing":
+                leader.effective = operation.target
+            leader.move(NEXT[operation.phase])
+
+    async def _seat(self, kubelet: Kubelet, pod: Manifest, name: str, member: Member) -> None:
+        """Serves if it is in the epoch of its leader, and not if it is not."""
+        group, _, number = name.rpartition("-")
+        leader = self.members.get(f"{group}-0")
+        effective = leader.effective if leader is not None else 0
+        serves = int(number) < effective
+        topology = Topology(tensor=1, pipeline=1, data=effective, expert=effective, ranks=effective) if serves else None
+        if (member.report.ready, member.report.topology) == (serves, topology):
+            return
+        changed = member.report.ready != serves
+        member.say(phase="serving" if serves else "warming", ready=serves, topology=topology)
+        if changed:
+            await kubelet.set_status(pod, ready=serves)
+
+
+def _error(status: int, code: str, message: str) -> web.Response:
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return web.json_response(body, status=status)
