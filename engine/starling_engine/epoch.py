@@ -43,7 +43,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
         """What errors call rank `ep` of those that share the experts of a stage, in cores of `layout`."""
         dp, tp = divmod(ep, layout.tensor)
-        return f"rank {stage * layout.tensor + tp} of engine core {self.members[dp]}"
+        return f"rank {stage * layout.tensor + tp} of engine core {dp}"
 
 
 class Prepare(msgspec.Struct, tag="prepare"):

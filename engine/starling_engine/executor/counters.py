@@ -31,6 +31,10 @@ class Counters:
     def tick(self, rank: int) -> None:
         self._values[rank, 1:] += 1
 
+    def stir(self, rank: int) -> None:
+        """Progress beside the steps."""
+        self._values[rank, 2] += 1
+
     def finish_step(self, rank: int) -> None:
         self._values[rank, 1] = 0  # first, so that a rank which is stopped here is not taken for one that is ahead
         self._values[rank] += (1, 0, 1)

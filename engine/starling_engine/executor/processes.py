@@ -17,7 +17,7 @@ import zmq
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.core.listening import listen
-from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Prepared, Rearranged, Switched, Unprepared
+from starling_engine.epoch import Abandon, Balance, EpochAnswer, EpochOrder, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
@@ -89,6 +89,8 @@ class ProcessExecutor:
         """Ranks that ended because they missed another."""
         self._checked = 0.0
         self._in_flight = 0
+        self._ordered = False
+        """An order has not been answered."""
         self._seen: tuple[list[Count], float] = ([], time.monotonic())
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
@@ -151,11 +153,14 @@ class ProcessExecutor:
             self._tell(Idle())
 
     def order(self, order: EpochOrder) -> None:
+        self._ordered = not isinstance(order, Abandon)
+        self._seen = (self._counts(), time.monotonic())
         self._tell(order)
 
     def answers(self) -> list[EpochAnswer]:
         self._take(0)
         answers, self._answers = self._answers, []
+        self._ordered = self._ordered and not answers
         return answers
 
     def balances(self) -> list[Balance | Rearranged]:
@@ -182,10 +187,11 @@ class ProcessExecutor:
             self._take(0)
             self._check_alike()
             self._check_alive()
+            self._check_progress()
 
     def shutdown(self) -> None:
         """Idle ranks end by themselves. Those that may be waiting for one that is gone would not hear of it, and are killed."""
-        idle = len(self._ready) == self._ranks and not self._in_flight
+        idle = len(self._ready) == self._ranks and not self._in_flight and not self._ordered
         end = time.monotonic()
         if idle and all(process.poll() is None for process in self._processes):
             end += STOP_SECONDS
@@ -332,7 +338,11 @@ class ProcessExecutor:
     def _check_progress(self) -> None:
         counts = self._counts()
         now, (last, since) = time.monotonic(), self._seen
-        if counts != last or not self._in_flight:
+        if self._in_flight:  # what goes on beside a step says nothing of it
+            moved = any((new.steps, new.ticks) != (old.steps, old.ticks) for new, old in zip(counts, last, strict=True))
+        else:
+            moved = counts != last or not self._ordered
+        if moved:
             self._seen = (counts, now)
         elif now - since > self._limit:
             raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")

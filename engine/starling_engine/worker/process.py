@@ -67,7 +67,7 @@ class WorkerProcess:
         report = worker.prepare()
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
         if config.lockstep:
-            Together(worker, self._socket, self._decode, self._send, lambda: counters.finish_step(self._rank)).run()
+            Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:
             self._execute_plans(worker, counters)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import zmq
 
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.executor.counters import Counters
 from starling_engine.executor.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
 from starling_engine.step import StepPlan
 from starling_engine.worker.lockstep import Epoch, Lockstep, Turn
@@ -17,7 +18,7 @@ STAGE_POLL_MS = 1
 
 
 class Together:
-    """`socket` is the executor's; `decode` and `send` are of its messages. `finish_step` is called after each plan."""
+    """`socket` is the executor's; `decode` and `send` are of its messages. `counters` hear of progress as `rank`'s."""
 
     def __init__(
         self,
@@ -25,13 +26,15 @@ class Together:
         socket: zmq.Socket[bytes],
         decode: Callable[[bytes], ToWorker],
         send: Callable[[FromWorker], None],
-        finish_step: Callable[[], None],
+        counters: Counters,
+        rank: int,
     ) -> None:
         self._worker = worker
         self._socket = socket
         self._decode = decode
         self._send = send
-        self._finish_step = finish_step
+        self._counters = counters
+        self._rank = rank
         self._steps = Lockstep()
         self._moves = worker.rearrangement()
         self._balancing = worker.balancing(self._moves, send)
@@ -64,7 +67,7 @@ class Together:
                 result = self._worker.attempt(self._plans.popleft())
                 if self._worker.samples or result.error is not None:
                     self._send(Executed(result))
-                self._finish_step()
+                self._counters.finish_step(self._rank)
             case Turn.SERVE:
                 self._worker.serve()
             case Turn.SWITCHED:
@@ -129,6 +132,8 @@ class Together:
         return self._worker.join_epoch(plan, self._loaded, cancelled)
 
     def _loaded(self) -> tuple[int, bool]:
+        """As `meet` asks again and again; its executor sees that this rank is not what is waited for."""
+        self._counters.stir(self._rank)
         complete = self._moves.ready == self._moves.num_layers
         return self._moves.progress[0], complete
 
