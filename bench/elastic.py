@@ -19,7 +19,8 @@ from pathlib import Path
 import moe_checkpoint
 from run import CACHE, machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
-from starling_engine.elastic.coordinator import Member, Stage
+from starling_engine.core.client import CoreClient
+from starling_engine.elastic.coordinator import Stage
 from starling_engine.frontend.own_cores import OwnCores
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"
@@ -80,15 +81,15 @@ class Patient:
     own: OwnCores
     waiting: tuple[float, float] = (0.0, 0.0)
 
-    async def launch(self, ids: Sequence[int]) -> list[Member]:
-        members = await self.own.launch(ids)
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        launched = await self.own.launch(ranks)
         began = time.perf_counter()
         await asyncio.sleep(WAITING_SECONDS)
         self.waiting = began, time.perf_counter()
-        return members
+        return launched
 
-    async def release(self, members: Sequence[Member]) -> None:
-        await self.own.release(members)
+    async def release(self, clients: Sequence[CoreClient]) -> None:
+        await self.own.release(clients)
 
 
 @dataclass

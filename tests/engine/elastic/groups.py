@@ -27,7 +27,7 @@ async def group(reference: Reference, **args: Any) -> AsyncIterator[AsyncEngine]
     settings: dict[str, Any] = {"enable_expert_parallel": True, "max_num_batched_tokens": 24, "progress_timeout": 10.0}
     async with running(**{"model": str(reference.folder), "tokenizer": MODEL, **settings, **args}) as engine:
         yield engine
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while marked(mark):  # noqa: ASYNC110 - processes send no events
             await asyncio.sleep(0.02)
 

@@ -23,7 +23,8 @@ from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
 from tests.engine.elastic.groups import Traffic, children, complete, group, when, worker_of
 
-PATIENCE = 3.0
+PATIENCE = 5.0
+"""Seconds; a busy machine keeps a rank from its step for some of them."""
 
 
 def elastic(reference: Reference, **args: Any) -> contextlib.AbstractAsyncContextManager[AsyncEngine]:
@@ -177,7 +178,7 @@ async def test_a_serving_rank_that_hangs_in_prepare_while_all_sleep(reference: R
     async with elastic(reference, data_parallel_size=2) as engine:
         hung = worker_of(engine, 0)
         async with asyncio.timeout(4 * PATIENCE):
-            with pytest.raises(EngineDead, match=r"engine core 0 died: RankLost: rank 0 made no progress for 6 s"):
+            with pytest.raises(EngineDead, match=f"engine core 0 died: RankLost: rank 0 made no progress for {2 * PATIENCE:g} s"):
                 await engine.scale(1, at("preparing", lambda: os.kill(hung, signal.SIGSTOP)))
         with pytest.raises(EngineDead, match="engine core 0 died"):
             engine.check_health()
@@ -214,7 +215,7 @@ async def test_a_rank_that_hangs_while_it_serves(reference: Reference) -> None:
         async with asyncio.timeout(2 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
             await when(lambda: len(failures(engine)) == 2)
-        assert any(re.search("rank 0 of engine core 1 did not come within 3 s", failure) for failure in failures(engine))
+        assert any(f"rank 0 of engine core 1 did not come within {PATIENCE:g} s" in failure for failure in failures(engine))
 
 
 async def test_a_rank_that_dies_while_it_serves(reference: Reference) -> None:
