@@ -301,7 +301,9 @@ def test_what_a_later_release_adds_is_ignored(tmp_path: Path):
         ("g-0-0", {"data": 3, "per_node": 2}, "layout.per_node: .* divides the group's 3"),
         ("g-0-0", {"data": 2, "pipeline": 3, "tensor": 2, "per_node": 4}, "layout.per_node: must divide the 6 ranks"),
         ("g-0-0", {"per_node": 8}, "layout.per_node"),
-        ("g-0-0", {"elastic": {"min": 1, "max": 2}}, "layout.elastic"),
+        ("g-0-1", {"elastic": {"min": 1, "max": 2}}, None),
+        ("g-0-2", {"elastic": {"min": 1, "max": 2}}, "has 2 nodes"),
+        ("g-0-0", {"elastic": {"min": 1, "max": 2}, "per_node": 2}, r"\(data 1\), got 2"),
     ],
 )
 def test_layouts(pod: str, layout: dict[str, int], words: str | None, tmp_path: Path):
