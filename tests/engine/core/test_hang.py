@@ -12,7 +12,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Add, Shutdown
 from starling_engine.core.process import CoreProcess
 from starling_engine.delta import Delta
-from starling_engine.epoch import EpochAnswer, EpochOrder
+from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.errors import EngineDead
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
@@ -58,6 +58,9 @@ class StuckExecutor:
     def order(self, order: EpochOrder) -> None: ...
 
     def answers(self) -> list[EpochAnswer]:
+        return []
+
+    def balances(self) -> list[Balance | Rearranged]:
         return []
 
     def check(self) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.elastic.coordinator import Stage
@@ -79,8 +80,7 @@ def with_stop(kind: Kind, output: RequestOutput) -> Kind:
         stop = text[start : start + 4]
         if text.index(stop) == start and stop.isascii():
             break
-    params = sampled(kind.params.seed or 0, stop=stop, temperature=kind.params.temperature)
-    return Kind(params, ended="stop", prompt_ids=kind.prompt_ids)
+    return Kind(msgspec.structs.replace(kind.params, stop=stop), ended="stop", prompt_ids=kind.prompt_ids)
 
 
 def assert_same(name: str, got: RequestOutput, expected: RequestOutput) -> None:
