@@ -178,6 +178,7 @@ def test_a_full_queue_refuses() -> None:
     )
     refusals = [engine.add(str(i), prompt_of(4), params(1)) for i in range(3)]
     assert refusals[:2] == [None, None] and refusals[2] is not None and refusals[2].refused
+    assert engine.add("moved", prompt_of(4), params(1), attempt=1) is None, "another core had accepted it"
     engine.run()
 
 
