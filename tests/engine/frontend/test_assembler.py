@@ -38,9 +38,8 @@ def test_streams_and_sums_up(tokenizer: Tokenizer) -> None:
     assert first is not None
     assert (first.outputs[0].text, first.num_cached_tokens, first.finished) == ("ab", 3, False)
     assert run.take() is None
-    assert not run.push(
-        0, delta(letters(tokenizer, "c"), attempt=1, cached_tokens=8)
-    )  # by another core, which found its output too
+    # Another core took over, and found what was generated cached as well.
+    assert not run.push(0, delta(letters(tokenizer, "c"), attempt=1, cached_tokens=8))
     assert not run.push(0, delta(letters(tokenizer, "d"), finish_reason="length"))
     second = run.take()
     assert second is not None and second.finished and run.finished
