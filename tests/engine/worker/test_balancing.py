@@ -41,7 +41,7 @@ class FakeMoves:
             raise self.loaded
         return self.loaded
 
-    def start(self, placement: Placement, _rank: int) -> None:
+    def start(self, placement: Placement, _rank: int, _rest: float) -> None:
         assert self.wanted is None
         self.wanted = placement
 
