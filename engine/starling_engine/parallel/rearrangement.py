@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 
 import torch
@@ -20,13 +21,17 @@ NICENESS = 10
 
 
 class ExpertLoading:
-    """A thread that loads experts, layer by layer; `experts` as `Decoder.experts`, `missing` those to load of each layer."""
+    """A thread that loads experts, layer by layer; `experts` as `Decoder.experts`, `missing` those to load of each layer.
 
-    def __init__(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: WeightSource) -> None:
+    After each it rests `rest` times as long as that took.
+    """
+
+    def __init__(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: WeightSource, rest: float) -> None:
         self.layers = self.loaded = 0
         """Layers, and experts, that are loaded."""
         self.total = sum(map(len, missing.values()))
         self.error: Exception | None = None
+        self._rest = rest
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(experts, missing, source), name="experts", daemon=True)
         self._thread.start()
@@ -44,8 +49,10 @@ class ExpertLoading:
                     for expert in wanted:
                         if self._stopped.is_set():
                             return
+                        began = time.monotonic()
                         source.fill(experts[row].take(expert))
                         self.loaded += 1
+                        self._stopped.wait(self._rest * (time.monotonic() - began))
                     self.layers += 1
         except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
             logger.error("experts could not be loaded: %s", error)
@@ -96,13 +103,13 @@ class Rearrangement:
         """(experts loaded, experts to load), of the last start."""
         return (0, 0) if self._loading is None else (self._loading.loaded, self._loading.total)
 
-    def start(self, placement: Placement, rank: int) -> None:
-        """Begins to load what the rank `rank` of `placement` holds and this one has not."""
+    def start(self, placement: Placement, rank: int, rest: float = 0.0) -> None:
+        """Begins to load what the rank `rank` of `placement` holds and this one has not. `rest` as in `ExpertLoading`."""
         assert not self.active, "one at a time: commit or cancel comes first"
         held = placement.held(rank)
         missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self.rows}
         self._placement, self._flipped = placement, 0
-        self._loading = ExpertLoading(self._experts, missing, self._source)
+        self._loading = ExpertLoading(self._experts, missing, self._source, rest)
 
     def flip_to(self, count: int) -> None:
         """The first `count` layers change over, of those here; the last of them ends the rearrangement."""

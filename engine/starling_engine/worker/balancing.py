@@ -21,6 +21,8 @@ logger = logging.getLogger("starling.worker")
 OBJECTS = -1
 AT_ONCE = 8
 """Layers that change over between two steps: with all of a large model's the step would be late."""
+REST = 4.0
+"""After each expert that is loaded, in times of how long that took: loading holds the interpreter, which steps wait for."""
 
 
 @dataclass(slots=True)
@@ -135,7 +137,7 @@ class Balancing:
         assert self._ranks.placement is not None
         moving = self._moving = Moving(self._ranks.placement, self._offer, time.monotonic())
         self._offer = None
-        self._rearrangement.start(placement, self._ranks.rank)
+        self._rearrangement.start(placement, self._ranks.rank, REST)
         moving.held_up = time.monotonic() - moving.since
 
     def _flip_to(self, moving: Moving, count: int) -> None:

@@ -41,7 +41,7 @@ class FakeMoves:
             raise self.loaded
         return self.loaded
 
-    def start(self, placement: Placement, _rank: int) -> None:
+    def start(self, placement: Placement, _rank: int, _rest: float) -> None:
         assert self.wanted is None
         self.wanted = placement
 
@@ -173,6 +173,7 @@ def test_another_epoch_stops_it_on_all_ranks_at_one_step() -> None:
             rank.balancing.pause()
         rank.step(2 * INTERVAL)
         assert rank.moves.wanted is None and rank.moves.cancelled == 1, "nothing begins, and the epoch's own moves go on"
+        rank.moves.loaded = 0
         assert rank.balancing.resume()
         rank.step()
         rank.moves.flips.clear()

@@ -1,0 +1,28 @@
+"""How evenly ranks work, as it is scraped: from the node that knows it, and from no other."""
+
+from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.requests import RequestMetrics
+from starling_engine.delta import Stats
+
+
+def scraped(stats: Stats) -> str:
+    return Exporter(EngineCollector(lambda: stats, "experts", 16, RequestMetrics())).render().decode()
+
+
+def test_the_balance_and_what_moved() -> None:
+    stats = Stats(eplb_balance=0.9, eplb_balance_before=0.5, eplb_balance_after=0.95, eplb_rearrangements_total=2)
+    stats.eplb_experts_moved_total, stats.eplb_seconds_total = 40, 1.5
+    text = scraped(stats)
+    for line in (
+        'starling:eplb_balance{model_name="experts"} 0.9',
+        'starling:eplb_balance_before{model_name="experts"} 0.5',
+        'starling:eplb_balance_after{model_name="experts"} 0.95',
+        'starling:eplb_rearrangements_total{model_name="experts"} 2.0',
+        'starling:eplb_experts_moved_total{model_name="experts"} 40.0',
+        'starling:eplb_seconds_total{model_name="experts"} 1.5',
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_what_nobody_has_measured_is_no_gauge() -> None:
+    assert "eplb_balance" not in scraped(Stats())
