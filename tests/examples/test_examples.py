@@ -9,7 +9,7 @@ from tests.kube.apiserver import kubectl
 from tests.operator.commands.running import starling
 from tests.operator.local.running import REPOSITORY
 
-NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel")
+NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel", "elastic")
 
 
 def test_there_are_no_others(examples):

@@ -28,7 +28,6 @@ def file(tmp_path):
         ({"replicas": -1}, "spec.replicas"),
         ({"model": {"source": "pvc://weights/x"}}, "--map pvc://weights=FOLDER"),
         ({"model": {"source": "file:///no/such/model"}}, "--map /no/such/model=FOLDER"),
-        ({"parallelism": {"expert": 2}}, "spec.parallelism.expert"),
         ({"engine": {"extraArgs": {"nope": 1}}}, "spec.engine.extraArgs.nope"),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type"),
     ],
