@@ -11,6 +11,9 @@ from starling_engine.layout import ParallelLayout
 from starling_engine.parallel.rendezvous import Rendezvous
 
 Policy = Literal["fcfs", "priority"]
+EvictionPolicy = Literal["lru", "arc"]
+Direct = Literal["auto", "on", "off"]
+Preempt = Literal["auto", "recompute", "swap"]
 BLOCK_SIZES = (8, 16, 32)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -37,6 +40,15 @@ class EngineArgs:
     num_redundant_experts    copies of experts in each layer besides the first of each; rounded up to as many on every rank
     eplb_window_size         steps over which load is counted
     eplb_step_interval       steps between two looks at whether experts are to move
+    kv_cpu_bytes             host memory of each rank for cached keys and values that leave the device; 0 is none
+    kv_cpu_policy            what it gives up first: "lru", or "arc" (adaptive: what was used once, or what was used more often)
+    kv_fs_path               folder for cached keys and values; engines and their restarts share it
+    kv_fs_bytes              how large that folder may grow, in all
+    kv_fs_direct             whether its files pass by the page cache; "auto" where the file system can
+    kv_store                 a store over the network for cached keys and values, shared by a fleet: mooncake://MASTER:PORT
+    preempt                  what becomes of a preempted request's keys and values: "recompute", "swap" (kept in the CPU tier),
+                             "auto" takes what has been measured to be faster
+    kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -57,6 +69,14 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
+    kv_cpu_bytes: int = 0
+    kv_cpu_policy: EvictionPolicy = "lru"
+    kv_fs_path: str | None = None
+    kv_fs_bytes: int | None = None
+    kv_fs_direct: Direct = "auto"
+    kv_store: str | None = None
+    preempt: Preempt = "auto"
+    kv_events: str | None = None
     scheduling_policy: Policy = "fcfs"
     async_scheduling: bool | None = None
     attention_backend: str = "auto"
@@ -140,6 +160,26 @@ class EplbConfig:
     interval: int
     redundant: int
     spare: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiersConfig:
+    """Where keys and values are kept besides the device; sizes in bytes.
+
+    cpu_bytes  host memory of each rank; with a folder or a store and no size given, what they need to pass through
+    """
+
+    cpu_bytes: int
+    cpu_policy: EvictionPolicy = "lru"
+    fs_path: str | None = None
+    fs_bytes: int = 0
+    fs_direct: Direct = "auto"
+    store: str | None = None
+
+    @property
+    def far(self) -> bool:
+        """Whether there is a tier that outlives the engine."""
+        return self.fs_path is not None or self.store is not None
 
 
 @dataclass(frozen=True, kw_only=True)
