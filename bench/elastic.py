@@ -20,7 +20,7 @@ import moe_checkpoint
 from run import CACHE, machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic.coordinator import Stage
+from starling_engine.elastic.change import Stage
 from starling_engine.frontend.own_cores import OwnCores
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"

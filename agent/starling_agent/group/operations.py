@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import structlog
-from starling_engine.elastic.coordinator import Change, Stage
+from starling_engine.elastic.change import Change, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig

@@ -15,7 +15,9 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.elastic.coordinator import Change, Coordinator, ExpertSpace, Stage
+from starling_engine.elastic.change import Change, Stage
+from starling_engine.elastic.coordinator import Coordinator
+from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer

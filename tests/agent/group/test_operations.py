@@ -13,7 +13,7 @@ from starling_agent.group.operations import REMEMBERED, Operations
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.report_state import ReportState
-from starling_engine.elastic.coordinator import Change
+from starling_engine.elastic.change import Change
 from starling_engine.errors import EpochFailed
 
 from tests.operator.plan.building import make_report

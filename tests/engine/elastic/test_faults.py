@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from starling_engine import AsyncEngine
-from starling_engine.elastic.coordinator import Stage
+from starling_engine.elastic.change import Stage
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning
 from starling_engine.executor.processes import STOP_SECONDS
 
