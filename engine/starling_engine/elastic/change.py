@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from starling_engine.epoch import Loaded
+
 Stage = Literal["waiting", "preparing", "committing", "releasing"]
 """Where a change stands."""
 
@@ -16,6 +18,8 @@ class Change:
     target: int
     tell: Callable[[Stage], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    loaded: dict[str, Loaded] = field(default_factory=dict)
+    """The experts that ranks loaded for it, by where they came from."""
     stage: Stage | None = None
     _since: float = 0.0
 

@@ -1,6 +1,7 @@
 """Leads a group's cores from one epoch to the next: prepare, commit, release. The first epoch is a change from no core to some."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 
 from starling_engine.elastic.change import Change
@@ -8,7 +9,7 @@ from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.elastic.members import Cores, Member
 from starling_engine.elastic.plans import leaving_plan, make_plans
 from starling_engine.elastic.waiting import at_once, to_its_end
-from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
+from starling_engine.epoch import Abandon, Commit, EpochPlan, Loaded, Prepare, Prepared, merge_loaded
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
 from starling_engine.parallel.placement import Placement
 
@@ -71,7 +72,7 @@ class Coordinator:
             members = (self.members + joiners)[: change.target]
             leavers = self.members[change.target :]
             change.enter("preparing")
-            plan = await self._prepare(members, leavers)
+            plan = await self._prepare(change, members, leavers)
         except BaseException:
             await self._release(joiners)
             raise
@@ -99,20 +100,22 @@ class Coordinator:
     async def _release(self, members: list[Member]) -> None:
         await self._cores.release([member.client for member in members])
 
-    async def _prepare(self, members: list[Member], leavers: list[Member]) -> EpochPlan:
+    async def _prepare(self, change: Change, members: list[Member], leavers: list[Member]) -> EpochPlan:
         """All are ready to switch, or nothing has changed."""
         self._numbers += 1
         placement = self._space.place(self._placement_now(), len(members))
-        plans = make_plans(self._numbers, members, placement, self._patience)
+        plans = make_plans(self._numbers, members, placement, self._patience, served=self.data)
         orders = [member.client.order(Prepare(plan)) for member, plan in zip(members, plans, strict=True)]
         orders += [member.client.order(Prepare(leaving_plan(plans[0]))) for member in leavers]
         try:
-            await at_once(orders)
+            answers = await at_once(orders)
         except BaseException as error:
             await self._abandon(self._numbers, members + leavers)
             if isinstance(error, EngineDead) and self.members and all(member.client.failure is None for member in self.members):
                 raise EpochFailed(str(error)) from error
             raise
+        change.loaded = merge_loaded(answer.loaded for answer in answers if isinstance(answer, Prepared))
+        _log_loaded(self._numbers, change.loaded)
         return plans[0]
 
     def _placement_now(self) -> Placement | None:
@@ -140,3 +143,9 @@ class Coordinator:
             if member.client.failure is None:
                 with suppress(StarlingError):
                     await member.client.send(Abandon(number))
+
+
+def _log_loaded(number: int, loaded: Mapping[str, Loaded]) -> None:
+    parts = [f"{part.experts} from {source} at {part.rate / 1e6:.0f} MB/s" for source, part in loaded.items() if part.experts]
+    if parts:
+        logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(parts))

@@ -11,10 +11,10 @@ from starling_engine.parallel.placement import Placement
 from starling_engine.parallel.rendezvous import Rendezvous
 
 
-def make_plans(number: int, members: Sequence[Member], placement: Placement, patience: float) -> list[EpochPlan]:
+def make_plans(number: int, members: Sequence[Member], placement: Placement, patience: float, served: int) -> list[EpochPlan]:
     """Each member's plan for epoch `number`, in their order, which is that of their data parallel ranks.
 
-    They meet at the first one's store, where each waits `patience` seconds for another.
+    They meet at the first one's store, where each waits `patience` seconds for another. `served` as in `EpochPlan`.
     """
     first, ids = members[0], tuple(member.id for member in members)
     nodes = count_nodes([member.host for member in members])
@@ -26,6 +26,7 @@ def make_plans(number: int, members: Sequence[Member], placement: Placement, pat
             placement=placement,
             rendezvous=Rendezvous(first.host, first.store, member.host, patience),
             nodes=nodes,
+            served=served,
         )
         for dp, member in enumerate(members)
     ]
