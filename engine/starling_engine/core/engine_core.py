@@ -36,6 +36,7 @@ class EngineCore:
         self.membership = Membership.first(config.worker.layout)
         self.executor = executor
         self.ledger = report.ledger
+        self.start_seconds = report.seconds
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler

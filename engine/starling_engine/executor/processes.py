@@ -150,7 +150,8 @@ class ProcessExecutor:
         first = self._ready[0]
         config = self._config
         groups = kv_groups(load_model_config(Path(config.model_path)), config)
-        return WorkerReport(groups, first.ledger, first.seconds, first.async_scheduling)
+        seconds = [self._ready[rank].seconds for rank in range(self._ranks)]
+        return WorkerReport(groups, first.ledger, seconds, first.async_scheduling)
 
     def submit(self, plan: StepPlan) -> None:
         if not self._in_flight:

@@ -391,6 +391,11 @@ class AsyncEngine:
         """Where frontends of other nodes can reach the cores that were started here, in their order."""
         return [client.hello.address for client in self._clients if client.hello is not None]
 
+    @property
+    def start_seconds(self) -> list[list[dict[str, float]]]:
+        """How long each step of each rank's start took: of the cores that were started here, each core's by rank."""
+        return [client.hello.start_seconds for client in self._own.clients if client.hello is not None]
+
     def check_health(self) -> None:
         """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""
         if self._coordinator is not None:

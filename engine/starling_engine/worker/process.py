@@ -65,7 +65,7 @@ class WorkerProcess:
         self._counters = counters
         worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
         report = worker.prepare()
-        self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
+        self._send(Ready(report.ledger, report.seconds[0], report.async_scheduling))
         if config.lockstep:
             Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:

@@ -73,7 +73,7 @@ class Worker:
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
-        """Everything up to ready. Raises ConfigError or ModelError."""
+        """Everything up to ready; the report of this rank alone. Raises ConfigError or ModelError."""
         config = self._config
         with self._phase("init"):
             torch.set_num_threads(config.num_threads)
@@ -113,7 +113,7 @@ class Worker:
             self._model = model
         with self._phase("warm up"):
             self._warm_up(groups)
-        return WorkerReport(groups, ledger, self._seconds, platform.async_scheduling)
+        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
