@@ -1,6 +1,8 @@
 """What a change of an elastic group's size costs those that it serves: the pause at the commit, speed meanwhile, seconds by stage.
 
-    python bench/elastic.py [MODEL] [--changes N] [--sources]    a folder; by default a small Qwen3-MoE shape in bf16, random weights
+    python bench/elastic.py [MODEL] [--changes N] [--sources]
+
+MODEL is a folder; by default a small Qwen3-MoE shape in bf16, random weights.
 
 Streams run all the time, and every one must come to its end. A pause is the longest gap between two tokens of any stream around a
 commit, less the ordinary one. Then, how fast experts come from each source alone (`--sources`: only that). Writes
