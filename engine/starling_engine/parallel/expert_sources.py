@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starling_engine.epoch import CHECKPOINT, Loaded
@@ -54,6 +55,21 @@ class FromCheckpoint:
         """Files are opened for each expert."""
 
 
+@dataclass(slots=True)
+class Speeds:
+    """How fast sources have been, by name: bytes a second of the last experts, 0 for one that did not come."""
+
+    rates: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=PROBES)))
+    preferred: str = ""
+
+    def best(self, name: str) -> float:
+        """A single slow expert does not make a source slow."""
+        return max(self.rates[name], default=0.0)
+
+    def is_measured(self, name: str) -> bool:
+        return len(self.rates[name]) == PROBES or 0.0 in self.rates[name]
+
+
 class FastestSource:
     """An ExpertSource of several. The first experts come from each in turn, the others from the one that was faster of late.
 
@@ -62,13 +78,12 @@ class FastestSource:
 
     name = "the fastest"
 
-    def __init__(self, sources: Sequence[ExpertSource]) -> None:
+    def __init__(self, sources: Sequence[ExpertSource], speeds: Speeds | None = None) -> None:
+        """`speeds` of those that were used before it."""
         self.loaded = {source.name: Loaded() for source in sources}
         """By the source's name."""
         self._sources = sources
-        self._rates: dict[str, deque[float]] = {source.name: deque(maxlen=PROBES) for source in sources}
-        """Bytes a second of the last experts; 0 for one that did not come."""
-        self._preferred = ""
+        self._speeds = speeds or Speeds()
 
     def has(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> bool:
         return any(source.has(layer, expert, cancelled) for source in self._sources)
@@ -90,30 +105,27 @@ class FastestSource:
             source.close()
 
     def _rank(self, name: str) -> tuple[int, float]:
-        """Those to be measured first; a single slow expert does not make a source slow."""
-        rates = self._rates[name]
-        return (len(rates), 0.0) if len(rates) < PROBES and 0.0 not in rates else (PROBES, -_speed(rates))
+        """Those that are to be measured come first."""
+        if self._speeds.is_measured(name):
+            return PROBES, -self._speeds.best(name)
+        return len(self._speeds.rates[name]), 0.0
 
     def _measure(self, source: ExpertSource, experts: Experts, layer: int, expert: int, cancelled: Callable[[], bool]) -> None:
         began = time.monotonic()
         try:
             source.fill(experts, layer, expert, cancelled)
         except WeightError:
-            self._rates[source.name].clear()
-            self._rates[source.name].append(0.0)
+            self._speeds.rates[source.name].clear()
+            self._speeds.rates[source.name].append(0.0)
             raise
         got = Loaded(1, experts.bytes_each, time.monotonic() - began)
         self.loaded[source.name].add(got)
-        self._rates[source.name].append(got.rate)
+        self._speeds.rates[source.name].append(got.rate)
 
     def _tell_choice(self, order: list[ExpertSource]) -> None:
-        chosen = order[0].name
-        if len(order) < 2 or chosen == self._preferred or self._rank(chosen)[0] < PROBES:
+        speeds, chosen = self._speeds, order[0].name
+        if len(order) < 2 or chosen == speeds.preferred or not speeds.is_measured(chosen):
             return
-        self._preferred = chosen
-        rates = ", ".join(f"{name} {_speed(rates) / 1e6:.0f} MB/s" for name, rates in self._rates.items())
+        speeds.preferred = chosen
+        rates = ", ".join(f"{name} {speeds.best(name) / 1e6:.0f} MB/s" for name in speeds.rates)
         logger.info("experts come from %s (%s)", chosen, rates)
-
-
-def _speed(rates: Sequence[float]) -> float:
-    return max(rates, default=0.0)

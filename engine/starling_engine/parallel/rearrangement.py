@@ -14,7 +14,7 @@ from starling_engine.layers.experts import Experts
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.expert_peers import FindPeers, FromPeers
 from starling_engine.parallel.expert_ranks import ExpertRanks
-from starling_engine.parallel.expert_sources import ExpertSource, FastestSource, FromCheckpoint
+from starling_engine.parallel.expert_sources import ExpertSource, FastestSource, FromCheckpoint, Speeds
 from starling_engine.parallel.placement import Placement
 from starling_engine.weights.slot import WeightSource
 
@@ -85,6 +85,8 @@ class Rearrangement:
         self._placement: Placement | None = None
         self._loading: ExpertLoading | None = None
         self._fastest: FastestSource | None = None
+        self._speeds = Speeds()
+        """Within an epoch: a rearrangement may be of two experts."""
         self._flipped = 0
 
     @property
@@ -127,7 +129,7 @@ class Rearrangement:
         missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self.rows}
         self._placement, self._flipped = placement, 0
         peers = [FromPeers(find_peers)] if find_peers is not None else []
-        self._fastest = FastestSource([FromCheckpoint(self._source), *peers])
+        self._fastest = FastestSource([FromCheckpoint(self._source), *peers], self._speeds)
         self._loading = ExpertLoading(self._experts, missing, self._fastest, rest)
 
     def flip_to(self, count: int) -> None:
@@ -144,6 +146,7 @@ class Rearrangement:
         """All layers change over. Raises ConfigError for ranks that the placement does not fit."""
         assert self.ready == self.num_layers
         self._finish(communicator)
+        self._speeds = Speeds()
 
     def cancel(self) -> None:
         """Waits for the expert that is being loaded; does nothing when no rearrangement is under way."""

@@ -20,7 +20,7 @@ from starling_engine.parallel.expert_notices import ExpertNotices
 from starling_engine.parallel.expert_peers import FindPeers, Peer
 from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.expert_server import ExpertServer, Read
-from starling_engine.parallel.expert_sources import FastestSource
+from starling_engine.parallel.expert_sources import FastestSource, Speeds
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.parallel.placement import spread
 from starling_engine.parallel.rearrangement import Rearrangement
@@ -367,6 +367,20 @@ def test_the_faster_one_is_taken(
         fastest.fill(sized, 0, expert, lambda: False)  # type: ignore[arg-type]
     assert (sources[0].calls, sources[1].calls) == calls
     assert sum(part.experts for part in fastest.loaded.values()) == 12
+
+
+def test_what_was_measured_holds_for_the_next_few(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, speeds = Clock(), Speeds()
+    monkeypatch.setattr(expert_sources, "time", clock)
+    sources = [Source("a", clock, [1.0]), Source("b", clock, [0.5])]
+    with caplog.at_level("INFO"):
+        for _ in range(4):
+            fastest = FastestSource(sources, speeds)
+            for expert in range(2):
+                fastest.fill(Sized(), 0, expert, lambda: False)  # type: ignore[arg-type]
+    assert [source.calls for source in sources] == [2, 6] and len(caplog.messages) == 1
 
 
 def test_the_choice_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
