@@ -14,7 +14,7 @@ from starling_engine.config import EngineArgs, EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
-from starling_engine.delta import MOVED, Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats, add
 from starling_engine.elastic.coordinator import Change, Coordinator, ExpertSpace, Stage
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
@@ -323,10 +323,9 @@ class AsyncEngine:
     @property
     def stats(self) -> Stats:
         """The newest counters of all cores, summed; those of other nodes are counted there."""
-        total = msgspec.structs.replace(self._own.past)
-        for client in self._clients:
-            for name in Stats.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(client.stats, name))
+        total = Stats()
+        for each in (self._own.past, *(client.stats for client in self._clients)):
+            add(total, each)
         return total
 
     @property

@@ -1,4 +1,4 @@
-"""Values of flags that people write in their own way: sizes and rates."""
+"""Values of flags that people write in their own way: rates. Sizes are the engine's own (`starling_engine.sizes`)."""
 
 import re
 from typing import TYPE_CHECKING
@@ -6,38 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starling_agent.settings import RateLimit
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "m": 10**6,
-    "mb": 10**6,
-    "g": 10**9,
-    "gb": 10**9,
-    "t": 10**12,
-    "tb": 10**12,
-    "ki": 2**10,
-    "kib": 2**10,
-    "mi": 2**20,
-    "mib": 2**20,
-    "gi": 2**30,
-    "gib": 2**30,
-    "ti": 2**40,
-    "tib": 2**40,
-}
 _PERIODS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _RATE = re.compile(r"(\d+)/(\d+(?:\.\d+)?)?([smh])")
-
-
-def parse_bytes(text: str) -> int:
-    """4GiB, 512MiB, 1.5G or plain bytes. Raises ValueError with what is possible."""
-    match = _SIZE.fullmatch(text.strip())
-    factor = _UNITS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise ValueError(f"{text!r} is no size; write it like 4GiB, 512MiB or 1000000")
-    return int(float(match[1]) * factor)
 
 
 def parse_rate(text: str) -> "RateLimit":
