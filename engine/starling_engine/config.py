@@ -155,6 +155,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     stages: int = 1
     """Pipeline stages, each of which is to have a step of its own to work on."""
+    preempt: Preempt = "auto"
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -210,6 +211,7 @@ class WorkerConfig:
     """Of the machine, for all its ranks together."""
     attention_backend: str
     num_threads: int
+    tiers: TiersConfig | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
     lockstep: bool = False

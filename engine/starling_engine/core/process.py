@@ -43,7 +43,7 @@ logger = logging.getLogger("starling.core")
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
 SWITCH_POLL_MS = 5
-"""While workers prepare an epoch or switch to it."""
+"""While workers prepare an epoch or switch to it, or move chunks between tiers."""
 FRONTEND_TIMEOUT = 15.0
 """Seconds without a word from a frontend after which its requests are aborted."""
 
@@ -84,7 +84,8 @@ class CoreProcess:
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
-                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if self._leader is not None else IDLE_POLL_MS)
+                soon = self._leader is not None or self.core.moving
+                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if soon else IDLE_POLL_MS)
                 self.executor.check()
                 self._send_deltas(self.core.step())
                 self._send_answers(self.core.answers())
@@ -131,7 +132,7 @@ class CoreProcess:
             case Prepare() | Commit() | Abandon():
                 self._take_order(identity, message)
             case ResetPrefixCache():
-                self.core.scheduler.kv.pool.forget_free()
+                self.core.scheduler.reset_prefix_cache()
 
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:

@@ -29,18 +29,21 @@ from starling_engine.executor.messages import (
     FromWorker,
     Idle,
     Joined,
+    Moves,
     Planned,
     Ready,
     Start,
     Stop,
     ToWorker,
     Working,
+    move_identity,
 )
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order, merge
 from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
@@ -87,6 +90,10 @@ class ProcessExecutor:
         self._balances: list[Balance | Rearranged] = []
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
+        self._movers: set[int] = set()
+        """Ranks that take orders to move chunks."""
+        self._partly_done: dict[int, list[Done]] = {}
+        self._moved: list[Done] = []
         self._checked = 0.0
         self._in_flight = 0
         self._ordered = False
@@ -135,7 +142,7 @@ class ProcessExecutor:
     def ready(self, timeout: float) -> WorkerReport | None:
         self._take(timeout)
         self._check_alive()
-        if len(self._ready) < self._ranks:
+        if len(self._ready) < self._ranks or (self._config.tiers is not None and len(self._movers) < self._ranks):
             return None
         first = self._ready[0]
         config = self._config
@@ -180,6 +187,17 @@ class ProcessExecutor:
         self._in_flight -= 1
         return self._results.popleft()
 
+    def move(self, orders: list[Order]) -> None:
+        encoded = self._encode(Moves(orders))
+        for rank in range(self._ranks):
+            self._send_to(move_identity(rank), rank, encoded)
+
+    def moved(self, timeout: float) -> list[Done]:
+        if not self._moved:
+            self._take(timeout)
+        moved, self._moved = self._moved, []
+        return moved
+
     def check(self) -> None:
         now = time.monotonic()
         if now - self._checked > WATCH_SECONDS:
@@ -217,8 +235,11 @@ class ProcessExecutor:
             self._send(rank, encoded)
 
     def _send(self, rank: int, message: bytes) -> None:
+        self._send_to(str(rank).encode(), rank, message)
+
+    def _send_to(self, identity: bytes, rank: int, message: bytes) -> None:
         try:
-            self._socket.send_multipart((str(rank).encode(), message))
+            self._socket.send_multipart((identity, message))
         except zmq.ZMQError as error:
             self._check_alive()
             raise RankLost(f"rank {rank} cannot be reached: {error}") from error
@@ -249,6 +270,10 @@ class ProcessExecutor:
                 self._take_answer(message)
             case Balance() | Rearranged():
                 self._balances.append(message)
+            case Moves():
+                self._movers.add(rank)
+            case Done():
+                self._take_done(message)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
 
@@ -275,6 +300,12 @@ class ProcessExecutor:
         if isinstance(answer, Unprepared) or len(same) == self._ranks:
             self._answers.append(answer)
             del self._answered[type(answer), answer.number]
+
+    def _take_done(self, done: Done) -> None:
+        same = self._partly_done.setdefault(done.job, [])
+        same.append(done)
+        if len(same) == self._ranks:
+            self._moved.append(merge(self._partly_done.pop(done.job)))
 
     def _take_result(self, rank: int, result: StepResult) -> None:
         if result.error is None:

@@ -2,11 +2,17 @@
 
 import queue
 import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
+
+if TYPE_CHECKING:
+    from starling_engine.worker.transfers import Transfers
 
 
 class ThreadExecutor:
@@ -16,6 +22,8 @@ class ThreadExecutor:
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._transfers: Transfers | None = None
         self._phase = Phase("starting")
         self._progress = 0
 
@@ -68,6 +76,19 @@ class ThreadExecutor:
     def balances(self) -> list[Balance | Rearranged]:
         return []
 
+    def move(self, orders: list[Order]) -> None:
+        assert self._transfers is not None, "asked for where there are tiers"
+        for order in orders:
+            self._transfers.order(order)
+
+    def moved(self, timeout: float) -> list[Done]:
+        done: list[Done] = []
+        with suppress(queue.Empty):
+            done.append(self._done.get(timeout=timeout) if timeout else self._done.get_nowait())
+            while True:
+                done.append(self._done.get_nowait())
+        return done
+
     def check(self) -> None:
         """The worker is a thread: it lives as long as whoever asks."""
 
@@ -87,8 +108,9 @@ class ThreadExecutor:
         from starling_engine.worker.worker import Worker
 
         try:
-            worker = Worker(self._config, self._tick, self._report_phase)
+            worker = Worker(self._config, self._tick, self._report_phase, answer=self._done.put)
             report = worker.prepare()
+            self._transfers = worker.transfers
         except BaseException as error:  # noqa: BLE001 - whatever ended the loading is raised again in `ready`
             self._reports.put(error)
             return
@@ -96,3 +118,5 @@ class ThreadExecutor:
         while (plan := self._plans.get()) is not None:
             self._results.put(worker.attempt(plan))
             self._tick()
+        if worker.transfers is not None:
+            worker.transfers.close()

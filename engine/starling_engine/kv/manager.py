@@ -22,6 +22,8 @@ class Holding:
     reserved: int = 0
     cached_blocks: int = 0
     """Logical blocks that are named in the pool, or were found there."""
+    saved_chunks: int = 0
+    """Chunks that the tiers have been told of, or come from there."""
     window_starts: list[int] = field(default_factory=list)
 
     @property
@@ -133,6 +135,19 @@ class KVManager:
             table.extend(blocks)
         return new
 
+    def make_room(self, holding: Holding, num_tokens: int) -> None:
+        """Makes the tables cover `num_tokens` tokens that come from elsewhere, as far as a next token reads them.
+
+        What was reserved is enough for that.
+        """
+        for group, table in zip(self.groups, holding.tables, strict=True):
+            count = num_tokens // self.block_size - len(table)
+            unread = min(count, max(0, group.spec.first_needed_block(num_tokens) - len(table)))
+            promised = min(holding.reserved, count - unread)
+            holding.reserved -= promised
+            self.reserved -= promised
+            table += [NULL_BLOCK] * unread + self.pool.take(count - unread)
+
     def fork_tables(self, parent: Holding, num_tokens: int) -> list[list[int]] | None:
         """The parent's blocks that hold the first `num_tokens` tokens; None if a window of it has moved past them."""
         count = -(-num_tokens // self.block_size)
@@ -187,5 +202,5 @@ class KVManager:
                     self.pool.release(block)
             table.clear()
         self.reserved -= holding.reserved
-        holding.reserved = holding.cached_blocks = 0
+        holding.reserved = holding.cached_blocks = holding.saved_chunks = 0
         holding.window_starts = [0] * len(self.groups)

@@ -21,6 +21,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.num_blank = num_blocks - 1
+        """Free blocks without a name: taking them loses nothing."""
         self._names: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
@@ -45,6 +47,7 @@ class BlockPool:
         blocks = [free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self.refs[block] = 1
+            self.num_blank -= self._names[block] is None
             self._forget(block)
         return blocks
 
@@ -64,6 +67,7 @@ class BlockPool:
             self._free[block] = None
             if self._names[block] is None:
                 self._free.move_to_end(block, last=False)
+                self.num_blank += 1
         assert self.refs[block] >= 0, f"block {block} released more often than taken"
 
     def find(self, group: int, name: bytes) -> int | None:
@@ -82,6 +86,7 @@ class BlockPool:
         """Drops the names of all free blocks."""
         for block in self._free:
             self._forget(block)
+        self.num_blank = len(self._free)
 
     def _forget(self, block: int) -> None:
         key = self._names[block]
@@ -96,4 +101,5 @@ class BlockPool:
             for block in table:
                 counts[block] += block != NULL_BLOCK
         assert counts == self.refs, [(b, self.refs[b], n) for b, n in enumerate(counts) if n != self.refs[b]][:10]
+        assert self.num_blank == sum(self._names[block] is None for block in self._free)
         assert set(self._free) == {b for b in range(1, self.num_blocks) if counts[b] == 0}

@@ -14,9 +14,12 @@ from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.offload import Offload
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
 from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, RowResult, StepPlan, StepResult
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.orders import Done
 
 logger = logging.getLogger("starling.scheduler")
 
@@ -47,9 +50,10 @@ class Draft:
 class Scheduler:
     """Owns requests, slots and block tables. Not thread-safe: one engine core drives it."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: Offload | None = None) -> None:
         self.config = config
         self.kv = kv
+        self.offload = offload
         self.epoch = epoch
         self.requests: dict[str, RequestState] = {}
         self.waiting = make_queue(config.policy)
@@ -101,6 +105,8 @@ class Scheduler:
             request.gates.add(Gate.FORK_PARENT)
         self.requests[record.id] = request
         self.waiting.add(request)
+        if self.offload is not None:
+            self.offload.arrive(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once: its blocks are free now, what it has in flight is discarded. Unknown ids are ignored."""
@@ -128,6 +134,9 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens)
+        if self.offload is not None:
+            self.offload.open_late()
+            self.offload.save()
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)
@@ -170,6 +179,8 @@ class Scheduler:
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
+            if request.gates:
+                continue
             if todo > 1:
                 prompts.append(request)
             elif todo == 1 and end < request.budget_end and request.status is Status.RUNNING and draft.budget:
@@ -196,31 +207,53 @@ class Scheduler:
         forked = self._fork_tables(request)
         tables = forked or (kv.find_prefix(holding, tokens) if request.reads_prefix_cache else [[] for _ in kv.groups])
         hit = len(tokens) - 1 if forked else len(tables[0]) * kv.block_size
+        chunks = 0
+        if self.offload is not None and request.reads_prefix_cache and not forked:
+            chunks = self.offload.match(request, len(tables[0]))
+            if chunks and self.offload.parked(request, len(tables[0]), chunks):
+                return True
         if not kv.admit(holding, tables, len(tokens) + (kv.block_size if forked else 0), headroom=len(self.running)):
             return False
         self.waiting.remove(request)
         self.running.append(request)
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
-        request.planned = request.computed = request.cached_tokens = hit
+        external = max(0, chunks * CHUNK - hit)
+        request.planned = request.computed = request.cached_tokens = hit + external
         if request.reads_prefix_cache and not request.run:
-            self.stats.prefix_queries_total += len(tokens)
-            self.stats.prefix_hits_total += hit
+            self._count_hits(len(tokens), hit, external)
+        if self.offload is not None and external:
+            kv.make_room(holding, hit + external)
+            self.offload.load(request, len(tables[0]), chunks, after=self._step_id - 1)
+            return True
         if forked:
             holding.cached_blocks = hit // kv.block_size
             draft.copies.extend(kv.make_writable(holding, hit))
+        holding.saved_chunks = hit // CHUNK
         count = min(len(tokens) - hit, draft.budget)
         kv.grow(holding, hit + count)
-        record = request.record
-        sampling = None if record.pooling else record.params
-        blocks = [list(table) for table in holding.tables]
-        draft.new.append(
-            NewRequest(request.slot, tokens.copy(), request.num_prompt, hit, blocks, record.seed, sampling, record.pooling)
-        )
         self._add_row(draft, request, count)
         return True
 
+    def _count_hits(self, tokens: int, hit: int, external: int) -> None:
+        self.stats.prefix_queries_total += tokens
+        self.stats.prefix_hits_total += hit
+        if self.offload is not None:
+            self.stats.external_queries_total += tokens - hit
+            self.stats.external_hits_total += external
+
+    def _enter(self, draft: Draft, request: RequestState) -> None:
+        """Tells the workers of a request that has its first row."""
+        request.entered = True
+        record = request.record
+        sampling = None if record.pooling else record.params
+        blocks = [list(table) for table in request.holding.tables]
+        tokens, done = request.tokens.copy(), request.planned
+        draft.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
+
     def _add_row(self, draft: Draft, request: RequestState, count: int) -> None:
+        if not request.entered:
+            self._enter(draft, request)
         start = request.planned
         known = len(request.tokens)
         end = start + count
@@ -247,12 +280,17 @@ class Scheduler:
         while True:
             try:
                 for group, blocks in enumerate(self.kv.grow(request.holding, num_tokens)):
-                    draft.appends.append(BlockAppend(request.slot, group, blocks))
+                    if request.entered:
+                        draft.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
             except OutOfBlocks:
+                if self.offload is not None and self.offload.swapping:
+                    return False
                 victim = self._victim()
                 if victim in draft.requests:
                     return False
+                if self.offload is not None:
+                    self.offload.swap_out(victim)
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -275,6 +313,9 @@ class Scheduler:
         self._freed_slots.append(request.slot)
         request.slot = -1
         request.run += 1
+        request.entered = False
+        request.gates.discard(Gate.KV_LOAD)
+        request.awaited.clear()
 
     # ---- forks ----
 
@@ -304,6 +345,8 @@ class Scheduler:
             logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
             return []
         self.stats.steps_total += 1
+        if self.offload is not None:
+            self.offload.costs.computed(sum(draft.num_tokens), result.seconds)
         if result.error is not None:
             return self._blame(draft, result.error)
         deltas: list[Delta] = []
@@ -320,6 +363,8 @@ class Scheduler:
         holding = request.holding
         if computed // self.kv.block_size > holding.cached_blocks:
             self.kv.remember(holding, request.tokens, computed)
+            if self.offload is not None:
+                self.offload.confirm(request)
             self.kv.leave_window(holding, computed)
         if first_confirmed:
             self._open_forks(request)
@@ -367,9 +412,23 @@ class Scheduler:
             self._leave_slot(request)
         else:
             self.waiting.remove(request)
+            request.run += 1
         request.status = Status.FINISHED
         del self.requests[request.record.id]
         self._open_forks(request)
+
+    def move(self, done: Done) -> None:
+        """Takes into account that chunks have moved, or have not."""
+        assert self.offload is not None, "nothing else asks for moves"
+        for request in self.offload.take(done):
+            self._preempt(request)
+            request.skips_tiers = True
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets what no running request has, on the device and in the CPU tier."""
+        self.kv.pool.forget_free()
+        if self.offload is not None:
+            self.offload.clear()
 
     # ---- faults ----
 
@@ -383,6 +442,7 @@ class Scheduler:
                 self._finish(request)
             else:
                 self._preempt(request)
+                request.skips_tiers = True
                 self.suspects.append(request)
         return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r in guilty]
 
@@ -399,11 +459,14 @@ class Scheduler:
         self.stats.running = len(self.running)
         self.stats.waiting = len(self.waiting)
         self.stats.kv_blocks_used = self.kv.pool.num_used
+        if self.offload is not None:
+            self.stats.tiers = self.offload.stats
         return self.stats
 
     def check_integrity(self) -> None:
         """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
-        self.kv.pool.check_integrity([t for r in self.running for t in r.holding.tables])
+        pinned = self.offload.pinned_blocks() if self.offload is not None else []
+        self.kv.pool.check_integrity([*(t for r in self.running for t in r.holding.tables), *pinned])
         assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)

@@ -27,6 +27,7 @@ from starling_engine.executor.messages import (
     Working,
 )
 from starling_engine.worker.beats import Beats
+from starling_engine.worker.moves import MoveSocket
 from starling_engine.worker.report import Phase
 from starling_engine.worker.together import Together
 from starling_engine.worker.worker import Worker
@@ -43,6 +44,7 @@ class WorkerProcess:
     def __init__(self, address: str, rank: int, host: str = "") -> None:
         self._rank = rank
         self._host = host
+        self._address = address
         self._counters: Counters | None = None
         if host:
             Beats(address, rank, self._count)
@@ -63,8 +65,12 @@ class WorkerProcess:
         # A file of the executor's node is of no use on another one.
         counters = Counters(None if self._host else Path(config.counters), config.layout.world_size)
         self._counters = counters
-        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
+        moves = MoveSocket(self._address, self._rank) if config.tiers is not None else None
+        answer = moves.answer if moves is not None else None
+        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree, answer)
         report = worker.prepare()
+        if moves is not None and worker.transfers is not None:
+            moves.serve(worker.transfers)
         self._send(Ready(report.ledger, report.seconds, report.async_scheduling))
         if config.lockstep:
             Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
