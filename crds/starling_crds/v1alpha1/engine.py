@@ -72,7 +72,7 @@ _LEAST_FOLDER = "64Mi"
 
 
 class FilesystemTier(ApiModel):
-    """KV blocks in files, which outlive pods."""
+    """KV blocks in files, which outlive pods. Without a CPU tier they pass through up to 1 GiB of each rank's memory."""
 
     RULES = (
         Rule(
