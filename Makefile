@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup kube manifests demo demo-cluster test lint format bench e2e constraints clean
+.PHONY: help setup kube libraries manifests demo demo-cluster test lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -35,7 +35,14 @@ demo-cluster: setup ## the same by `kubectl apply`, on a two-node Kubernetes mad
 	@$(BIN)/python e2e/cluster setup
 	@$(BIN)/python examples/demo_cluster.py
 
-test: setup kube ## run the tests
+libraries: ## what the store's client is linked with; root, and Debian or Ubuntu, where they are missing
+	@for library in libibverbs.so.1 librdmacm.so.1 libnuma.so.1 liburing.so.2; do \
+		/sbin/ldconfig -p | grep -qF $$library || missing=1; done; \
+	test -z "$$missing" || { apt-get update --quiet && DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet \
+		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2; } || \
+		echo "without libibverbs1, librdmacm1, libnuma1 and liburing2 the store's tests are left out"
+
+test: setup kube libraries ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup ## style, types, import rules
