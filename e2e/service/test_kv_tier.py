@@ -15,7 +15,7 @@ from e2e.service.watched import Watched
 from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(300)
-TOKENS = 640
+TOKENS = 2048
 CHUNKS = TOKENS // 64
 AGENT = 65532
 ASK = """
