@@ -180,6 +180,11 @@ def test_a_spec_that_contradicts_itself(spec: InferenceServiceSpec, message: str
     assert decision.create == decision.apply == decision.delete == ()
 
 
+def test_a_store_s_options_are_the_engine_s_to_know() -> None:
+    store = make_spec({"kvCache": {"store": "mooncake://s:50051?segmnt=4GiB"}})
+    assert message_of(plan(make_observed(store)).status, "Ready").startswith("spec.kvCache.store: segmnt is not known")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
