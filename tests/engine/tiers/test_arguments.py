@@ -48,6 +48,8 @@ def test_sizes_become_bytes() -> None:
         ({"kv_fs_direct": "on"}, "kv_fs_direct", "needs kv_fs_path"),
         ({"kv_store": "redis://store:50051"}, "kv_store", "mooncake://MASTER:PORT"),
         ({"kv_store": "mooncake://store"}, "kv_store", "mooncake://MASTER:PORT"),
+        ({"kv_store": "mooncake://store:50051?segmnt=4GiB"}, "kv_store", "segmnt is not known"),
+        ({"kv_store": "mooncake://store:50051?segment=lots"}, "kv_store", "like 4GiB"),
         ({"kv_events": "5557"}, "kv_events", r"tcp://\*:PORT"),
         ({"preempt": "swop"}, "preempt", "auto, recompute, swap"),
         ({"preempt": "swap"}, "preempt", "needs kv_cpu_bytes"),
