@@ -1,4 +1,4 @@
-"""`python killed.py FOLDER COUNT`: forks processes that use one folder, and kills each after a moment.
+"""`python killed.py FOLDER COUNT`: forks processes that use one folder, two at a time, and kills each after a moment.
 
 Each writes, reads and evicts as fast as it can. It ends with 1 where one read wrong bytes, and prints how much was done.
 """
@@ -36,29 +36,35 @@ def use(folder: str, seed: int) -> None:
             time.sleep(0.001)
 
 
-def kill_one(folder: str, seed: int) -> int:
-    """The child's exit status: it should be the kill's."""
+def start(folder: str, seed: int) -> int:
+    """Its process id."""
     child = os.fork()
     if child == 0:
         try:
             use(folder, seed)
         finally:
             os._exit(4)
-    time.sleep(random.Random(~seed).uniform(0.001, 0.045))
-    os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+    return child
 
 
 def main(folder: str, count: int) -> int:
+    """There are two at a time."""
+    rng = random.Random(0)
     seen: set[str] = set()
     leftovers = 0
-    for seed in range(count):
-        status = kill_one(folder, seed)
+    young = start(folder, 0)
+    for seed in range(1, count + 1):
+        old, young = young, start(folder, seed)
+        time.sleep(rng.uniform(0.001, 0.04))
+        os.kill(old, signal.SIGKILL)
+        status = os.waitpid(old, 0)[1]
         if not os.WIFSIGNALED(status):
             print(f"child {seed} ended by itself: {os.waitstatus_to_exitcode(status)}")
             return 1
         seen |= {path.name for path in Path(folder).rglob("*.kv")}
         leftovers += any(Path(folder).glob("tmp/*"))
+    os.kill(young, signal.SIGKILL)
+    os.waitpid(young, 0)
     print(f"{len(seen)} objects, {leftovers} kills in the middle of a file")
     return 0
 
