@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 from starling_engine.config import SchedulerConfig
 from starling_engine.delta import Delta
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams
@@ -117,8 +118,10 @@ class ToyEngine:
         max_model_len: int = 128,
         policy: str = "fcfs",
         prefix_caching: bool = True,
+        events: bool = False,
     ) -> None:
         groups = groups_of(block_size, window)
+        self.log = EventLog(groups) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -126,7 +129,7 @@ class ToyEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget)
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
         self.scheduler = Scheduler(self.config, self.kv)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
         self.depth = depth

@@ -1,19 +1,17 @@
 """What the arguments of the tiers have to hold, on their own and with each other."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starling_engine.errors import ConfigError
+from starling_engine.kv.endpoint import parse_endpoint
+from starling_engine.tiers.store.address import parse_address
 
 if TYPE_CHECKING:
     from starling_engine.config import EngineArgs
 
 LEAST_FOLDER = 64 << 20
 """Bytes; with less, what is written goes again before it is read."""
-_PLACE = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
-_STORE = re.compile(rf"mooncake://{_PLACE}(\?\S*)?")
-_EVENTS = re.compile(rf"tcp://(\*:[0-9]{{1,5}}|{_PLACE})")
 
 
 def check_tiers(args: "EngineArgs") -> None:
@@ -21,10 +19,10 @@ def check_tiers(args: "EngineArgs") -> None:
     if args.kv_cpu_bytes < 0:
         raise ConfigError(f"must be at least 0, got {args.kv_cpu_bytes}", "kv_cpu_bytes")
     _check_folder(args)
-    if args.kv_store is not None and not _STORE.fullmatch(args.kv_store):
-        raise ConfigError(f"must be mooncake://MASTER:PORT, such as mooncake://store:50051, got {args.kv_store!r}", "kv_store")
-    if args.kv_events is not None and not _EVENTS.fullmatch(args.kv_events):
-        raise ConfigError(f"must be tcp://*:PORT or tcp://ADDRESS:PORT, got {args.kv_events!r}", "kv_events")
+    if args.kv_store is not None:
+        parse_address(args.kv_store)
+    if args.kv_events is not None:
+        parse_endpoint(args.kv_events)
     _check_needs(args)
 
 

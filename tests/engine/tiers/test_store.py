@@ -247,7 +247,7 @@ def test_a_store_that_comes_later_is_joined(tmp_path: Path) -> None:
         ("mooncake://:50051", "mooncake://:50051"),
         ("mooncake://host:x", "host:x"),
         ("mooncake://host:1/path", "path"),
-        ("mooncake://host:1?segment=4GB", "segment"),
+        ("mooncake://host:1?segment=4GX", "segment"),
         ("mooncake://host:1?buffer=1KiB", "at least 1MiB"),
         ("mooncake://host:1?timeout=0", "timeout"),
         ("mooncake://host:1?metadata=etcd://x", "metadata"),

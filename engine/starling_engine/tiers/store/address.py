@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from starling_engine.errors import ConfigError
+from starling_engine.sizes import parse_bytes
 
 FORM = "mooncake://MASTER:PORT, with any of ?metadata=http://MASTER:8080/metadata&segment=0&buffer=256MiB&timeout=2&host=ADDRESS"
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SMALLEST_BUFFER = 1 << 20
 
 
@@ -72,10 +72,10 @@ def parse_address(url: str) -> StoreAddress:
 
 
 def _size(text: str, name: str) -> int:
-    match = re.fullmatch(r"(\d+)(|[KMGT]iB)", text)
-    if match is None:
-        raise _wrong(f"{name} is a size as 256MiB, got {text!r}")
-    return int(match[1]) * UNITS[match[2]]
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise _wrong(f"{name}: {error}") from None
 
 
 def _seconds(text: str) -> float:
