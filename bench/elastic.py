@@ -1,9 +1,10 @@
 """What a change of an elastic group's size costs those that it serves: the pause at the commit, speed meanwhile, seconds by stage.
 
-    python bench/elastic.py [MODEL] [--changes N]     a folder; by default a small Qwen3-MoE shape in bf16, random weights
+    python bench/elastic.py [MODEL] [--changes N] [--sources]   a folder; by default a small Qwen3-MoE shape in bf16, random weights
 
 Streams run all the time, and every one must come to its end. A pause is the longest gap between two tokens of any stream around a
-commit, less the ordinary one. Writes bench/results/elastic.md.
+commit, less the ordinary one. Then, how fast experts come from each source alone (`--sources`: only that). Writes
+bench/results/elastic.md.
 """
 
 import argparse
@@ -16,11 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import expert_sources
 import moe_checkpoint
 from run import CACHE, machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic.coordinator import Stage
+from starling_engine.elastic import change as elastic
+from starling_engine.elastic.change import Stage
+from starling_engine.epoch import Loaded, merge_loaded
 from starling_engine.frontend.own_cores import OwnCores
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"
@@ -100,6 +104,7 @@ class Change:
     seconds: dict[str, float]
     speed: float
     """Tokens a second before it."""
+    loaded: dict[str, Loaded] = field(default_factory=dict)
     speed_loading: float = 0.0
     speed_waiting: float = 0.0
 
@@ -116,7 +121,9 @@ async def change(engine: AsyncEngine, cores: Patient, streams: Streams, target: 
     began, marks, before = time.perf_counter(), Marks(), engine.membership.layout.data
     await asyncio.sleep(QUIET_SECONDS)
     quiet = time.perf_counter()
-    seconds = await engine.scale(target, marks)
+    resize = elastic.Change(target, marks)
+    assert engine._coordinator is not None
+    await engine._coordinator.resize(resize)
     await asyncio.sleep(QUIET_SECONDS)
     ordinary = statistics.median(streams.gaps(began, quiet))
     commit, released = marks.at["committing"], marks.at["releasing"]
@@ -124,7 +131,8 @@ async def change(engine: AsyncEngine, cores: Patient, streams: Streams, target: 
         grows=target > before,
         ordinary=ordinary,
         pause=max(streams.gaps(commit, released + AFTER_SECONDS)) - ordinary,
-        seconds=seconds,
+        seconds=resize.seconds,
+        loaded=resize.loaded,
         speed=streams.speed(began, quiet),
     )
     if made.grows:
@@ -216,19 +224,26 @@ def report(made: list[Change], wide: list[Change], streams: Streams, idle_share:
     for name, each in (("1 to 2", grown), ("2 to 1", shrunk), ("2 to 4", wide[:1]), ("4 to 2", wide[1:])):
         stages = [statistics.median(m.seconds[s] for m in each) for s in ("waiting", "preparing", "committing", "releasing")]
         lines.append(f"| {name} | {' | '.join(f'{s:.2f}' for s in stages)} | {sum(stages[1:]):.2f} |")
-    return lines
+    loaded = merge_loaded(m.loaded for m in [*made, *wide])
+    parts = [f"{part.experts} from {source} at {part.rate / 1e6:.0f} MB/s" for source, part in loaded.items()]
+    return [*lines, "", f"Experts that ranks loaded for all of these changes: {', '.join(parts)}."]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--changes", type=int, default=20)
+    parser.add_argument("--sources", action="store_true")
     args = parser.parse_args()
     model = args.model or CACHE / "qwen3-moe-shape"
     if args.model is None:
         moe_checkpoint.write(model)
     load = os.getloadavg()[0]
-    lines = asyncio.run(measure(model, args.changes))
+    lines = ["", *expert_sources.measure(model)]
+    if args.sources:
+        print("\n".join(lines))
+        return
+    lines = asyncio.run(measure(model, args.changes)) + lines
     head = [
         "# Changes of an elastic group's size",
         "",

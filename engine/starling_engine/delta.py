@@ -34,9 +34,14 @@ class TierStats(msgspec.Struct, omit_defaults=True):
 class Stats(msgspec.Struct, omit_defaults=True):
     """The core's counters. Those named total only grow while the core lives.
 
-    What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
-    What is named prefix and external is in tokens: looked up on the device, and what was missing there looked up in the tiers.
-    `tiers` has those that there are, by name: cpu, filesystem, store.
+    <<<<<<< HEAD
+        What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
+        What is named prefix and external is in tokens: looked up on the device, and what was missing there looked up in the tiers.
+        `tiers` has those that there are, by name: cpu, filesystem, store.
+    =======
+        What is named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named
+        eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
+    >>>>>>> five
     """
 
     running: int = 0
@@ -57,6 +62,8 @@ class Stats(msgspec.Struct, omit_defaults=True):
     eplb_rearrangements_total: int = 0
     eplb_experts_moved_total: int = 0
     eplb_seconds_total: float = 0.0
+    epoch_peer_bytes_total: int = 0
+    epoch_checkpoint_bytes_total: int = 0
     tiers: dict[str, TierStats] = {}
 
 

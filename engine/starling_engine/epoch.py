@@ -5,6 +5,8 @@ one epoch to the next is prepared beside the serving one, and all its ranks flip
 The messages go from whoever leads the group to each core, and from there, unchanged, to each of its workers; and back.
 """
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from starling_engine.layout import Coordinates, ParallelLayout
@@ -21,6 +23,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     placement   which experts lie where
     rendezvous  where the epoch's ranks meet: the first core's store
     nodes       how many nodes the members are on, as many on each and in their order; 1 also where that is not so
+    served      the cores that serve before it: each of their ranks tells which experts it holds, for others to load from it
     """
 
     number: int
@@ -29,16 +32,21 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement
     rendezvous: Rendezvous
     nodes: int = 1
+    served: int = 0
 
     @property
     def data(self) -> int:
         return len(self.members)
 
+    def stage_name(self, stage: int) -> str:
+        """Of the group of ranks that share the experts of a stage, in the store."""
+        return f"epoch/{self.number}/{stage}"
+
     def exchange(self, layout: ParallelLayout, place: Coordinates) -> tuple[str, Shard]:
         """The name of the group of ranks that share the experts of a stage, and which of them this core's rank at `place` is."""
         assert self.dp is not None, "whoever leaves has no place"
         shard = Shard(self.dp * layout.tensor + place.tp, self.data * layout.tensor)
-        return f"epoch/{self.number}/{place.pp}", shard
+        return self.stage_name(place.pp), shard
 
     def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
         """What errors call rank `ep` of those that share the experts of a stage, in cores of `layout`."""
@@ -67,14 +75,48 @@ class Abandon(msgspec.Struct, tag="abandon"):
 EpochOrder = Prepare | Commit | Abandon
 
 
+PEERS, CHECKPOINT = "peers", "checkpoint"
+"""Where experts come from: other ranks that hold them, or the files."""
+
+
+class Loaded(msgspec.Struct):
+    """Experts that came from one source; the seconds are those of each rank that loaded, in all."""
+
+    experts: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: "Loaded") -> None:
+        self.experts += other.experts
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, of one rank."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
 class Prepared(msgspec.Struct, tag="prepared"):
+    """`loaded`: the experts that the core's ranks loaded for it, by where they came from; see `FastestSource`."""
+
     number: int
     seconds: float
+    loaded: dict[str, Loaded] = {}
 
 
 class Unprepared(msgspec.Struct, tag="unprepared"):
     number: int
     error: str
+
+
+def merge_loaded(each: Iterable[Mapping[str, Loaded]]) -> dict[str, Loaded]:
+    """By source, of all."""
+    total: dict[str, Loaded] = {}
+    for loaded in each:
+        for source, part in loaded.items():
+            total.setdefault(source, Loaded()).add(part)
+    return total
 
 
 class Switched(msgspec.Struct, tag="switched"):

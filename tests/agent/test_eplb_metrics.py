@@ -1,4 +1,4 @@
-"""How evenly ranks work, as it is scraped: from the node that knows it, and from no other."""
+"""How evenly ranks work, and where they get experts from, as it is scraped."""
 
 from starling_agent.metrics.exporter import EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
@@ -22,6 +22,12 @@ def test_the_balance_and_what_moved() -> None:
         'starling:eplb_seconds_total{model_name="experts"} 1.5',
     ):
         assert line in text.splitlines(), line
+
+
+def test_where_experts_came_from() -> None:
+    text = scraped(Stats(epoch_peer_bytes_total=300, epoch_checkpoint_bytes_total=20)).splitlines()
+    assert 'starling:elastic_expert_bytes_total{model_name="experts",source="peers"} 300.0' in text
+    assert 'starling:elastic_expert_bytes_total{model_name="experts",source="checkpoint"} 20.0' in text
 
 
 def test_what_nobody_has_measured_is_no_gauge() -> None:

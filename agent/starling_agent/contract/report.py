@@ -53,6 +53,14 @@ class RankHealth(ContractModel):
     error: str | None = None
 
 
+class WorkerStart(ContractModel):
+    """What each step of a worker's start took. `core` counts the engine cores of this node, `rank` the workers of that core."""
+
+    core: int
+    rank: int
+    seconds: dict[str, float]
+
+
 class KVLedger(ContractModel):
     """The KV cache as it was allocated; bytes of one rank."""
 
@@ -75,6 +83,7 @@ class Report(ContractModel):
     service_token_seen   a real token came through the Service; None where no Service is configured or it was not tried yet
     engine_restarts      in place, of this process
     last_error           the cause of the last failure in words, with the fix where one is known
+    starts               of the workers of this node's engine cores, wherever these workers are
     leader               whether this node leads its group; the next two are the leader's alone
     size                 of the group, as its nodes have it
     operation            the newest change of size; None before the first
@@ -100,6 +109,7 @@ class Report(ContractModel):
     epoch: int = 0
     ranks: list[RankHealth] = Field(default_factory=list)
     kv: KVLedger | None = None
+    starts: list[WorkerStart] = Field(default_factory=list)
     engine_restarts: int = 0
     open_streams: int = 0
     last_error: str | None = None

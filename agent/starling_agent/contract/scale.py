@@ -26,6 +26,14 @@ class ScaleRequest(ContractModel):
     data: int = Field(ge=1)
 
 
+class LoadedExperts(ContractModel):
+    """Experts that ranks loaded from one source; the rate is one rank's."""
+
+    experts: int
+    bytes: int
+    bytes_per_second: float
+
+
 class Operation(ContractModel):
     """One change of size, from `source` to `target` data parallel ranks.
 
@@ -38,6 +46,7 @@ class Operation(ContractModel):
     progress    0 to 1, of its phase
     seconds     what each phase that has ended took
     nodes       pods that the target needs
+    loaded      what ranks loaded for it, by source: "peers" (ranks that held it) or "checkpoint"
     """
 
     id: str
@@ -49,6 +58,7 @@ class Operation(ContractModel):
     epoch: int = 0
     error: str | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
+    loaded: dict[str, LoadedExperts] = Field(default_factory=dict)
 
     @property
     def ended(self) -> bool:

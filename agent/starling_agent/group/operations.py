@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import structlog
-from starling_engine.elastic.coordinator import Change, Stage
+from starling_engine.elastic.change import Change, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig
-from starling_agent.contract.scale import Operation, ScaleRequest
+from starling_agent.contract.scale import LoadedExperts, Operation, ScaleRequest
 from starling_agent.group.places import Places
 from starling_agent.group.scaler import ScaleRefusal
 
@@ -122,7 +122,12 @@ class Operations:
 
     def _end(self, name: str, change: Change, **result: object) -> None:
         change.end_stage()
-        self._write(self._known[name].model_copy(update={**result, "seconds": dict(change.seconds)}))
+        loaded = {
+            source: LoadedExperts(experts=part.experts, bytes=part.bytes, bytes_per_second=round(part.rate))
+            for source, part in change.loaded.items()
+            if part.experts
+        }
+        self._write(self._known[name].model_copy(update={**result, "seconds": dict(change.seconds), "loaded": loaded}))
 
     def _write(self, operation: Operation) -> None:
         log.info("operation", id=operation.id, phase=operation.phase, target=operation.target, error=operation.error)

@@ -7,7 +7,10 @@ from typing import Any, Never
 import structlog
 from starling_engine import AsyncEngine
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic.coordinator import Change, Coordinator, Cores, ExpertSpace
+from starling_engine.elastic.change import Change
+from starling_engine.elastic.coordinator import Coordinator
+from starling_engine.elastic.expert_space import ExpertSpace
+from starling_engine.elastic.members import Cores
 from starling_engine.errors import EngineDead, EpochFailed
 
 from starling_agent.contract.config import LayoutConfig

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starling_engine.delta import Stats
+from starling_engine.epoch import CHECKPOINT, PEERS
 
 from starling_agent.metrics.requests import RequestMetrics
 
@@ -55,6 +56,12 @@ class EngineCollector(Collector):
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)
         yield self._counter("starling:eplb_seconds", "Seconds from their beginnings to their ends.", stats.eplb_seconds_total)
+        loaded = CounterMetricFamily(
+            "starling:elastic_expert_bytes", "Of experts that ranks loaded for changes of size.", labels=[*self._labels, "source"]
+        )
+        for source, size in ((PEERS, stats.epoch_peer_bytes_total), (CHECKPOINT, stats.epoch_checkpoint_bytes_total)):
+            loaded.add_metric([*self._labels.values(), source], size)
+        yield loaded
         finished = CounterMetricFamily(
             "vllm:request_success", "Ended requests by how they ended.", labels=[*self._labels, "finished_reason"]
         )

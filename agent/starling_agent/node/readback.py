@@ -5,7 +5,7 @@ from typing import Any
 from starling_engine import AsyncEngine
 from starling_engine.layout import ParallelLayout
 
-from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology
+from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology, WorkerStart
 
 
 def read_back(engine: AsyncEngine) -> dict[str, Any]:
@@ -21,6 +21,11 @@ def read_back(engine: AsyncEngine) -> dict[str, Any]:
             expert=_expert(engine, layout),
             ranks=layout.world_size,
         ),
+        "starts": [
+            WorkerStart(core=core, rank=rank, seconds={step: round(took, 3) for step, took in seconds.items()})
+            for core, ranks in enumerate(engine.start_seconds)
+            for rank, seconds in enumerate(ranks)
+        ],
         "ranks": [RankHealth(rank=rank, worker=worker, healthy=True) for rank, worker in enumerate(membership.workers)],
         "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=engine.kv_tokens),
     }
@@ -37,4 +42,4 @@ def _expert(engine: AsyncEngine, layout: ParallelLayout) -> int:
 def nothing_left(report: Report, cause: str) -> dict[str, Any]:
     """And when it is gone: the ranks that were, each with the cause."""
     ranks = [rank.model_copy(update={"healthy": False, "error": cause}) for rank in report.ranks]
-    return {"topology": None, "kv": None, "ranks": ranks, "last_error": cause}
+    return {"topology": None, "kv": None, "starts": [], "ranks": ranks, "last_error": cause}

@@ -125,22 +125,19 @@ class CoreClient:
         if self.failure is not None:
             raise EngineDead(self.failure)
 
-    async def order(self, order: Prepare | Commit) -> float:
-        """Waits for the answer; seconds that preparing took.
-
-        Raises EpochFailed where it cannot be, EngineDead when the core died.
-        """
+    async def order(self, order: Prepare | Commit) -> Prepared | Switched:
+        """Waits for the answer. Raises EpochFailed where it cannot be, EngineDead when the core died."""
         self.check()
         number = order.epoch.number if isinstance(order, Prepare) else order.number
         answered = self._orders[number] = asyncio.get_running_loop().create_future()
         await self.send(order)
         try:
-            answer = await answered
+            answer: EpochAnswer = await answered
         finally:
             self._orders.pop(number, None)
         if isinstance(answer, Unprepared):
             raise EpochFailed(f"{self.name}: {answer.error}")
-        return answer.seconds if isinstance(answer, Prepared) else 0.0
+        return answer
 
     async def close(self) -> None:
         """Requests that are still open end with an error."""

@@ -5,7 +5,20 @@ from pathlib import Path
 
 from starling_engine.config import EngineConfig
 from starling_engine.delta import MOVED, Delta
-from starling_engine.epoch import Abandon, Balance, Commit, EpochAnswer, EpochOrder, EpochPlan, Prepare, Rearranged, Switched
+from starling_engine.epoch import (
+    CHECKPOINT,
+    PEERS,
+    Abandon,
+    Balance,
+    Commit,
+    EpochAnswer,
+    EpochOrder,
+    EpochPlan,
+    Prepare,
+    Prepared,
+    Rearranged,
+    Switched,
+)
 from starling_engine.executor.base import Executor
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
@@ -30,6 +43,7 @@ class EngineCore:
         self.membership = Membership.first(config.worker.layout)
         self.executor = executor
         self.ledger = report.ledger
+        self.start_seconds = report.seconds
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
@@ -127,8 +141,11 @@ class EngineCore:
 
     def answers(self) -> list[EpochAnswer]:
         """What the workers have answered; a switch changes the membership."""
-        answers = self.executor.answers()
+        answers, stats = self.executor.answers(), self.scheduler.stats
         for answer in answers:
+            if isinstance(answer, Prepared):
+                stats.epoch_peer_bytes_total += answer.loaded[PEERS].bytes if PEERS in answer.loaded else 0
+                stats.epoch_checkpoint_bytes_total += answer.loaded[CHECKPOINT].bytes if CHECKPOINT in answer.loaded else 0
             if isinstance(answer, Switched):
                 self._switch(answer.number)
         return answers

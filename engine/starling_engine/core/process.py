@@ -162,6 +162,7 @@ class CoreProcess:
             stats=self._stats(),
             taking=core.taking,
             address=self._address,
+            start_seconds=core.start_seconds,
         )
 
     def _stats(self) -> Stats:

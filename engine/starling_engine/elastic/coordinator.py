@@ -1,103 +1,19 @@
 """Leads a group's cores from one epoch to the next: prepare, commit, release. The first epoch is a change from no core to some."""
 
-import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Literal, Protocol
 
-import msgspec
-
-from starling_engine.config import EngineConfig
-from starling_engine.core.client import CoreClient
-from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare
-from starling_engine.errors import ConfigError, EngineDead, EpochFailed, OperationRunning, StarlingError
-from starling_engine.models.config import ModelConfig
-from starling_engine.parallel.placement import Placement, even_slots, regroup, spread
-from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.elastic.change import Change
+from starling_engine.elastic.expert_space import ExpertSpace
+from starling_engine.elastic.members import Cores, Member
+from starling_engine.elastic.plans import leaving_plan, make_plans
+from starling_engine.elastic.waiting import at_once, to_its_end
+from starling_engine.epoch import Abandon, Commit, EpochPlan, Loaded, Prepare, Prepared, merge_loaded
+from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
+from starling_engine.parallel.placement import Placement
 
 logger = logging.getLogger("starling.elastic")
-
-Stage = Literal["waiting", "preparing", "committing", "releasing"]
-"""Where a change stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A core of the group, with an id that never changes, and the address of its node."""
-
-    id: int
-    client: CoreClient
-    host: str
-
-
-class Cores(Protocol):
-    """Where cores come from and go to."""
-
-    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
-        """The cores that are to have these data parallel ranks, once all have loaded, and their nodes' addresses.
-
-        Raises what ended the loading of one, and then starts none.
-        """
-        ...
-
-    async def release(self, clients: Sequence[CoreClient]) -> None:
-        """They are in no epoch any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertSpace:
-    """What there is to place: `experts` in each of `layers`, on ranks with room for `slots` a layer, `tensor` of them a core."""
-
-    experts: int
-    layers: int
-    slots: int
-    tensor: int
-    redundant: int | None = None
-    """Copies of experts that are wanted besides the first of each; None: none, and ranks may hold one expert more than others."""
-
-    @classmethod
-    def of(cls, model: ModelConfig, config: EngineConfig) -> "ExpertSpace":
-        worker = config.worker
-        assert model.moe is not None and worker.lockstep, "only experts are held among several cores"
-        return cls(
-            experts=model.moe.num_experts,
-            layers=len(model.moe.layers),
-            slots=worker.expert_slots,
-            tensor=worker.layout.tensor,
-            redundant=worker.eplb.redundant if worker.eplb is not None else None,
-        )
-
-    def copies(self, ranks: int) -> int:
-        """Of a layer's experts, besides the first of each, on so many ranks."""
-        if self.redundant is None:
-            return 0
-        return min(self.slots, even_slots(self.experts, ranks, self.redundant)) * ranks - self.experts
-
-
-@dataclass(slots=True)
-class Change:
-    """One change of size: what it has come to, and how many seconds each of its stages took."""
-
-    target: int
-    tell: Callable[[Stage], None] | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    stage: Stage | None = None
-    _since: float = 0.0
-
-    def enter(self, stage: Stage) -> None:
-        self.end_stage()
-        self.stage, self._since = stage, time.monotonic()
-        if self.tell is not None:
-            self.tell(stage)
-
-    def end_stage(self) -> None:
-        if self.stage is not None:
-            self.seconds[self.stage] = time.monotonic() - self._since
 
 
 class Coordinator:
@@ -142,7 +58,7 @@ class Coordinator:
             stage = self._current.stage or "beginning"
             raise OperationRunning(f"a change from {self.data} to {self._current.target} engine cores is {stage}")
         self.check()
-        self._check_target(change.target)
+        self._space.check(change.target)
         self._current = change
         try:
             await self._resize(change)
@@ -156,11 +72,11 @@ class Coordinator:
             members = (self.members + joiners)[: change.target]
             leavers = self.members[change.target :]
             change.enter("preparing")
-            plan = await self._prepare(members, leavers)
+            plan = await self._prepare(change, members, leavers)
         except BaseException:
             await self._release(joiners)
             raise
-        await _to_its_end(self._finish(change, plan, members, leavers))
+        await to_its_end(self._finish(change, plan, members, leavers))
 
     async def _finish(self, change: Change, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         change.enter("committing")
@@ -168,15 +84,6 @@ class Coordinator:
         change.enter("releasing")
         await self._release(leavers)
         change.end_stage()
-
-    def _check_target(self, target: int) -> None:
-        space = self._space
-        least, most = -(-space.experts // (space.slots * space.tensor)), space.experts // space.tensor
-        if not least <= target <= most:
-            raise ConfigError(
-                f"{space.experts} experts and room for {space.slots} on each rank: {least} to {most} are possible, got {target}",
-                "data_parallel_size",
-            )
 
     async def _launch(self, count: int) -> list[Member]:
         if count <= 0:
@@ -193,48 +100,31 @@ class Coordinator:
     async def _release(self, members: list[Member]) -> None:
         await self._cores.release([member.client for member in members])
 
-    async def _prepare(self, members: list[Member], leavers: list[Member]) -> EpochPlan:
+    async def _prepare(self, change: Change, members: list[Member], leavers: list[Member]) -> EpochPlan:
         """All are ready to switch, or nothing has changed."""
         self._numbers += 1
-        plans = self._plans(self._numbers, members)
+        placement = self._space.place(self._placement_now(), len(members))
+        plans = make_plans(self._numbers, members, placement, self._patience, served=self.data)
         orders = [member.client.order(Prepare(plan)) for member, plan in zip(members, plans, strict=True)]
-        gone = replace_dp(plans[0], None)
-        orders += [member.client.order(Prepare(gone)) for member in leavers]
+        orders += [member.client.order(Prepare(leaving_plan(plans[0]))) for member in leavers]
         try:
-            await at_once(orders)
+            answers = await at_once(orders)
         except BaseException as error:
             await self._abandon(self._numbers, members + leavers)
             if isinstance(error, EngineDead) and self.members and all(member.client.failure is None for member in self.members):
                 raise EpochFailed(str(error)) from error
             raise
+        change.loaded = merge_loaded(answer.loaded for answer in answers if isinstance(answer, Prepared))
+        _log_loaded(self._numbers, change.loaded)
         return plans[0]
 
-    def _plans(self, number: int, members: list[Member]) -> list[EpochPlan]:
-        space, ranks = self._space, len(members) * self._space.tensor
-        if self.placement is None:
-            placement = spread(space.experts, ranks, space.layers, space.slots, space.copies(ranks))
-        else:
-            placement = regroup(self._placement_now(self.placement), ranks, space.slots, space.copies(ranks))
-        first = members[0]
-        assert first.client.hello is not None, "only cores that have loaded are members"
-        store = first.client.hello.store
-        ids = tuple(member.id for member in members)
-        return [
-            EpochPlan(
-                number=number,
-                members=ids,
-                dp=dp,
-                placement=placement,
-                rendezvous=Rendezvous(first.host, store, member.host, self._patience),
-                nodes=count_nodes([member.host for member in members]),
-            )
-            for dp, member in enumerate(members)
-        ]
-
-    def _placement_now(self, placement: Placement) -> Placement:
-        """`placement`, the epoch's first, with what ranks have told of layers that were rearranged since."""
+    def _placement_now(self) -> Placement | None:
+        """The epoch's first, with what ranks have told of layers that were rearranged since."""
+        first = self.placement
+        if first is None:
+            return None
         told = self.members[0].client.rearranged.get(self.epoch, {})
-        return Placement(placement.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(placement.layers)))
+        return Placement(first.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(first.layers)))
 
     async def _commit(self, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
         """From here there is no way back: ranks that have switched wait for those that have not."""
@@ -255,38 +145,7 @@ class Coordinator:
                     await member.client.send(Abandon(number))
 
 
-def replace_dp(plan: EpochPlan, dp: int | None) -> EpochPlan:
-    return msgspec.structs.replace(plan, dp=dp)
-
-
-def count_nodes(hosts: Sequence[str]) -> int:
-    """The nodes of members in their order, where each node has as many, next to each other; else 1."""
-    sizes = [len(list(same)) for _, same in groupby(hosts)]
-    return len(sizes) if len(set(sizes)) == 1 and len(sizes) == len(set(hosts)) else 1
-
-
-async def at_once(work: Sequence[Coroutine[None, None, object]]) -> None:
-    """The first failure ends the waiting for the others."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        for done in asyncio.as_completed(tasks):
-            await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _to_its_end(work: Coroutine[None, None, None]) -> None:
-    """Whatever cancels the caller meanwhile comes too late."""
-    task = asyncio.ensure_future(work)
-    while True:
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.done():
-                raise
-            logger.info("cancelled too late: the commit has begun")
-            caller = asyncio.current_task()
-            assert caller is not None
-            caller.uncancel()
+def _log_loaded(number: int, loaded: Mapping[str, Loaded]) -> None:
+    parts = [f"{part.experts} from {source} at {part.rate / 1e6:.0f} MB/s" for source, part in loaded.items() if part.experts]
+    if parts:
+        logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(parts))

@@ -64,7 +64,7 @@ class Planned(msgspec.Struct, tag="planned"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """See `WorkerReport`."""
+    """See `WorkerReport`; the seconds are this rank's."""
 
     ledger: Ledger
     seconds: dict[str, float]

@@ -17,7 +17,17 @@ import zmq
 from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.core.listening import listen
-from starling_engine.epoch import Abandon, Balance, EpochAnswer, EpochOrder, Prepared, Rearranged, Switched, Unprepared
+from starling_engine.epoch import (
+    Abandon,
+    Balance,
+    EpochAnswer,
+    EpochOrder,
+    Prepared,
+    Rearranged,
+    Switched,
+    Unprepared,
+    merge_loaded,
+)
 from starling_engine.errors import RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.messages import (
@@ -147,7 +157,8 @@ class ProcessExecutor:
         first = self._ready[0]
         config = self._config
         groups = kv_groups(load_model_config(Path(config.model_path)), config)
-        return WorkerReport(groups, first.ledger, first.seconds, first.async_scheduling)
+        seconds = [self._ready[rank].seconds for rank in range(self._ranks)]
+        return WorkerReport(groups, first.ledger, seconds, first.async_scheduling)
 
     def submit(self, plan: StepPlan) -> None:
         if not self._in_flight:
@@ -298,7 +309,7 @@ class ProcessExecutor:
         same = self._answered.setdefault((type(answer), answer.number), [])
         same.append(answer)
         if isinstance(answer, Unprepared) or len(same) == self._ranks:
-            self._answers.append(answer)
+            self._answers.append(_of_all(same) if isinstance(answer, Prepared) else answer)
             del self._answered[type(answer), answer.number]
 
     def _take_done(self, done: Done) -> None:
@@ -383,3 +394,9 @@ class ProcessExecutor:
         layout = self._config.layout
         places = [(count.steps, layout.coordinates(rank).pp, count.ticks) for rank, count in enumerate(self._counts())]
         return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))
+
+
+def _of_all(answers: list[EpochAnswer]) -> Prepared:
+    """What the ranks of the core say, as one: the slowest one's seconds, and what all have loaded."""
+    each = [answer for answer in answers if isinstance(answer, Prepared)]
+    return Prepared(each[0].number, max(answer.seconds for answer in each), merge_loaded(answer.loaded for answer in each))

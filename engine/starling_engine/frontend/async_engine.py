@@ -15,7 +15,9 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
 from starling_engine.delta import MOVED, Delta, Stats, add
-from starling_engine.elastic.coordinator import Change, Coordinator, ExpertSpace, Stage
+from starling_engine.elastic.change import Change, Stage
+from starling_engine.elastic.coordinator import Coordinator
+from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer
@@ -386,6 +388,11 @@ class AsyncEngine:
     def reachable(self) -> list[str]:
         """Where frontends of other nodes can reach the cores that were started here, in their order."""
         return [client.hello.address for client in self._clients if client.hello is not None]
+
+    @property
+    def start_seconds(self) -> list[list[dict[str, float]]]:
+        """How long each step of each rank's start took: of the cores that were started here, each core's by rank."""
+        return [client.hello.start_seconds for client in self._own.clients if client.hello is not None]
 
     def check_health(self) -> None:
         """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""

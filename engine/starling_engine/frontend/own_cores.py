@@ -11,7 +11,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Loading, Shutdown
 from starling_engine.delta import Stats, add_totals
-from starling_engine.elastic.coordinator import at_once
+from starling_engine.elastic.waiting import at_once
 
 HOST = "127.0.0.1"
 

@@ -66,6 +66,11 @@ class KVManager:
         """Blocks that a sequence of `num_tokens` holds at its peak, over all groups."""
         return peak_blocks(self.groups, num_tokens, self._chunk)
 
+    @property
+    def blocks_in_flight(self) -> int:
+        """Blocks that the steps in flight may take."""
+        return -(-self._chunk // self.block_size) * len(self.groups)
+
     def _longest_sequence(self) -> int:
         low, high = 0, self.pool.num_usable * self.block_size
         while low < high:

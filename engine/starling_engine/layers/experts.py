@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from starling_engine.errors import ConfigError
@@ -71,6 +73,12 @@ class ExpertsMethod(Protocol):
         """What was loaded into the slot, all of it or a part, is of no use any more."""
         ...
 
+    def memory(self, slot: int) -> list[torch.Tensor]:
+        """All that is kept of the expert in a slot, as the method keeps it: contiguous tensors, alike for every slot, that stay
+        where they are. A copy of them is the same expert, in a slot of another method of the same name and shape.
+        """
+        ...
+
     def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Each token's sum of what its experts make of it, times their weights.
 
@@ -100,7 +108,8 @@ class ExpertNames:
 class Experts:
     """The experts of one layer: their checkpoint tensors on one side, their method on the other.
 
-    Those that are here may change while it computes with others: one thread takes and loads, the one that computes drops.
+    Those that are here may change while it computes with others: one thread takes and loads, the one that computes drops, and any
+    thread reads.
     """
 
     def __init__(
@@ -113,6 +122,9 @@ class Experts:
         self._free = [*reversed(range(shape.slots))]
         self._taken: dict[int, int] = {}
         self._missing: dict[int, int] = {}
+        self._here: dict[int, int] = {}
+        """By expert that is loaded, a number that no other loading has."""
+        self._loadings = count()
         # One more, so that expert -1 has a place in it too.
         self._slot_of = torch.full((shape.num_experts + 1,), shape.slots, dtype=torch.int64, device=device)
 
@@ -136,6 +148,7 @@ class Experts:
 
     def drop(self, expert: int) -> None:
         """Frees its slot, also of one that is not loaded, or only in part. No token may be sent to it any more."""
+        self._here.pop(expert, None)  # first, for those that read it
         self._slot_of[expert] = self.shape.slots
         self._missing.pop(expert, None)
         slot = self._taken.pop(expert)
@@ -144,12 +157,55 @@ class Experts:
 
     def has(self, expert: int) -> bool:
         """Whether it is here, with all its parts."""
-        return expert in self._taken and expert not in self._missing
+        return expert in self._here
 
     @property
     def taken(self) -> frozenset[int]:
         """The experts that have a slot."""
         return frozenset(self._taken)
+
+    @property
+    def here(self) -> frozenset[int]:
+        """The experts that are loaded."""
+        return frozenset(self._here)
+
+    # ---- experts as they are kept ----
+
+    @property
+    def layout(self) -> str:
+        """What an expert is kept as. Ranks of which this is the same can copy each other's."""
+        share = self.shape.intermediate
+        kept = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in self.method.memory(0))
+        return f"{self.method.name}: {kept}; {share.start} to {share.start + share.size} of {share.whole}"
+
+    @property
+    def bytes_each(self) -> int:
+        """That an expert takes."""
+        return sum(tensor.nbytes for tensor in self.method.memory(0))
+
+    def place(self, expert: int) -> list[torch.Tensor]:
+        """Keeps a slot, as `take`, and gives its memory, flat, as bytes, to be filled with another rank's; then `arrive`."""
+        self.take(expert)
+        self.method.release(self._taken[expert])
+        return _as_bytes(self.method.memory(self._taken[expert]))
+
+    def arrive(self, expert: int) -> None:
+        """All is there that it takes to use the expert."""
+        self._missing.pop(expert, None)
+        self._here[expert] = next(self._loadings)
+        self._slot_of[expert] = self._taken[expert]
+
+    def read(self, expert: int, part: int, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
+        """A copy of some bytes of one of an expert's tensors; None where it is not here, or went meanwhile.
+
+        Nobody waits for who reads: whether the expert was here all the time is looked at afterwards. Raises IndexError for a tensor
+        that there is not.
+        """
+        loading, slot = self._here.get(expert), self._taken.get(expert)
+        if loading is None or slot is None:
+            return None
+        copied = _as_bytes(self.method.memory(slot))[part][start:stop].cpu().numpy().copy()
+        return copied if self._here.get(expert) == loading else None
 
     def _name(self, expert: int, part: ExpertPart) -> str:
         gate, up, down = self._names.shards
@@ -168,12 +224,15 @@ class Experts:
         return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        slot = self._taken[expert]
-        self.method.load_shard(slot, part, tensor)
+        self.method.load_shard(self._taken[expert], part, tensor)
         self._missing[expert] -= 1
         if not self._missing[expert]:
-            del self._missing[expert]
-            self._slot_of[expert] = slot
+            self.arrive(expert)
+
+
+def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same memory."""
+    return [tensor.view(-1).view(torch.uint8) for tensor in tensors]
 
 
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:

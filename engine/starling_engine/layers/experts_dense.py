@@ -28,6 +28,9 @@ class DenseExperts:
     def release(self, slot: int) -> None:
         """Its memory is kept for the next one."""
 
+    def memory(self, slot: int) -> list[torch.Tensor]:
+        return [self._gate_ups()[slot], self._downs()[slot]]
+
     def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         groups = group_by_slot(slots, self._shape.slots)
         starts, weights = groups.starts.tolist(), weights.flatten()[groups.order].unsqueeze(-1)
@@ -41,12 +44,21 @@ class DenseExperts:
         return out.to(x.dtype)
 
     def _place(self, slot: int, part: ExpertPart) -> torch.Tensor:
-        """Where the part lies. Each tensor is allocated at its first part, and its pages are taken as they are written."""
-        slots, hidden, size = self._shape.slots, self._shape.hidden_size, self._shape.intermediate_size
+        """Where the part lies."""
         if part.shard == "down":
-            if self._down is None:
-                self._down = torch.empty(slots, hidden, size, dtype=self._dtype, device=self._device)
-            return self._down[slot]
+            return self._downs()[slot]
+        return self._gate_ups()[slot].view(2, self._shape.intermediate_size, self._shape.hidden_size)[int(part.shard == "up")]
+
+    def _gate_ups(self) -> torch.Tensor:
+        """Allocated at its first use; its pages are taken as they are written."""
         if self._gate_up is None:
-            self._gate_up = torch.empty(slots, 2 * size, hidden, dtype=self._dtype, device=self._device)
-        return self._gate_up[slot].view(2, size, hidden)[int(part.shard == "up")]
+            self._gate_up = self._empty(2 * self._shape.intermediate_size, self._shape.hidden_size)
+        return self._gate_up
+
+    def _downs(self) -> torch.Tensor:
+        if self._down is None:
+            self._down = self._empty(self._shape.hidden_size, self._shape.intermediate_size)
+        return self._down
+
+    def _empty(self, rows: int, columns: int) -> torch.Tensor:
+        return torch.empty(self._shape.slots, rows, columns, dtype=self._dtype, device=self._device)

@@ -29,6 +29,9 @@ class NativeExperts:
     def release(self, slot: int) -> None:
         self._staged.pop(slot, None)
 
+    def memory(self, slot: int) -> list[torch.Tensor]:
+        return [self._gate_ups().data[slot], self._downs().data[slot]]
+
     def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         groups = group_by_slot(slots, self._shape.slots)
         if not len(groups.order):
@@ -39,9 +42,7 @@ class NativeExperts:
         return ops.grouped_sum(opened, groups.tokens, weights, groups.starts, self._down, len(x))
 
     def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
-        if self._down is None:
-            self._down = ops.empty_experts(self._shape.slots, self._shape.hidden_size, self._shape.intermediate_size)
-        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._down, slot)
+        ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._downs(), slot)
 
     def _load_half(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         """Gate and up are packed together, so the first of the two to come waits."""
@@ -52,6 +53,17 @@ class NativeExperts:
         if not both:
             self._staged[slot] = whole
             return
+        ops.pack_expert(whole.view(2 * size, hidden), self._gate_ups(), slot)
+
+    def _gate_ups(self) -> PackedExperts:
+        """Allocated at its first use; its pages are taken as they are written."""
         if self._gate_up is None:
-            self._gate_up = ops.empty_experts(self._shape.slots, 2 * size, hidden, gated=True)
-        ops.pack_expert(whole.view(2 * size, hidden), self._gate_up, slot)
+            self._gate_up = ops.empty_experts(
+                self._shape.slots, 2 * self._shape.intermediate_size, self._shape.hidden_size, gated=True
+            )
+        return self._gate_up
+
+    def _downs(self) -> PackedExperts:
+        if self._down is None:
+            self._down = ops.empty_experts(self._shape.slots, self._shape.hidden_size, self._shape.intermediate_size)
+        return self._down

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 
 import torch
 
+from starling_engine.epoch import Loaded
+from starling_engine.errors import EpochFailed
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.expert_peers import FindPeers, FromPeers
 from starling_engine.parallel.expert_ranks import ExpertRanks
+from starling_engine.parallel.expert_sources import ExpertSource, FastestSource, FromCheckpoint
 from starling_engine.parallel.placement import Placement
 from starling_engine.weights.slot import WeightSource
 
@@ -26,7 +30,7 @@ class ExpertLoading:
     After each it rests `rest` times as long as that took.
     """
 
-    def __init__(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: WeightSource, rest: float) -> None:
+    def __init__(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: ExpertSource, rest: float) -> None:
         self.layers = self.loaded = 0
         """Layers, and experts, that are loaded."""
         self.total = sum(map(len, missing.values()))
@@ -41,7 +45,7 @@ class ExpertLoading:
         self._stopped.set()
         self._thread.join()
 
-    def _run(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: WeightSource) -> None:
+    def _run(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: ExpertSource) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
         try:
             with torch.inference_mode():
@@ -50,13 +54,17 @@ class ExpertLoading:
                         if self._stopped.is_set():
                             return
                         began = time.monotonic()
-                        source.fill(experts[row].take(expert))
+                        source.fill(experts[row], row, expert, self._stopped.is_set)
                         self.loaded += 1
                         self._stopped.wait(self._rest * (time.monotonic() - began))
                     self.layers += 1
+        except EpochFailed:
+            assert self._stopped.is_set(), "nobody else cancels it"
         except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
             logger.error("experts could not be loaded: %s", error)
             self.error = error
+        finally:
+            source.close()
 
 
 class Rearrangement:
@@ -76,6 +84,7 @@ class Rearrangement:
         """The layers here that have experts."""
         self._placement: Placement | None = None
         self._loading: ExpertLoading | None = None
+        self._fastest: FastestSource | None = None
         self._flipped = 0
 
     @property
@@ -103,13 +112,23 @@ class Rearrangement:
         """(experts loaded, experts to load), of the last start."""
         return (0, 0) if self._loading is None else (self._loading.loaded, self._loading.total)
 
-    def start(self, placement: Placement, rank: int, rest: float = 0.0) -> None:
-        """Begins to load what the rank `rank` of `placement` holds and this one has not. `rest` as in `ExpertLoading`."""
+    @property
+    def loaded(self) -> dict[str, Loaded]:
+        """What has come from each source, since the last start."""
+        return self._fastest.loaded if self._fastest is not None else {}
+
+    def start(self, placement: Placement, rank: int, rest: float = 0.0, find_peers: FindPeers | None = None) -> None:
+        """Begins to load what the rank `rank` of `placement` holds and this one has not. `rest` as in `ExpertLoading`.
+
+        From the checkpoint, or from the ranks that `find_peers` finds (called in the thread that loads), whichever is faster.
+        """
         assert not self.active, "one at a time: commit or cancel comes first"
         held = placement.held(rank)
         missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self.rows}
         self._placement, self._flipped = placement, 0
-        self._loading = ExpertLoading(self._experts, missing, self._source, rest)
+        peers = [FromPeers(find_peers)] if find_peers is not None else []
+        self._fastest = FastestSource([FromCheckpoint(self._source), *peers])
+        self._loading = ExpertLoading(self._experts, missing, self._fastest, rest)
 
     def flip_to(self, count: int) -> None:
         """The first `count` layers change over, of those here; the last of them ends the rearrangement."""

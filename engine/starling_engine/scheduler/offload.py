@@ -191,8 +191,9 @@ class Offload:
         self._store(moves, chunks, swap=False)
 
     def _under_pressure(self) -> bool:
+        """Whether the next steps may take blocks that hold something."""
         pool = self._kv.pool
-        return pool.num_blank < MIN_BLANK * pool.num_blocks
+        return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
     def _save_move(self, chunk: Chunk, names: list[bytes]) -> ChunkMove | None:
         """None when it is of no use, or there is no room: in slots, or to keep blocks from those who have been promised them."""

@@ -16,7 +16,7 @@ CHUNK = 64
 
 
 class Part(NamedTuple):
-    """What of a chunk an object holds: layers, by their place in the group, and KV heads; ends are the first that are not in it."""
+    """What of a chunk an object holds: layers by their place in the group, and KV heads, each from the first to before the end."""
 
     first_layer: int
     end_layer: int

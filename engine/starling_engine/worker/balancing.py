@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.models.moe import MoeConfig
 from starling_engine.parallel.eplb_search import Found, Search, find
+from starling_engine.parallel.expert_peers import Peer
 from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.placement import Layer, Placement, even_slots, moves
 from starling_engine.parallel.rearrangement import Rearrangement
@@ -62,6 +63,7 @@ class Balancing:
         self._tell = tell
         self._stage = config.layout.coordinates(config.rank).pp
         self._epoch = self._nodes = 0
+        self._addresses: Sequence[str] = ()
         self._search: Search | None = None
         self._offer: Found | None = None
         self._moving: Moving | None = None
@@ -81,9 +83,9 @@ class Balancing:
         paused, self._paused = self._paused, False
         return paused
 
-    def begin(self, plan: EpochPlan) -> None:
-        """An epoch that all its ranks are in from here on."""
-        self._epoch, self._nodes = plan.number, plan.nodes
+    def begin(self, plan: EpochPlan, addresses: Sequence[str]) -> None:
+        """An epoch that all its ranks are in from here on; `addresses` of their ExpertServers."""
+        self._epoch, self._nodes, self._addresses = plan.number, plan.nodes, addresses
         self._search = self._offer = self._moving = None
         self._paused = self._gave_up = False
         if self._ranks.window is not None:
@@ -137,7 +139,8 @@ class Balancing:
         assert self._ranks.placement is not None
         moving = self._moving = Moving(self._ranks.placement, self._offer, time.monotonic())
         self._offer = None
-        self._rearrangement.start(placement, self._ranks.rank, REST)
+        peers = [Peer(address, dict(enumerate(moving.before.held(rank)))) for rank, address in enumerate(self._addresses)]
+        self._rearrangement.start(placement, self._ranks.rank, REST, lambda _: peers)
         moving.held_up = time.monotonic() - moving.since
 
     def _flip_to(self, moving: Moving, count: int) -> None:

@@ -24,8 +24,9 @@ class Epoch:
         place: Coordinates,
         context: zmq.Context[zmq.Socket[bytes]],
         tick: Callable[[], None],
+        address: str,
     ) -> None:
-        """Blocks until all its ranks are there. Raises RankLost when one does not come."""
+        """Blocks until all its ranks are there. Raises RankLost when one does not come. `address`: of this one's ExpertServer."""
         assert plan.dp is not None, "whoever leaves has no place"
         self.plan = plan
         self.dp = plan.dp
@@ -34,6 +35,9 @@ class Epoch:
         gloo = GlooCommunicator(store, name, shard, plan.rendezvous, tick)
         self.ranks: Communicator = nearby(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, place.pp))
         self.bells = Bells(context, store, name, shard, plan.rendezvous)
+        store.set(f"{name}/experts/{shard.index}", address)
+        self.addresses = [store.get(f"{name}/experts/{ep}").decode() for ep in range(shard.count)]
+        """Of all ranks' ExpertServers."""
 
     def close(self) -> None:
         self.bells.close()

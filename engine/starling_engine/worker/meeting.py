@@ -11,12 +11,12 @@ from starling_engine.layout import Coordinates, ParallelLayout
 
 LOOK_SECONDS = 0.02
 
-Loaded = Callable[[], tuple[int, bool]]
+LoadedSoFar = Callable[[], tuple[int, bool]]
 """How many experts this rank has loaded for the epoch, and whether those are all. Raises what loading raised."""
 
 
 def meet(
-    store: Store, plan: EpochPlan, layout: ParallelLayout, place: Coordinates, loaded: Loaded, cancelled: Callable[[], bool]
+    store: Store, plan: EpochPlan, layout: ParallelLayout, place: Coordinates, loaded: LoadedSoFar, cancelled: Callable[[], bool]
 ) -> None:
     """Returns once all ranks of the stage have loaded, so that none waits long for another in what comes next.
 

@@ -17,12 +17,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker that is ready tells the core. `seconds` is how long each step of its life so far took.
+    """What workers that are ready tell their core. `seconds`, by rank, is how long each step of a worker's life so far took.
 
-    `async_scheduling` is what its platform prefers.
+    `async_scheduling` is what their platform prefers.
     """
 
     groups: list[KVGroup]
     ledger: Ledger
-    seconds: dict[str, float]
+    seconds: list[dict[str, float]]
     async_scheduling: bool

@@ -36,6 +36,7 @@ class Together:
         self._counters = counters
         self._rank = rank
         self._steps = Lockstep()
+        self._holders = worker.holders()
         self._moves = worker.rearrangement()
         self._balancing = worker.balancing(self._moves, send)
         self._plans: deque[StepPlan] = deque()
@@ -122,14 +123,15 @@ class Together:
     def _begin(self, plan: EpochPlan) -> None:
         self._balancing.pause()
         if plan.dp is not None:
-            self._moves.start(plan.placement, self._worker.rank_among(plan.dp))
+            self._moves.start(plan.placement, self._worker.rank_among(plan.dp), find_peers=self._holders.before(plan))
         self._preparer.start(plan)
 
     def _prepare(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
         """In a thread of the preparer's."""
+        self._holders.tell(plan)
         if plan.dp is None:
             return None
-        return self._worker.join_epoch(plan, self._loaded, cancelled)
+        return self._worker.join_epoch(plan, self._loaded, cancelled, self._holders.address)
 
     def _loaded(self) -> tuple[int, bool]:
         """As `meet` asks again and again; its executor sees that this rank is not what is waited for."""
@@ -143,7 +145,7 @@ class Together:
             self._send(Unprepared(made.plan.number, made.error))
             return
         self._steps.offer(made.plan, made.epoch)
-        self._send(Prepared(made.plan.number, made.seconds))
+        self._send(Prepared(made.plan.number, made.seconds, self._moves.loaded if made.epoch is not None else {}))
 
     def _switched(self) -> None:
         plan = self._steps.prepared
@@ -151,5 +153,5 @@ class Together:
         if self._steps.epoch is not None:
             self._moves.commit(self._steps.epoch.ranks)
             self._worker.epoch = plan.number
-            self._balancing.begin(plan)
+            self._balancing.begin(plan, self._steps.epoch.addresses)
         self._send(Switched(plan.number))

@@ -39,8 +39,9 @@ from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.balancing import Balancing
 from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.holders import Holders
 from starling_engine.worker.lockstep import Epoch
-from starling_engine.worker.meeting import Loaded, meet
+from starling_engine.worker.meeting import LoadedSoFar, meet
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
@@ -85,7 +86,7 @@ class Worker:
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
-        """Everything up to ready. Raises ConfigError or ModelError."""
+        """Everything up to ready; the report of this rank alone. Raises ConfigError or ModelError."""
         config = self._config
         with self._phase("init"):
             torch.set_num_threads(config.num_threads)
@@ -128,7 +129,7 @@ class Worker:
                 self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
         with self._phase("warm up"):
             self._warm_up(groups)
-        return WorkerReport(groups, ledger, self._seconds, platform.async_scheduling)
+        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
@@ -161,14 +162,19 @@ class Worker:
         source = DummyWeights(config.seed) if dummy else Checkpoint(Path(config.model_path))
         return Rearrangement(self._shared, self._model.experts, source)
 
-    def join_epoch(self, plan: EpochPlan, loaded: Loaded, cancelled: Callable[[], bool]) -> Epoch:
-        """Meets the other ranks of an epoch when all have loaded. Raises as `meet`."""
+    def holders(self) -> Holders:
+        """How ranks that load experts hear of those that hold them; before the first rearrangement."""
+        assert self._model is not None, "prepare() comes first"
+        return Holders(self._config, self._model.experts)
+
+    def join_epoch(self, plan: EpochPlan, loaded: LoadedSoFar, cancelled: Callable[[], bool], address: str) -> Epoch:
+        """Meets the other ranks of an epoch when all have loaded. Raises as `meet`. `address`: of this one's ExpertServer."""
         layout, own = self._config.layout, self._config.rendezvous
         assert own is not None, "the executor says where this rank can be reached"
         plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
         place = layout.coordinates(self._config.rank)
         meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
-        return Epoch(plan, layout, place, zmq.Context.instance(), self._tick)
+        return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
 
     def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
         """How they come to be others because of what they have to do."""

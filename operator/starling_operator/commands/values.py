@@ -1,4 +1,4 @@
-"""Values of flags that people write in their own way: rates. Sizes are the engine's own (`starling_engine.sizes`)."""
+"""Values that people write and read in their own way. Sizes as they are written are the engine's own (`starling_engine.sizes`)."""
 
 import re
 from typing import TYPE_CHECKING
@@ -6,8 +6,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starling_agent.settings import RateLimit
 
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PERIODS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _RATE = re.compile(r"(\d+)/(\d+(?:\.\d+)?)?([smh])")
+
+
+def format_bytes(size: int) -> str:
+    """1.50 GiB, 12.0 KiB, 300 B."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size} B"
+
+
+def parse_age(text: str) -> float:
+    """7d, 12h, 30m, 2w or 90s, in seconds. Raises ValueError with what is possible."""
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no age; write it like 7d, 12h or 30m")
+    return float(match[1]) * _AGES[match[2]]
 
 
 def parse_rate(text: str) -> "RateLimit":

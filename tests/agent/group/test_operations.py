@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from starling_agent.contract.config import LayoutConfig
-from starling_agent.contract.scale import Operation
+from starling_agent.contract.scale import LoadedExperts, Operation
 from starling_agent.group.operations import REMEMBERED, Operations
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.report_state import ReportState
-from starling_engine.elastic.coordinator import Change
+from starling_engine.elastic.change import Change
+from starling_engine.epoch import Loaded
 from starling_engine.errors import EpochFailed
 
 from tests.operator.plan.building import make_report
@@ -42,6 +43,7 @@ class Resizer:
         except BaseException:
             self.undone = True
             raise
+        change.loaded = {"peers": Loaded(3, 6_000, 2.0), "checkpoint": Loaded()}
         change.enter("committing")
         await asyncio.sleep(0.05)
         change.enter("releasing")
@@ -102,6 +104,7 @@ async def test_an_operation_goes_through_its_phases_and_is_known_by_its_id(desk:
     done = await desk.until("a", "done")
     assert (done.epoch, done.progress, desk.resizer.data) == (2, 1.0, 4)
     assert done.seconds["committing"] >= 0.05 and set(done.seconds) == {"waiting", "preparing", "committing", "releasing"}
+    assert done.loaded == {"peers": LoadedExperts(experts=3, bytes=6_000, bytes_per_second=3_000)}
     assert desk.state.report.operation == done, "the operator reads it there"
     assert (await desk.put("a", 4)).json()["phase"] == "done"
     assert code(await desk.delete("a")) == (409, "too_late")

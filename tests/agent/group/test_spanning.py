@@ -38,6 +38,7 @@ def test_a_model_split_over_two_nodes(start_node: Callable[..., Agent], split: s
     topology = second.report().topology
     assert topology is not None and (getattr(topology, split), topology.ranks) == (2, 2)
     assert first.report().topology == topology
+    assert [(start.core, start.rank) for start in first.report().starts] == [(0, 0), (0, 1)], "also of the worker of another node"
     assert len({greedy(agent) for agent in (first, second)}) == 1
 
     stream = Reader(second, 3900)

@@ -18,6 +18,8 @@ def test_the_report_says_what_serves(agent: Agent):
     assert (report.service, report.revision, report.group, report.node) == ("chat", "1a2b3c4", "chat-1a2b3c4-0", 0)
     assert report.topology == Topology(tensor=1, pipeline=1, data=1, expert=1, ranks=1)
     assert [(rank.rank, rank.worker, rank.healthy) for rank in report.ranks] == [(0, 0, True)]
+    assert [(start.core, start.rank) for start in report.starts] == [(0, 0)]
+    assert list(report.starts[0].seconds) == ["init", "load", "allocate", "warm up"] and report.starts[0].seconds["load"] > 0
     assert report.kv is not None and report.kv.block_size == 16 and report.kv.num_blocks > 100
     assert report.kv.bytes <= 64 << 20 and report.kv.max_tokens > 1000
     assert report.service_token_seen is None, "there is no Service"

@@ -45,7 +45,7 @@ class StuckExecutor:
             useful_blocks=100,
             needed_blocks=2,
         )
-        return WorkerReport(groups, ledger, {}, False)
+        return WorkerReport(groups, ledger, [{}], False)
 
     def submit(self, plan: StepPlan) -> None: ...
 

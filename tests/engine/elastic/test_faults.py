@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from starling_engine import AsyncEngine
-from starling_engine.elastic.coordinator import Stage
+from starling_engine.elastic.change import Change, Stage
+from starling_engine.epoch import CHECKPOINT, PEERS
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning
 from starling_engine.executor.processes import STOP_SECONDS
 
@@ -126,13 +127,18 @@ async def test_joiners_that_die_or_hang_in_prepare(serving: AsyncEngine, referen
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_experts_that_cannot_be_loaded(serving: AsyncEngine, reference: Reference) -> None:
+async def test_experts_come_from_ranks_that_hold_them_where_the_files_are_gone(serving: AsyncEngine, reference: Reference) -> None:
     weights = Path(serving.config.worker.model_path) / "model.safetensors"
     away = weights.with_suffix(".away")
-    async with unharmed(serving, reference):
-        with pytest.raises(EpochFailed, match=r"engine core \d+: WeightError: model.safetensors cannot be read"):
-            await serving.scale(2, at("preparing", lambda: weights.rename(away) and None))
-        away.rename(weights)
+    assert serving._coordinator is not None
+    traffic = Traffic(serving, reference, streams=2)
+    grow, shrink = Change(2, at("preparing", lambda: weights.rename(away) and None)), Change(1)
+    for change in (grow, shrink):
+        await serving._coordinator.resize(change)
+        await traffic.more(2)
+        assert (change.loaded[PEERS].experts, change.loaded[CHECKPOINT].experts) == (3 * 4, 0), change
+    away.rename(weights)
+    await traffic.stop()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -229,3 +235,28 @@ async def test_a_rank_that_dies_while_it_serves(reference: Reference) -> None:
             await when(lambda: len(failures(engine)) == 2)
         assert any(re.search(r"rank 0 \(process \d+\) was ended by SIGKILL", failure) for failure in failures(engine))
         assert any("rank 0 of engine core 1 did not come" in failure for failure in failures(engine))
+
+
+# ---- cores of several ranks ----
+
+
+def kill_rank(engine: AsyncEngine, core: int, rank: int) -> None:
+    os.kill(children(engine.processes[core].pid)[rank], signal.SIGKILL)
+
+
+async def test_one_of_the_ranks_that_split_a_core_dies(reference: Reference) -> None:
+    """Of a joiner in prepare; then, of one that goes on, after the commit."""
+    async with elastic(reference, tensor_parallel_size=2) as engine:
+        async with unharmed(engine, reference):
+            with pytest.raises(EpochFailed, match=r"engine core 1 died: .*rank 1 \(process \d+\) was ended by SIGKILL"):
+                await engine.scale(2, at("preparing", lambda: kill_rank(engine, 1, 1)))
+        traffic = Traffic(engine, reference)
+        await traffic.more(1)
+        await engine.scale(2, at("releasing", lambda: kill_rank(engine, 0, 1)))
+        assert engine.membership.layout.data == 2, "the commit was over"
+        await dead(engine, within=PATIENCE)
+        async with asyncio.timeout(3 * PATIENCE):
+            assert all(isinstance(error, EngineDead) for error in await traffic.failures())
+            await when(lambda: len(failures(engine)) == 2)
+        assert any(re.search(r"rank 1 \(process \d+\) was ended by SIGKILL", failure) for failure in failures(engine))
+        assert any("rank 1 of engine core 0 did not come" in failure for failure in failures(engine)), failures(engine)

@@ -52,6 +52,8 @@ def test_the_same_tokens_as_transformers(reference: Reference, workers: list[Wor
         assert error is None
         assert_greedy(tokens, reference)
         assert core.executor.progress > 0
+        assert [list(rank) for rank in core.start_seconds] == [["init", "load", "allocate", "warm up"]] * layout.world_size
+        assert len({rank["load"] for rank in core.start_seconds}) == layout.world_size, "each its own"
         assert all(worker.alive for worker in workers)
     deadline = time.monotonic() + 5
     while any(worker.alive for worker in workers):
