@@ -6,7 +6,7 @@ from starling_engine.models.config import ModelConfig
 from starling_engine.models.kv import DTYPE_BYTES, kv_specs
 from starling_engine.parallel.shard import Shard
 from starling_engine.tiers.far import CHUNK, FarTier
-from starling_engine.tiers.fingerprint import fingerprint
+from starling_engine.tiers.fingerprint import fingerprint_of
 from starling_engine.tiers.parts import covers
 from starling_engine.tiers.share import FarShare, GroupShare
 
@@ -15,13 +15,13 @@ def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -
     """The folder first, which is nearer, then the store; None where there is neither. Raises ConfigError."""
     opened: list[FarTier] = []
     if tiers.far:
-        mark = fingerprint(config)
+        mark = fingerprint_of(config.model_path, config.load_format, config.seed, config.dtype)
         if tiers.fs_path is not None:
             from starling_engine.tiers.folder import open_folder
 
             opened.append(open_folder(tiers.fs_path, tiers.fs_bytes, tiers.fs_direct, mark))
         if tiers.store is not None:
-            from starling_engine.tiers.store import open_store
+            from starling_engine.tiers.store.tier import open_store
 
             opened.append(open_store(tiers.store, mark.digest))
     return FarShare(opened, group_shares(model, config)) if opened else None
