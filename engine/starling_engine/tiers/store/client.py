@@ -155,7 +155,7 @@ class StoreClient:
 
     # ---- its end ----
 
-    def close(self, grace: float = GRACE) -> None:
+    def close(self, grace: float) -> None:
         """Lets it take leave of the store, and ends it if that takes too long. 0 kills it at once."""
         if not grace:
             self._process.kill()
