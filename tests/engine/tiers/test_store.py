@@ -193,6 +193,27 @@ def test_a_master_that_hangs_costs_one_time_limit(master: Master, tier: StoreTie
     assert len(outages(caplog)) == 1
 
 
+def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier) -> None:
+    """Calls that began later end with the first that is late, not each after a time limit of its own."""
+    tier.write(key(31), value(31))
+    master.stop()
+    ends: list[float] = []
+
+    def late(delay: float) -> None:
+        time.sleep(delay)
+        assert outcome(lambda: read(tier, 31))[0] == "FarError"
+        ends.append(time.monotonic())
+
+    threads = [threading.Thread(target=late, args=(delay,)) for delay in (0.0, 0.4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    master.go_on()
+    until_written(tier, 32)
+    assert abs(ends[0] - ends[1]) < 0.3
+
+
 def test_a_library_that_crashes_takes_nothing_along(tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
     client = tier._watch.client
     assert client is not None

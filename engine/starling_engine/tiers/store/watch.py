@@ -51,12 +51,13 @@ class Watch:
         return self._joined.wait(timeout)
 
     def report(self, client: StoreClient, reason: str) -> None:
-        """The store failed somebody. One failure is enough: others would wait as long to learn the same."""
+        """The store failed somebody. One failure is enough: others would wait as long to learn the same, and so wait no longer."""
         with self._lock:
             if client is not self._usable:
                 return  # of an outage that is known
             self._usable = None
         self._joined.clear()
+        client.leave()
         self._trip(reason)
         self._wake.set()
 
