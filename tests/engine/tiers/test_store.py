@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -279,3 +281,35 @@ def test_a_wrong_url_is_refused(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match="mooncake://MASTER:PORT") as caught:
         open_store(url, FINGERPRINT)
     assert caught.value.field == "kv_store" and says in str(caught.value)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mooncake"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "store.py").write_text("raise ImportError('libibverbs.so.1: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(ConfigError, match=r"libibverbs.so.1: .*starling\[store\].*librdmacm1") as caught:
+        open_store("mooncake://127.0.0.1:1", FINGERPRINT)
+    assert caught.value.field == "kv_store"
+
+
+def test_a_helper_ends_with_its_engine(master: Master) -> None:
+    opens = f"""
+import sys
+from starling_engine.tiers.store import open_store
+tier = open_store({master.url!r}, b"")
+assert tier.wait(20)
+print(tier._watch.client.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        helper = int(engine.stdout.readline())
+        assert Path(f"/proc/{helper}").exists()
+        engine.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{helper}").exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the helper lives on")
