@@ -34,14 +34,10 @@ class TierStats(msgspec.Struct, omit_defaults=True):
 class Stats(msgspec.Struct, omit_defaults=True):
     """The core's counters. Those named total only grow while the core lives.
 
-    <<<<<<< HEAD
-        What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
-        What is named prefix and external is in tokens: looked up on the device, and what was missing there looked up in the tiers.
-        `tiers` has those that there are, by name: cpu, filesystem, store.
-    =======
-        What is named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named
-        eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
-    >>>>>>> five
+    What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet. What is
+    named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named prefix
+    and external is in tokens: looked up on the device, and what was missing there looked up in the tiers. `tiers` has those that
+    there are, by name: cpu, filesystem, store.
     """
 
     running: int = 0

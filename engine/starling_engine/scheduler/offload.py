@@ -32,6 +32,8 @@ from starling_engine.tiers.orders import (
 
 STORE_BATCH = 16
 """Chunks that are copied to slots by one order; there is one such order at a time."""
+KEEP_BATCH = 32
+"""Chunks that are written outside by one order; there is one such order at a time."""
 FETCH_SECONDS = 3.0
 """How long a request waits for what the tiers outside have."""
 MIN_BLANK = 1 / 8
@@ -55,6 +57,8 @@ class Offload:
         self._groups = range(len(kv.groups))
         self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
+        self._unkept: OrderedDict[Chunk, None] = OrderedDict()
+        """Chunks in slots that are to be written outside."""
 
     @property
     def moving(self) -> bool:
@@ -238,10 +242,15 @@ class Offload:
                     chunks.append(chunk)
         self._store(moves, chunks, swap=True)
 
-    def _keep(self, chunks: list[Chunk]) -> None:
-        """Has what came to slots written outside; as much as still leaves slots to read."""
-        busy = sum(len(job.chunks) for job in self._jobs.of(KeepChunks))
-        kept = chunks[: max(0, self._host.num_slots // 2 - busy)]
+    def _keep(self) -> None:
+        """Has some of what came to slots written outside: in turns, so that most slots stay free to be used for others."""
+        if self._jobs.of(KeepChunks):
+            return
+        kept = []
+        while self._unkept and len(kept) < min(KEEP_BATCH, 1 + self._host.num_slots // 4):
+            chunk, _ = self._unkept.popitem(last=False)
+            if self._host.has(chunk):
+                kept.append(chunk)
         if kept:
             order = KeepChunks(self._jobs.number(), [ChunkAt(self._host.pin(chunk), *chunk) for chunk in kept])
             self._jobs.add(Job(order, kept))
@@ -266,13 +275,17 @@ class Offload:
                 self._settle(job.chunks, done.done)
                 self.costs.stored(len(job.chunks), done.seconds)
                 if self._far:
-                    self._keep([chunk for chunk, stored in zip(job.chunks, done.done, strict=True) if stored])
+                    self._unkept.update((chunk, None) for chunk in job.chunks)
+                    self._keep()
             case LoadChunks():
                 self._unpin(job.chunks)
+                for chunk in job.chunks:
+                    self._host.use(chunk)
                 self.costs.loaded(len(job.chunks), done.seconds)
                 failed = self._loaded(job, all(done.done))
             case KeepChunks():
                 self._unpin(job.chunks)
+                self._keep()
         self._count(job, done)
         self._end_wait(job)
         return failed
@@ -297,7 +310,6 @@ class Offload:
     def _unpin(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             self._host.unpin(chunk)
-            self._host.use(chunk)
 
     def _loaded(self, job: Job, done: bool) -> list[RequestState]:
         """The first that waits is whose blocks they are; what has been loaded has names from now on."""
@@ -314,6 +326,7 @@ class Offload:
         """Forgets what the CPU tier has."""
         self._host.clear()
         self._unsaved.clear()
+        self._unkept.clear()
 
     def pinned_blocks(self) -> list[list[int]]:
         """Of each job, after asserting that slots and jobs agree."""
