@@ -79,7 +79,10 @@ class Scheduler:
         self.abort(record.id)
         root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
         longest = min(self.config.max_model_len, self.kv.max_tokens)
-        request = RequestState(record, self.kv.holding(root), longest, self.config.eos_token_ids)
+        holding = self.kv.holding(root)
+        holding.adapter = record.adapter
+        holding.salts = (*record.media_hashes, *([record.cache_salt] if record.cache_salt else []))
+        request = RequestState(record, holding, longest, self.config.eos_token_ids)
         parent = self._parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
