@@ -64,9 +64,9 @@ def first_token(model: Path, folder: Path) -> list[str]:
     return [
         f"Time to first token of {PREFIX:,} cached tokens and 8 new ones, medians of {TRIES}:",
         "",
-        "| computed | CPU tier | filesystem, warm page cache |",
+        "| computed | CPU tier (target 10 %) | filesystem, warm page cache (target 15 %) |",
         "|---:|---:|---:|",
-        f"| {1e3 * miss:.0f} ms | {1e3 * cpu:.0f} ms, {cpu / miss:.1%} (target 10 %) | {1e3 * files:.0f} ms, {files / miss:.1%} (target 15 %) |",
+        f"| {1e3 * miss:.0f} ms | {1e3 * cpu:.0f} ms, {cpu / miss:.1%} | {1e3 * files:.0f} ms, {files / miss:.1%} |",
     ]
 
 
