@@ -42,7 +42,7 @@ class Executor(Protocol):
         ...
 
     def collect(self, timeout: float) -> StepResult | None:
-        """The oldest result that was not collected yet, or None when `timeout` seconds passed."""
+        """The oldest result that was not collected yet, or None when `timeout` seconds passed, or chunks have moved meanwhile."""
         ...
 
     def idle(self) -> None:

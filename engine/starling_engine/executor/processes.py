@@ -189,10 +189,10 @@ class ProcessExecutor:
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
-        while not self._results and (left := end - time.monotonic()) > 0:
+        while not self._results and not self._moved and (left := end - time.monotonic()) > 0:
             self._take(min(left, WATCH_SECONDS))
             self._check_alike()
-            if not self._results:
+            if not self._results and not self._moved:
                 self._check_alive()
                 self._check_progress()
         if not self._results:

@@ -76,6 +76,8 @@ class WorkerProcess:
             Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:
             self._execute_plans(worker, counters)
+        if worker.transfers is not None:
+            worker.transfers.close()
 
     def _execute_plans(self, worker: Worker, counters: Counters) -> None:
         while not isinstance(message := self._receive(), Stop):
