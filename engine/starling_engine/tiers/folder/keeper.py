@@ -16,6 +16,9 @@ from starling_engine.tiers.folder.usage import HIGH, LOW, Amount, Usage
 TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
 """Seconds between two looks: usually, when the limit is near, and after the lease was taken."""
 
+REST = 0.05
+"""Seconds between two looks however often it is woken: each writes the lease."""
+
 RESCAN = 600.0
 """Seconds after which all is counted again, for people and crashes change the folder too."""
 
@@ -96,6 +99,7 @@ class Keeper:
             except _Interrupted:
                 pass
             self._wake.wait(self._interval())
+            self._stop.wait(REST)
             self._wake.clear()
         with suppress(OSError):
             self.leave()
