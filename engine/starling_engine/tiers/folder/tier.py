@@ -78,8 +78,7 @@ class FolderTier:
         finally:
             if not new:
                 self._usage.release(size)
-        if self._usage.is_high:
-            self.keeper.wake()
+        self.keeper.wake()
 
     def close(self) -> None:
         self.keeper.stop()
