@@ -25,7 +25,7 @@ def use(folder: str, seed: int, told: int) -> None:
     """Writes to the pipe `told` when it is at work."""
     rng = random.Random(seed)
     # A life of some milliseconds is to see evictions too.
-    keeper.CONFIRM = keeper.SOON = 0.001
+    keeper.CONFIRM = keeper.SOON = keeper.REST = 0.001
     tier = open_folder(folder, LIMIT, "auto", MODEL)
     for step in count():
         if step == 10:

@@ -16,6 +16,12 @@ from starling_engine.tiers.folder.usage import HIGH, LOW, Amount, Usage
 TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
 """Seconds between two looks: usually, when the limit is near, and after the lease was taken."""
 
+REST = 0.05
+"""Seconds between two looks however often it is woken: each writes the lease."""
+
+UNTOLD = 0.01
+"""Of the limit: what a process writes, at most, before it looks what others have written."""
+
 RESCAN = 600.0
 """Seconds after which all is counted again, for people and crashes change the folder too."""
 
@@ -78,8 +84,9 @@ class Keeper:
             self._thread.join(2.0)
 
     def wake(self) -> None:
-        """There is something to evict."""
-        if self.holds:
+        """Something was written, or could not be for lack of room: there may be something to evict, or to tell who evicts."""
+        untold = self._usage.written.bytes - self._reports.told.bytes
+        if (self.holds and self._usage.is_high) or untold > UNTOLD * self._usage.limit:
             self._wake.set()
 
     def press(self) -> None:
@@ -96,6 +103,7 @@ class Keeper:
             except _Interrupted:
                 pass
             self._wake.wait(self._interval())
+            self._stop.wait(REST)
             self._wake.clear()
         with suppress(OSError):
             self.leave()

@@ -47,7 +47,7 @@ class FolderTier:
 
     def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
         with self._health.reading():
-            found = [self._is_there(self._layout.path_of(key)) for key in keys]
+            found = [self._is_there(self._layout.name_of(key)) for key in keys]
             if not any(found):
                 self._look_whether_mounted()
             return found
@@ -78,8 +78,7 @@ class FolderTier:
         finally:
             if not new:
                 self._usage.release(size)
-        if self._usage.is_high:
-            self.keeper.wake()
+        self.keeper.wake()
 
     def close(self) -> None:
         self.keeper.stop()
@@ -127,10 +126,10 @@ class FolderTier:
             self._layout.make()
             write_file(temporary, header, data, self._direct)
 
-    def _is_there(self, path: Path) -> bool:
+    def _is_there(self, path: Path | str) -> bool:
         """Raises OSError."""
         try:
-            path.stat()
+            os.stat(path)  # noqa: PTH116 - of hundreds of paths
         except FileNotFoundError:
             return False
         return True
