@@ -52,7 +52,7 @@ class EngineArgs:
     kv_store                 a store over the network for cached keys and values, shared by a fleet: mooncake://MASTER:PORT
     preempt                  what becomes of a preempted request's keys and values: "recompute", "swap" (kept in the CPU tier),
                              "auto" takes what has been measured to be faster
-    kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557
+    kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557, or tcp://*:5557/TOPIC
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -243,6 +243,9 @@ class EngineConfig:
     """None lets the worker's platform decide."""
     seed: int | None = None
     """Of the frontend's draws of request seeds; None takes the system's entropy."""
+    data_parallel_rank: int = 0
+    kv_events: str | None = None
+    """Where it publishes what is cached: see `kv.publisher`."""
 
 
 def size_of(name: str, value: int | str | None) -> int | None:

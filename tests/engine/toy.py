@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 from starling_engine.config import SchedulerConfig, TiersConfig
 from starling_engine.delta import Delta
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams
@@ -204,8 +205,10 @@ class ToyEngine:
         preempt: str = "auto",
         cpu_policy: str = "lru",
         rng: random.Random | None = None,
+        events: bool = False,
     ) -> None:
         groups = groups_of(block_size, window)
+        self.log = EventLog(groups) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -213,7 +216,7 @@ class ToyEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget)
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if outside is None else "/outside")
         self.offload = Offload(self.kv, config, slots, 1, preempt) if slots else None
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)

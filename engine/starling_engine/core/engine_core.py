@@ -20,6 +20,7 @@ from starling_engine.epoch import (
     Switched,
 )
 from starling_engine.executor.base import Executor
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
 from starling_engine.models.config import load_model_config
@@ -46,11 +47,14 @@ class EngineCore:
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
+        self.events = EventLog(report.groups) if config.kv_events is not None else None
+        """What has been cached and removed, where somebody is told."""
         kv = KVManager(
             report.groups,
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
             chunk=self.depth * settings.max_num_batched_tokens,
+            log=self.events,
         )
         self.scheduler = Scheduler(settings, kv, self.membership.epoch, _offload(config, kv))
         self.taking = not config.worker.lockstep

@@ -64,6 +64,8 @@ WATCH_SECONDS = 0.2
 ALIKE_SECONDS = 1.0
 """How much later than another a rank may say that the same step failed."""
 STOP_SECONDS = 5.0
+LAST_WORD_SECONDS = 0.1
+"""That the last message of a process which has ended may need to come."""
 
 
 class ProcessExecutor:
@@ -225,7 +227,7 @@ class ProcessExecutor:
         if idle and all(process.poll() is None for process in self._processes):
             end += STOP_SECONDS
             for rank in self._ready:
-                with suppress(RankLost):
+                with suppress(StarlingError):
                     self._send(rank, self._encode(Stop()))
         for process in self._processes:
             try:
@@ -364,6 +366,8 @@ class ProcessExecutor:
             for rank, code in sorted(codes.items(), key=lambda item: item[1]):
                 if rank in self._gave_up:
                     continue
+                if code > 0:  # it says why before it ends, and may have said so just now
+                    self._take(LAST_WORD_SECONDS)
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
                 raise RankLost(f"rank {rank} (process {self._processes[rank].pid}) {how}")
             self._remote.check()

@@ -74,8 +74,7 @@ class AsyncEngine:
             if config.worker.lockstep and here is None:
                 await engine._start_together(args.data_parallel_size)
             else:
-                several = args.data_parallel_size > 1
-                await engine._own.start([f"engine core {rank}" if several else "the engine core" for rank in ranks], on_phase)
+                await engine._own.start(ranks, on_phase, alone=args.data_parallel_size == 1)
         except BaseException:
             await engine.shutdown()
             raise

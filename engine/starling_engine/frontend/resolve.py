@@ -75,6 +75,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
         seed=args.seed,
+        kv_events=args.kv_events,
     )
     return folder, model, config
 

@@ -95,9 +95,11 @@ class FromPeers:
 
 def _take_piece(socket: zmq.Socket[bytes], place: torch.Tensor, cancelled: Callable[[], bool]) -> None:
     since = time.monotonic()
-    while not socket.poll(LOOK_MS):
+    while True:
         if cancelled():
             raise EpochFailed("cancelled")
+        if socket.poll(LOOK_MS):
+            break
         if time.monotonic() - since > PATIENCE:
             raise WeightError(f"nothing came for {PATIENCE:g} s")
     refusal, piece = socket.recv_multipart(copy=False)

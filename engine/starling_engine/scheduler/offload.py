@@ -6,11 +6,11 @@ and again while they come to the device; others run meanwhile. Whatever fails or
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from itertools import islice
 
 from starling_engine.config import Preempt, TiersConfig
 from starling_engine.delta import TierStats
+from starling_engine.kv.chunks import ChunkMap
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import NULL_BLOCK
 from starling_engine.scheduler.jobs import Job, Jobs
@@ -53,8 +53,8 @@ class Offload:
         self._jobs = Jobs()
         self.take_orders = self._jobs.take_orders
         self._chunk_bytes = chunk_bytes
-        self._blocks = CHUNK // kv.block_size
-        self._groups = range(len(kv.groups))
+        self._map = ChunkMap(kv)
+        self._blocks = self._map.blocks
         self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
         self._unkept: OrderedDict[Chunk, None] = OrderedDict()
@@ -76,9 +76,9 @@ class Offload:
         """Asks the tiers outside for what a new request could use; it is parked until they have answered."""
         if not self._far or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
             return
-        names = self._names(request)
+        names = self._map.names(request.holding, request.tokens)
         first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
-        asked = [(group, name) for name in names[first:] for group in self._groups]
+        asked = [(group, name) for name in names[first:] for group in self._map.groups]
         self._await_coming(request, asked)
         unknown = [chunk for chunk in asked if not self._host.expects(chunk)]
         if unknown:
@@ -87,10 +87,10 @@ class Offload:
 
     def _fetch(self, request: RequestState, found: set[Chunk]) -> None:
         """Has the longest prefix that there is brought to slots, of as much as there are."""
-        names, holding = self._names(request), request.holding
-        first = len(self._kv.find_prefix(holding, request.tokens)[0]) // self._blocks
-        count = self._longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
-        needed = list(self._needed(names, first, count))
+        names = self._map.names(request.holding, request.tokens)
+        first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
+        count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
+        needed = [chunk for chunk, _ in sorted(self._map.needed(names, first, count), key=lambda each: each[1])]
         self._await_coming(request, needed)
         coming: list[ChunkAt] = []
         for chunk in needed:
@@ -138,12 +138,13 @@ class Offload:
         """Chunks, counted from the start, that the request has on the device (`hit` blocks) and then in slots; 0 for no gain."""
         if request.skips_tiers or len(request.tokens) <= CHUNK:
             return 0
-        count = self._longest(self._names(request), hit // self._blocks, self._host.has)
+        count = self._map.longest(self._map.names(request.holding, request.tokens), hit // self._blocks, self._host.has)
         return count if count * self._blocks > hit else 0
 
     def parked(self, request: RequestState, hit: int, count: int) -> bool:
         """Whether others load the same now: it then waits for theirs."""
-        wanted = set(self._needed(self._names(request), hit // self._blocks, count))
+        names = self._map.names(request.holding, request.tokens)
+        wanted = {chunk for chunk, _ in self._map.needed(names, hit // self._blocks, count)}
         for job in self._jobs.of(LoadChunks):
             if not wanted.isdisjoint(job.chunks):
                 self._wait_for(request, job, Gate.KV_LOAD)
@@ -151,18 +152,18 @@ class Offload:
 
     def load(self, request: RequestState, hit: int, count: int, after: int) -> None:
         """Fills the request's blocks from the `hit`-th on, and parks it until they are there."""
-        holding, names = request.holding, self._names(request)
+        holding, names = request.holding, self._map.names(request.holding, request.tokens)
         moves, chunks, blocks = [], [], []
-        for group, name, at in self._needed_at(names, hit // self._blocks, count):
-            table = holding.tables[group][max(at * self._blocks, hit) : (at + 1) * self._blocks]
+        for chunk, at in self._map.needed(names, hit // self._blocks, count):
+            table = holding.tables[chunk[0]][max(at * self._blocks, hit) : (at + 1) * self._blocks]
             wanted = [block for block in table if block != NULL_BLOCK]
-            moves.append(ChunkMove(self._host.pin((group, name)), group, self._blocks - len(wanted), wanted))
-            chunks.append((group, name))
+            moves.append(ChunkMove(self._host.pin(chunk), chunk[0], self._blocks - len(wanted), wanted))
+            chunks.append(chunk)
             blocks += wanted
         for block in blocks:
             self._kv.pool.share(block)
         cpu = self.stats["cpu"]
-        cpu.queries_total += (len(names) - hit // self._blocks) * len(self._groups)
+        cpu.queries_total += (len(names) - hit // self._blocks) * len(self._map.groups)
         cpu.hits_total += len(chunks)
         self._park(request, Job(LoadChunks(self._jobs.number(), after, moves), chunks, blocks), Gate.KV_LOAD)
 
@@ -174,7 +175,7 @@ class Offload:
         while (holding.saved_chunks + 1) * self._blocks <= holding.cached_blocks:
             at = holding.saved_chunks * self._blocks
             names = holding.chain.names[at : at + self._blocks]
-            for group in self._groups:
+            for group in self._map.groups:
                 self._unsaved[group, names[-1]] = names
             holding.saved_chunks += 1
         while len(self._unsaved) > self._kv.pool.num_blocks:
@@ -225,13 +226,13 @@ class Offload:
     def swap_out(self, request: RequestState) -> None:
         """Copies what a request that is about to be preempted has computed, if that is cheaper than computing it again."""
         holding, count = request.holding, request.computed // CHUNK
-        if not self.costs.worth(request.computed, count * len(self._groups)) or Gate.KV_LOAD in request.gates:
+        if not self.costs.worth(request.computed, count * len(self._map.groups)) or Gate.KV_LOAD in request.gates:
             return
         moves: list[ChunkMove] = []
         chunks: list[Chunk] = []
         for at in range(min(count, len(holding.chain.names) // self._blocks)):
             names = holding.chain.names[at * self._blocks : (at + 1) * self._blocks]
-            for group in self._groups:
+            for group in self._map.groups:
                 chunk, blocks = (group, names[-1]), holding.tables[group][at * self._blocks : (at + 1) * self._blocks]
                 if NULL_BLOCK in blocks or self._host.expects(chunk):
                     continue
@@ -246,7 +247,7 @@ class Offload:
         """Has some of what came to slots written outside: in turns, so that most slots stay free to be used for others."""
         if self._jobs.of(KeepChunks):
             return
-        kept = []
+        kept: list[Chunk] = []
         while self._unkept and len(kept) < min(KEEP_BATCH, 1 + self._host.num_slots // 4):
             chunk, _ = self._unkept.popitem(last=False)
             if self._host.has(chunk):
@@ -332,46 +333,6 @@ class Offload:
         """Of each job, after asserting that slots and jobs agree."""
         self._host.check_integrity()
         return [job.blocks for job in self._jobs]
-
-    # ---- which chunks ----
-
-    def _names(self, request: RequestState) -> list[bytes]:
-        """Of the chunks that end before the last token."""
-        request.holding.chain.extend(request.tokens, len(request.tokens))
-        count = (len(request.tokens) - 1) // CHUNK
-        return request.holding.chain.names[self._blocks - 1 : count * self._blocks : self._blocks]
-
-    def _longest(self, names: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
-        """The most chunks of a prefix, of which the device has the first ones, that all groups have, as far as they need them."""
-        length = len(names)
-        while True:
-            agreed = length
-            for group in self._groups:
-                agreed = self._group_length(group, names, first, agreed, has)
-            if agreed == length:
-                return length
-            length = agreed
-
-    def _group_length(self, group: int, names: list[bytes], first: int, limit: int, has: Callable[[Chunk], bool]) -> int:
-        while limit > first:
-            begin = max(first, self._first_needed(group, limit))
-            missing = next((at for at in range(begin, limit) if not has((group, names[at]))), None)
-            if missing is None:
-                return limit
-            limit = missing
-        return min(first, limit)
-
-    def _first_needed(self, group: int, count: int) -> int:
-        """The first chunk that a token after `count` chunks reads."""
-        return self._kv.groups[group].spec.first_needed_block(count * CHUNK) // self._blocks
-
-    def _needed_at(self, names: list[bytes], first: int, count: int) -> Iterator[tuple[int, bytes, int]]:
-        for group in self._groups:
-            for at in range(max(first, self._first_needed(group, count)), count):
-                yield group, names[at], at
-
-    def _needed(self, names: list[bytes], first: int, count: int) -> Iterator[Chunk]:
-        return ((group, name) for group, name, _ in self._needed_at(names, first, count))
 
 
 def _far_stats(report: FarReport, capacity: int) -> TierStats:

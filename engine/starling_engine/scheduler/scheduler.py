@@ -6,7 +6,6 @@ chunked prefill, prefix hits and resumed requests are cases of it.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from starling_engine.config import SchedulerConfig
 from starling_engine.delta import MOVED, Delta, Stats
@@ -14,10 +13,11 @@ from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.draft import Draft
 from starling_engine.scheduler.offload import Offload
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
-from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, RowResult, StepPlan, StepResult
+from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.orders import Done
 
@@ -25,26 +25,6 @@ logger = logging.getLogger("starling.scheduler")
 
 MAX_FAULTS = 3
 """Failed steps that a request may be part of before it counts as their cause."""
-
-
-@dataclass(slots=True)
-class Draft:
-    """A plan that is being made, with the requests behind its rows and their run at that time."""
-
-    step_id: int
-    epoch: int
-    budget: int
-    requests: list[RequestState] = field(default_factory=list)
-    runs: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    sampled_in: list[int] = field(default_factory=list)
-    sample: list[bool] = field(default_factory=list)
-    new: list[NewRequest] = field(default_factory=list)
-    appends: list[BlockAppend] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -99,7 +79,10 @@ class Scheduler:
         self.abort(record.id)
         root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
         longest = min(self.config.max_model_len, self.kv.max_tokens)
-        request = RequestState(record, self.kv.holding(root), longest, self.config.eos_token_ids)
+        holding = self.kv.holding(root)
+        holding.adapter = record.adapter
+        holding.salts = (*record.media_hashes, *([record.cache_salt] if record.cache_salt else []))
+        request = RequestState(record, holding, longest, self.config.eos_token_ids)
         parent = self._parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
@@ -133,7 +116,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
-        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens)
+        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
             self.offload.open_late()
             self.offload.save()
@@ -151,20 +134,7 @@ class Scheduler:
             return None
         self._step_id += 1
         self._in_flight[draft.step_id] = draft
-        plan = StepPlan(
-            draft.step_id,
-            self.epoch,
-            draft.slots,
-            draft.starts,
-            draft.num_tokens,
-            draft.sampled_in,
-            draft.sample,
-            draft.new,
-            draft.appends,
-            draft.copies,
-            self._freed_slots,
-            draft.inputs,
-        )
+        plan = draft.plan(self._freed_slots)
         self._freed_slots = []
         return plan
 
@@ -188,13 +158,13 @@ class Scheduler:
                     continue
                 if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
                     continue
-                self._add_row(draft, request, 1)
+                draft.add_row(request, 1)
 
     def _plan_prompt(self, draft: Draft, request: RequestState) -> None:
         """The next chunk of a request that has several tokens to compute."""
         count = min(len(request.tokens) + request.pending - request.planned, draft.budget)
         if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
-            self._add_row(draft, request, count)
+            draft.add_row(request, count)
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
@@ -232,7 +202,7 @@ class Scheduler:
         holding.saved_chunks = hit // CHUNK
         count = min(len(tokens) - hit, draft.budget)
         kv.grow(holding, hit + count)
-        self._add_row(draft, request, count)
+        draft.add_row(request, count)
         return True
 
     def _count_hits(self, tokens: int, hit: int, external: int) -> None:
@@ -241,37 +211,6 @@ class Scheduler:
         if self.offload is not None:
             self.stats.external_queries_total += tokens - hit
             self.stats.external_hits_total += external
-
-    def _enter(self, draft: Draft, request: RequestState) -> None:
-        """Tells the workers of a request that has its first row."""
-        request.entered = True
-        record = request.record
-        sampling = None if record.pooling else record.params
-        blocks = [list(table) for table in request.holding.tables]
-        tokens, done = request.tokens.copy(), request.planned
-        draft.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
-
-    def _add_row(self, draft: Draft, request: RequestState, count: int) -> None:
-        if not request.entered:
-            self._enter(draft, request)
-        start = request.planned
-        known = len(request.tokens)
-        end = start + count
-        samples = end == known + request.pending
-        draft.requests.append(request)
-        draft.runs.append(request.run)
-        draft.slots.append(request.slot)
-        draft.starts.append(start)
-        draft.num_tokens.append(count)
-        draft.sampled_in.append(request.last_step if end > known else GIVEN)
-        draft.sample.append(samples)
-        draft.budget -= count
-        request.planned = end
-        if self.config.stages > 1:
-            draft.inputs.append(request.tokens[end - 1])
-        if samples:
-            request.pending += 1
-            request.last_step = draft.step_id
 
     # ---- blocks ----
 

@@ -1,10 +1,10 @@
 """What the arguments of the tiers have to hold, on their own and with each other."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starling_engine.errors import ConfigError
+from starling_engine.kv.endpoint import parse_endpoint
 from starling_engine.tiers.store.address import parse_address
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 LEAST_FOLDER = 64 << 20
 """Bytes; with less, what is written goes again before it is read."""
-_EVENTS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 def check_tiers(args: "EngineArgs") -> None:
@@ -22,8 +21,8 @@ def check_tiers(args: "EngineArgs") -> None:
     _check_folder(args)
     if args.kv_store is not None:
         parse_address(args.kv_store)
-    if args.kv_events is not None and not _EVENTS.fullmatch(args.kv_events):
-        raise ConfigError(f"must be tcp://*:PORT or tcp://ADDRESS:PORT, got {args.kv_events!r}", "kv_events")
+    if args.kv_events is not None:
+        parse_endpoint(args.kv_events)
     _check_needs(args)
 
 

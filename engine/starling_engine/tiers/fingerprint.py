@@ -47,7 +47,7 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
         if repository is not None:
             return Fingerprint(repository, repository, dtype)
         return Fingerprint(folder.name, _content_hash(folder), dtype)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelError(f"{folder} has no fingerprint, its files cannot be read: {error!r}") from error
 
 
@@ -70,14 +70,16 @@ def _content_hash(folder: Path) -> str:
     for path in files:
         digest.update(repr((path.name, path.stat().st_size)).encode())
         with path.open("rb", buffering=0) as file:
-            for piece in _samples(file, SAMPLES // len(files) + 1):
+            for piece in _samples(file, path.stat().st_size, SAMPLES // len(files) + 1):
                 digest.update(piece)
     return digest.hexdigest()
 
 
-def _samples(file: BinaryIO, count: int) -> Iterator[bytes]:
+def _samples(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
     """The header of a safetensors file, and up to `count` tensors' middles."""
     length = int.from_bytes(file.read(8), "little")
+    if length > size:
+        raise ValueError(f"{file.name} is damaged or cut short")
     header = file.read(length)
     yield header
     tensors = [info["data_offsets"] for name, info in json.loads(header).items() if name != "__metadata__"]

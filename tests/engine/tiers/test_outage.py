@@ -309,3 +309,36 @@ def test_limits_in_bytes_are_kept_by_a_folder_that_is_out_of_order(tmp_path: Pat
     assert tier.counters.bytes == 0
     write(tier, 1)
     assert tier.counters.bytes == FILE
+
+
+def test_what_comes_and_goes_is_told_once_and_tried_less(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    breaker = Breaker("it", clock)
+    for _ in range(20):
+        fail(breaker)
+        while not works(breaker):
+            clock.now += 1
+    assert len(caplog.records) == 2
+    assert clock.now > 100 + 10 * LONGEST_PAUSE
+    fail(breaker)
+    clock.now += LONGEST_PAUSE
+    fail(breaker)
+    clock.now += LONGEST_PAUSE
+    fail(breaker)
+    assert len(caplog.records) == 3, "now it lasts"
+    clock.now += LONGEST_PAUSE
+    assert works(breaker)
+    assert len(caplog.records) == 4
+    clock.now += LONGEST_PAUSE + 1
+    fail(breaker)
+    assert len(caplog.records) == 5
+    clock.now += FIRST_PAUSE
+    assert works(breaker)
+
+
+def test_folders_that_people_removed_are_made_again_by_the_keeper(tmp_path: Path) -> None:
+    tier = quiet_tier(tmp_path)
+    keep(tier)
+    subprocess.run(["rm", "-rf", tmp_path / "tmp", tmp_path / "writers", tmp_path / "lease"], check=True)
+    keep(tier)
+    assert (tmp_path / "lease").exists() and (tmp_path / "tmp").is_dir()

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -193,6 +195,27 @@ def test_a_master_that_hangs_costs_one_time_limit(master: Master, tier: StoreTie
     assert len(outages(caplog)) == 1
 
 
+def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier) -> None:
+    """Calls that began later end with the first that is late, not each after a time limit of its own."""
+    tier.write(key(31), value(31))
+    master.stop()
+    ends: list[float] = []
+
+    def late(delay: float) -> None:
+        time.sleep(delay)
+        assert outcome(lambda: read(tier, 31))[0] == "FarError"
+        ends.append(time.monotonic())
+
+    threads = [threading.Thread(target=late, args=(delay,)) for delay in (0.0, 0.4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    master.go_on()
+    until_written(tier, 32)
+    assert abs(ends[0] - ends[1]) < 0.3
+
+
 def test_a_library_that_crashes_takes_nothing_along(tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
     client = tier._watch.client
     assert client is not None
@@ -247,7 +270,7 @@ def test_a_store_that_comes_later_is_joined(tmp_path: Path) -> None:
         ("mooncake://:50051", "mooncake://:50051"),
         ("mooncake://host:x", "host:x"),
         ("mooncake://host:1/path", "path"),
-        ("mooncake://host:1?segment=4XB", "segment"),
+        ("mooncake://host:1?segment=4GX", "segment"),
         ("mooncake://host:1?buffer=1KiB", "at least 1MiB"),
         ("mooncake://host:1?timeout=0", "timeout"),
         ("mooncake://host:1?metadata=etcd://x", "metadata"),
@@ -258,3 +281,35 @@ def test_a_wrong_url_is_refused(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match="mooncake://MASTER:PORT") as caught:
         open_store(url, FINGERPRINT)
     assert caught.value.field == "kv_store" and says in str(caught.value)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mooncake"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "store.py").write_text("raise ImportError('libibverbs.so.1: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(ConfigError, match=r"libibverbs.so.1: .*starling\[store\].*librdmacm1") as caught:
+        open_store("mooncake://127.0.0.1:1", FINGERPRINT)
+    assert caught.value.field == "kv_store"
+
+
+def test_a_helper_ends_with_its_engine(master: Master) -> None:
+    opens = f"""
+import sys
+from starling_engine.tiers.store import open_store
+tier = open_store({master.url!r}, b"")
+assert tier.wait(20)
+print(tier._watch.client.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        helper = int(engine.stdout.readline())
+        assert Path(f"/proc/{helper}").exists()
+        engine.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{helper}").exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the helper lives on")

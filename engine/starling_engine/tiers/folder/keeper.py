@@ -107,6 +107,7 @@ class Keeper:
 
     def tick(self) -> None:
         """One look at the folder. Raises OSError."""
+        self._layout.make()
         if not self._take_turn():
             self._follow()
             return

@@ -39,7 +39,7 @@ class Process:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:
+        except (PermissionError, OverflowError):
             return False
         return False
 
@@ -68,9 +68,13 @@ class Layout:
         """
         if self._device is None:
             self.root.mkdir(parents=True, exist_ok=True)
+        folders = self.objects, self.temporary, self.writers
+        if all(folder.is_dir() for folder in folders):
+            self._device = self.root.stat().st_dev
+            return
         if not self.objects.is_dir() and self._device not in (None, self.root.stat().st_dev):
             raise OSError(ENOENT, "another file system is there now", str(self.root))
-        for folder in (self.objects, self.temporary, self.writers):
+        for folder in folders:
             folder.mkdir(exist_ok=True)
         self._device = self.root.stat().st_dev
 

@@ -13,6 +13,8 @@ from starling_engine.tiers.far import FarError
 logger = logging.getLogger("starling.tiers")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between tries. What fails again within the longest of them counts as the same outage."""
+
 SLOW_READ, SLOW_WRITE = 3.0, 15.0
 """Seconds an operation may take; computing a chunk anew takes less."""
 
@@ -35,6 +37,8 @@ class Breaker:
         self._hanging: set[object] = set()
         self._since: float | None = None
         self._until = 0.0
+        self._closed = -math.inf
+        self._told = False
         self._pause = FIRST_PAUSE
         self._trying: object | None = None
         self.failed = 0
@@ -115,17 +119,25 @@ class Breaker:
         self.failed += 1
         now = self._clock()
         if self._since is None:
-            self._since, self._pause = now, FIRST_PAUSE
-            logger.warning("%s: serving goes on without it and tries again at times: %s", self._what, reason)
+            self._since, self._told = now, False
+            self._pause = FIRST_PAUSE if now - self._closed > LONGEST_PAUSE else self._longer()
         elif tried:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = self._longer()
         else:
             return
         self._until = now + self._pause
+        if not self._told and max(self._since - self._closed, now - self._since) > LONGEST_PAUSE:
+            self._told = True
+            logger.warning("%s: serving goes on without it and tries again at times: %s", self._what, reason)
+
+    def _longer(self) -> float:
+        return min(2 * self._pause, LONGEST_PAUSE)
 
     def _close(self) -> None:
         assert self._since is not None, "only what is open is tried"
-        logger.warning("%s: works again after %.0f s", self._what, self._clock() - self._since)
+        self._closed = self._clock()
+        if self._told:
+            logger.warning("%s: works again after %.0f s", self._what, self._closed - self._since)
         self._since = None
 
 

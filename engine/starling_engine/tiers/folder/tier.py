@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from starling_engine.tiers.far import FarCounters, FarError, Missing, ObjectKey
 from starling_engine.tiers.fingerprint import Fingerprint
@@ -28,6 +29,7 @@ class FolderTier:
     def __init__(self, layout: Layout, fingerprint: Fingerprint, limit: int, direct: bool) -> None:
         self._layout, self._fingerprint, self._direct = layout, fingerprint, direct
         self._usage, self._health = Usage(limit), Health(layout.root)
+        self._lock = Lock()
         self._corrupt = self._full = 0
         self.keeper = Keeper(layout, self._usage, self._health)
 
@@ -65,7 +67,8 @@ class FolderTier:
     def write(self, key: ObjectKey, data: memoryview) -> None:
         size = header_bytes(layers_of(key.part)) + pages(data.nbytes)
         if not self._usage.reserve(size):
-            self._full += 1
+            with self._lock:
+                self._full += 1
             self.keeper.wake()
             raise FarError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
         new = False
@@ -146,7 +149,8 @@ class FolderTier:
     def _drop(self, path: Path, reason: Damaged) -> None:
         """Only the first is told at once; the others are counted."""
         logger.log(logging.DEBUG if self._corrupt else logging.WARNING, "%s %s; it is removed and computed anew", path, reason)
-        self._corrupt += 1
+        with self._lock:
+            self._corrupt += 1
         with suppress(OSError):
             size = path.stat().st_size
             path.unlink()

@@ -3,3 +3,7 @@
 `tier` is what an engine calls. The store's library runs in a process of its own (`helper`), so that nothing it does, hanging
 and crashing included, reaches the engine; `client` holds that process, and `breaker` decides when to leave it alone.
 """
+
+from starling_engine.tiers.store.tier import StoreTier, open_store
+
+__all__ = ["StoreTier", "open_store"]

@@ -145,6 +145,12 @@ class StoreClient:
                 place.abandoned = True
         raise Late(f"no answer to {what} in time")
 
+    def leave(self) -> None:
+        """Nobody waits any longer: all calls that have no answer yet are late."""
+        with self._changed:
+            for pending in self._pending.values():
+                pending.came.set()
+
     @property
     def oldest_late(self) -> float | None:
         """For how many seconds a call that nobody waits for any more has been going on; None where there is none."""
@@ -155,7 +161,7 @@ class StoreClient:
 
     # ---- its end ----
 
-    def close(self, grace: float = GRACE) -> None:
+    def close(self, grace: float) -> None:
         """Lets it take leave of the store, and ends it if that takes too long. 0 kills it at once."""
         if not grace:
             self._process.kill()

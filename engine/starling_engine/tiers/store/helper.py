@@ -71,12 +71,15 @@ class Helper:
         self.send(Ready())
 
     def _await_master(self) -> None:
-        while True:
-            try:
-                socket.create_connection((self._setup.master, self._setup.port), timeout=MASTER_POLL).close()
-                return
-            except OSError:
-                time.sleep(MASTER_POLL)
+        while not self._is_master_there():
+            time.sleep(MASTER_POLL)
+
+    def _is_master_there(self) -> bool:
+        try:
+            socket.create_connection((self._setup.master, self._setup.port), timeout=MASTER_POLL).close()
+        except OSError:
+            return False
+        return True
 
     def take(self, call: Call) -> None:
         self._lanes[call.what].put(call)
@@ -118,7 +121,7 @@ class Helper:
 
     def close(self) -> None:
         """Takes this client's memory out of the store, so that nobody looks for it there."""
-        if self._lanes:
+        if self._lanes and self._is_master_there():
             self._store.close()
 
 

@@ -6,7 +6,7 @@ import time
 
 from starling_engine.tiers.store.address import StoreAddress
 from starling_engine.tiers.store.breaker import Breaker
-from starling_engine.tiers.store.client import Gone, Late, StoreClient
+from starling_engine.tiers.store.client import GRACE, Gone, Late, StoreClient
 
 logger = logging.getLogger("starling.store")
 
@@ -51,12 +51,13 @@ class Watch:
         return self._joined.wait(timeout)
 
     def report(self, client: StoreClient, reason: str) -> None:
-        """The store failed somebody. One failure is enough: others would wait as long to learn the same."""
+        """The store failed somebody. One failure is enough: others would wait as long to learn the same, and so wait no longer."""
         with self._lock:
             if client is not self._usable:
                 return  # of an outage that is known
             self._usable = None
         self._joined.clear()
+        client.leave()
         self._trip(reason)
         self._wake.set()
 
@@ -68,7 +69,6 @@ class Watch:
 
     def close(self) -> None:
         self._closing = True
-        self._usable = None
         self._wake.set()
         self._thread.join()
 
@@ -85,8 +85,11 @@ class Watch:
                 self._try()
             if not self._closing:
                 self._wake.wait(self._breaker.remaining)
-        if self._helper is not None:
-            self._helper.close()
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            leaves = helper is self._usable  # of a store that is out of order there is no taking leave
+            self._usable = None
+            helper.close(GRACE if leaves else 0)
 
     def _try(self) -> None:
         reason = self._why_not()
@@ -150,5 +153,5 @@ class Watch:
 
     def _end_helper(self) -> None:
         if self._helper is not None:
-            self._helper.close(grace=0)
+            self._helper.close(0)
             self._helper = None
