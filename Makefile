@@ -36,11 +36,11 @@ demo-cluster: setup ## the same by `kubectl apply`, on a two-node Kubernetes mad
 	@$(BIN)/python examples/demo_cluster.py
 
 libraries: ## what the store's client is linked with; root, and Debian or Ubuntu, where they are missing
-	@for library in libibverbs.so.1 librdmacm.so.1 libnuma.so.1 liburing.so.2; do \
+	@for library in libibverbs.so.1 librdmacm.so.1 libnuma.so.1 liburing.so.2 libcurl.so.4; do \
 		/sbin/ldconfig -p | grep -qF $$library || missing=1; done; \
 	test -z "$$missing" || { apt-get update --quiet && DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet \
-		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2; } || \
-		echo "without libibverbs1, librdmacm1, libnuma1 and liburing2 the store's tests are left out"
+		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4; } || \
+		echo "without libibverbs1, librdmacm1, libnuma1, liburing2 and libcurl4 the store's tests are left out"
 
 test: setup kube libraries ## run the tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -74,11 +74,15 @@ def ask(kubectl: Kubectl, chat: Watched, pod: str) -> dict[str, Any]:
     return answer
 
 
-def of_folder(kubectl: Kubectl, pod: str, name: str) -> float:
-    """A number of the filesystem tier, as that pod says it."""
+def of_tier(kubectl: Kubectl, pod: str, tier: str, name: str) -> float:
+    """A number of a tier, as that pod says it."""
     families = text_string_to_metric_families(run_in(kubectl, pod, SCRAPE))
     samples = [sample for family in families for sample in family.samples if sample.name == f"starling:kv_tier_{name}"]
-    return sum(sample.value for sample in samples if sample.labels["tier"] == "filesystem")
+    return sum(sample.value for sample in samples if sample.labels["tier"] == tier)
+
+
+def of_folder(kubectl: Kubectl, pod: str, name: str) -> float:
+    return of_tier(kubectl, pod, "filesystem", name)
 
 
 def only_pod(chat: Watched) -> str:

@@ -9,7 +9,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
-from starling_operator.plan.sizes import check_cpu_tier, memory_limit, shm_bytes
+from starling_operator.plan.sizes import check_tiers, memory_limit, shm_bytes
 from starling_operator.plan.volumes import HOME, Volume, volumes
 
 CONTAINER = "agent"
@@ -24,7 +24,7 @@ def pod_template(service: Service, spec: InferenceServiceSpec, settings: Setting
     draft = _merged(service, spec, settings, revision, limit=None)
     # Shared memory has to fit the memory limit, which is known when the user's part is merged.
     limit = _memory_limit(draft)
-    check_cpu_tier(spec, limit)
+    check_tiers(spec, limit)
     merged = _merged(service, spec, settings, revision, limit=limit)
     metadata = merged.setdefault("metadata", {})
     # Last, so that an overlay cannot take a pod out of its Service.

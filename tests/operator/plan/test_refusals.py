@@ -191,11 +191,14 @@ def test_a_store_s_options_are_the_engine_s_to_know() -> None:
         ({}, None),
         ({"template": LIMIT}, None),
         ({"kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}}, None),
-        ({"kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}, "template": LIMIT}, "the pod's 1 ranks (2Gi each) leave nothing"),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}, "template": LIMIT},
+            "2147483648 bytes of kvCache.tiers.cpu.bytes for each",
+        ),
         ({"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}, "template": LIMIT}, None),
         (
             {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}, "engine": {"kvMemory": "1Gi"}, "template": LIMIT},
-            "and their KV caches (1Gi each) leave nothing",
+            "1073741824 bytes of kvCache.tiers.cpu.bytes and 1073741824 bytes of engine.kvMemory for each",
         ),
         (
             {
@@ -204,11 +207,15 @@ def test_a_store_s_options_are_the_engine_s_to_know() -> None:
                 "accelerators": {"perNode": 2},
                 "template": LIMIT,
             },
-            "the pod's 2 ranks (1Gi each) leave nothing",
+            "for each of the pod's 2 ranks leave nothing",
+        ),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}, "store": "mooncake://s:1?segment=1GiB"}, "template": LIMIT},
+            "and 1073741824 bytes of kvCache.store for each",
         ),
     ],
 )
-def test_the_cpu_tier_is_of_the_pod_s_memory(changes: dict[str, Any], words: str | None) -> None:
+def test_what_is_kept_in_memory_is_of_the_pod_s(changes: dict[str, Any], words: str | None) -> None:
     status = plan(make_observed(make_spec(changes))).status
     message = message_of(status, "Ready")
     assert (conditions_of(status)["Stalled"] == ("True", "InvalidSpec")) == (words is not None), message

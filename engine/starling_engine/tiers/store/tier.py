@@ -21,7 +21,7 @@ logger = logging.getLogger("starling.store")
 IMPORT_SECONDS = 30.0
 FIND_KEYS = 256
 """Keys asked for in one packet."""
-LIBRARIES = "libibverbs1 librdmacm1 libnuma1 liburing2"
+LIBRARIES = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
 
 
 def open_store(url: str, fingerprint: bytes) -> "StoreTier":
