@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests, a file at a time: much of what they do is to wait.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: help setup kube manifests demo demo-cluster test lint format bench e2e constraints clean
@@ -35,8 +37,8 @@ demo-cluster: setup ## the same by `kubectl apply`, on a two-node Kubernetes mad
 	@$(BIN)/python e2e/cluster setup
 	@$(BIN)/python examples/demo_cluster.py
 
-test: setup kube ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: setup kube ## run the tests; with WORKERS=0 in this process, for a debugger
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check
