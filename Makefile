@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests, a file at a time: much of what they do is to wait.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: help setup kube libraries manifests demo demo-cluster test lint format bench e2e constraints clean
@@ -42,8 +44,8 @@ libraries: ## what the store's client is linked with; root, and Debian or Ubuntu
 		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4; } || \
 		echo "without libibverbs1, librdmacm1, libnuma1, liburing2 and libcurl4 the store's tests are left out"
 
-test: setup kube libraries ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: setup kube libraries ## run the tests; with WORKERS=0 in this process, for a debugger
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check

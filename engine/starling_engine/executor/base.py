@@ -21,7 +21,7 @@ class Executor(Protocol):
 
     @property
     def store_port(self) -> int:
-        """Where the store listens in which ranks find each other; 0 if there is none."""
+        """Where rank 0 serves the store in which ranks find each other; 0 until it has joined, and where there is none."""
         ...
 
     @property

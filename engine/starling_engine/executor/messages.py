@@ -38,9 +38,14 @@ ToWorker = Start | Allocate | Execute | Idle | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
-    """A worker process runs and asks for its configuration. `host`: its address; empty on the executor's own node."""
+    """A worker process runs and asks for its configuration.
+
+    `host`: its address; empty on the executor's own node. `store`: from rank 0, the port of the store that it serves (see
+    `Rendezvous`).
+    """
 
     host: str = ""
+    store: int = 0
 
 
 class Beat(msgspec.Struct, tag="beat"):

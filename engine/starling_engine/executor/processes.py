@@ -1,4 +1,4 @@
-"""Several workers, each a process of this node or of others. Imports no torch until it starts."""
+"""Several workers, each a process of this node or of others. Imports no torch, so that a core starts at once."""
 
 import logging
 import math
@@ -124,6 +124,7 @@ class ProcessExecutor:
         self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
         self.joining = ""
         self._joined: set[int] = set()
+        self._store = 0
 
     @property
     def progress(self) -> int:
@@ -137,16 +138,13 @@ class ProcessExecutor:
 
     @property
     def store_port(self) -> int:
-        return self._store.port
+        return self._store
 
     def start(self) -> None:
-        from starling_engine.parallel.gloo import serve_store
-
         address = f"ipc://{self._folder}/workers"
         self._socket.bind(address)
         if self._remote.ranks:
             self.joining = listen(self._socket, self._host)
-        self._store = serve_store(self._host, self._patience)
         for rank in range(self._remote.ranks.start):
             command = [*WORKER, address, str(rank)]
             self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
@@ -267,8 +265,8 @@ class ProcessExecutor:
 
     def _handle(self, rank: int, message: FromWorker) -> None:
         match message:
-            case Joined(host):
-                self._join(rank, host)
+            case Joined(host, store):
+                self._join(rank, host, store)
             case Beat():
                 self._remote.take(rank, message)
             case Working(phase, done, total):
@@ -290,11 +288,12 @@ class ProcessExecutor:
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
 
-    def _join(self, rank: int, host: str) -> None:
+    def _join(self, rank: int, host: str, store: int) -> None:
         """When all are there they start together, for then they wait for each other only so long."""
         if len(self._joined) == self._ranks:
             raise RankLost(f"rank {rank} on {host} was started again")
         self._joined.add(rank)
+        self._store = store or self._store
         if host:
             self._remote.join(rank, host)
         if len(self._joined) == self._ranks:
@@ -334,9 +333,11 @@ class ProcessExecutor:
 
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
-        address = self._remote.host(rank) if rank in self._remote.ranks else self._host
-        rendezvous = Rendezvous(self._host, self._store.port, address, 2 * self._patience)
+        rendezvous = Rendezvous(self._address(0), self._store, self._address(rank), 2 * self._patience)
         return replace(self._config, rank=rank, rendezvous=rendezvous, counters=str(self._folder / "progress"))
+
+    def _address(self, rank: int) -> str:
+        return self._remote.host(rank) if rank in self._remote.ranks else self._host
 
     # ---- health ----
 

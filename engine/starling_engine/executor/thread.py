@@ -6,6 +6,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from starling_engine.child import import_for_good
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
@@ -115,6 +116,7 @@ class ThreadExecutor:
 
     def _run(self) -> None:
         # torch keeps thread counts and inference mode per thread, so all of it is imported and set where it runs.
+        import_for_good("torch")
         from starling_engine.worker.worker import Worker
 
         try:

@@ -26,6 +26,7 @@ from starling_engine.executor.messages import (
     ToWorker,
     Working,
 )
+from starling_engine.parallel.gloo import serve_store
 from starling_engine.worker.beats import Beats
 from starling_engine.worker.moves import MoveSocket
 from starling_engine.worker.report import Phase
@@ -36,6 +37,9 @@ logger = logging.getLogger("starling.worker")
 
 SEND_MS = 500
 """Given at the end to what is still to be sent."""
+LOOPBACK = "127.0.0.1"
+STORE_SECONDS = 10.0
+"""In which the store has to answer the rank that serves it."""
 
 
 class WorkerProcess:
@@ -57,8 +61,10 @@ class WorkerProcess:
         self._socket.connect(address)
 
     def run(self) -> None:
-        """Until the executor says Stop. Raises what made the worker useless."""
-        self._send(Joined(self._host))
+        """Until the executor says Stop. Raises what made the worker useless. Rank 0 serves the ranks' store meanwhile."""
+        # Here rather than in the executor, whose process then needs no torch.
+        store = serve_store(self._host or LOOPBACK, STORE_SECONDS) if self._rank == 0 else None
+        self._send(Joined(self._host, store.port if store is not None else 0))
         start = self._receive()
         assert isinstance(start, Start), "Start comes first"
         config = start.config

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 import zmq
+from torch.distributed import DistError
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
@@ -173,8 +174,11 @@ class Worker:
         assert own is not None, "the executor says where this rank can be reached"
         plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
         place = layout.coordinates(self._config.rank)
-        meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
-        return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
+        try:
+            meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
+            return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
+        except DistError as error:
+            raise RankLost(f"the rank that serves the rendezvous is gone: {error}") from error
 
     def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
         """How they come to be others because of what they have to do."""
