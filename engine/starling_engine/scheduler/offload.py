@@ -44,11 +44,15 @@ class Offload:
     """Of one scheduler. `slots` is the size of the CPU tier in chunks, `chunk_bytes` what one has on all ranks together."""
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        self.stats: dict[str, TierStats] = {"cpu": TierStats(capacity=slots * chunk_bytes)}
+        self.stats = {"cpu": TierStats(capacity=slots * chunk_bytes)}
+        """By tier; what is told of those outside comes with the answers of the ranks."""
+        if config.fs_path is not None:
+            self.stats["filesystem"] = TierStats(capacity=config.fs_bytes, shared=True)
+        if config.store is not None:
+            self.stats["store"] = TierStats(shared=True)
         self.costs = SwapCosts(preempt)
         self._kv = kv
         self._far = config.far
-        self._fs_bytes = config.fs_bytes
         self._host = HostIndex(slots, config.cpu_policy)
         self._jobs = Jobs()
         self.take_orders = self._jobs.take_orders
@@ -302,7 +306,7 @@ class Offload:
                 cpu.loaded_bytes_total += moved
                 cpu.load_seconds_total += done.seconds
         for name, report in done.far.items():
-            self.stats[name] = _far_stats(report, self._fs_bytes if name == "filesystem" else 0)
+            self.stats[name] = _far_stats(report, self.stats[name].capacity)
 
     def _settle(self, chunks: list[Chunk], arrived: list[bool]) -> None:
         for chunk, there in zip(chunks, arrived, strict=True):
