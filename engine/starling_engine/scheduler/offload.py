@@ -145,6 +145,13 @@ class Offload:
         count = self._map.longest(self._map.names(request.holding, request.tokens), hit // self._blocks, self._host.has)
         return count if count * self._blocks > hit else 0
 
+    def count_lookup(self, request: RequestState, hit: int, count: int) -> None:
+        """A request was admitted with `count` chunks, the first `hit` blocks of which the device had."""
+        names, cpu = self._map.names(request.holding, request.tokens), self.stats["cpu"]
+        first = hit // self._blocks
+        cpu.queries_total += sum(1 for _ in self._map.needed(names, first, len(names)))
+        cpu.hits_total += sum(1 for _ in self._map.needed(names, first, count))
+
     def parked(self, request: RequestState, hit: int, count: int) -> bool:
         """Whether others load the same now: it then waits for theirs."""
         names = self._map.names(request.holding, request.tokens)
@@ -166,9 +173,6 @@ class Offload:
             blocks += wanted
         for block in blocks:
             self._kv.pool.share(block)
-        cpu = self.stats["cpu"]
-        cpu.queries_total += (len(names) - hit // self._blocks) * len(self._map.groups)
-        cpu.hits_total += len(chunks)
         self._park(request, Job(LoadChunks(self._jobs.number(), after, moves), chunks, blocks), Gate.KV_LOAD)
 
     # ---- from the device to slots and outside ----
