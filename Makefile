@@ -3,9 +3,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests, a file at a time: much of what they do is to wait.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup kube manifests demo demo-cluster test lint format bench e2e constraints clean
+.PHONY: help setup kube libraries manifests demo demo-cluster test lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -35,8 +37,15 @@ demo-cluster: setup ## the same by `kubectl apply`, on a two-node Kubernetes mad
 	@$(BIN)/python e2e/cluster setup
 	@$(BIN)/python examples/demo_cluster.py
 
-test: setup kube ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+libraries: ## what the store's client is linked with; root, and Debian or Ubuntu, where they are missing
+	@for library in libibverbs.so.1 librdmacm.so.1 libnuma.so.1 liburing.so.2 libcurl.so.4; do \
+		/sbin/ldconfig -p | grep -qF $$library || missing=1; done; \
+	test -z "$$missing" || { apt-get update --quiet && DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet \
+		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4; } || \
+		echo "without libibverbs1, librdmacm1, libnuma1, liburing2 and libcurl4 the store's tests are left out"
+
+test: setup kube libraries ## run the tests; with WORKERS=0 in this process, for a debugger
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check
@@ -51,7 +60,7 @@ format: setup ## rewrite the sources in the project's style
 bench: setup ## compare with the peer and write bench/results (see bench/README.md)
 	$(BIN)/python bench/run.py $(ARGS)
 
-e2e: setup ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
+e2e: setup libraries ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
 	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
 	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG)) $(ARGS)
 

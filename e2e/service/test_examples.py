@@ -20,15 +20,23 @@ def manifests(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl
     """The example's documents. A volume of one node is one of ours: the file says which two values a reader has to set."""
     documents = [document for document in yaml.safe_load_all(request.param.read_text()) if document]
     volumes = [document for document in documents if document["kind"] == "PersistentVolume"]
-    if volumes and cluster.folder is None:
-        pytest.skip("needs a folder on a node")
     for volume in volumes:
-        volume["spec"]["local"]["path"] = str(ROOT / "models")
+        volume["spec"]["local"]["path"] = str(folder_for(volume["metadata"]["name"], cluster))
         (term,) = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
         term["matchExpressions"][0]["values"] = ["n1"]
     yield documents
     for volume in volumes:
         kubectl("delete", "pv", volume["metadata"]["name"], "--wait=false")
+
+
+def folder_for(volume: str, cluster: ClusterUnderTest) -> Path:
+    if cluster.folder is None:
+        pytest.skip("needs a folder on a node")
+    if volume == "starling-weights":
+        return ROOT / "models"
+    folder = cluster.folder / volume
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.mark.parametrize("manifests", EXAMPLES, ids=lambda path: Path(path).stem, indirect=True)

@@ -4,11 +4,13 @@ Argument names are vLLM's wherever they mean the same.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from starling_engine.errors import ConfigError
 from starling_engine.layout import ParallelLayout
 from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.sizes import parse_bytes
+from starling_engine.tiers.arguments import check_tiers
 
 Policy = Literal["fcfs", "priority"]
 EvictionPolicy = Literal["lru", "arc"]
@@ -16,6 +18,8 @@ Direct = Literal["auto", "on", "off"]
 Preempt = Literal["auto", "recompute", "swap"]
 BLOCK_SIZES = (8, 16, 32)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+SIZES = ("kv_cache_memory_bytes", "kv_cpu_bytes", "kv_fs_bytes")
+"""Arguments in bytes, which may also be written like "4GiB"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class EngineArgs:
     kv_store                 a store over the network for cached keys and values, shared by a fleet: mooncake://MASTER:PORT
     preempt                  what becomes of a preempted request's keys and values: "recompute", "swap" (kept in the CPU tier),
                              "auto" takes what has been measured to be faster
-    kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557
+    kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557, or tcp://*:5557/TOPIC
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     progress_timeout         seconds with work and without progress after which the engine counts as hung
@@ -96,6 +100,8 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         """Raises ConfigError naming the first argument that can never work."""
+        for name in SIZES:
+            object.__setattr__(self, name, size_of(name, getattr(self, name)))
         if not self.model:
             raise ConfigError("must not be empty", "model")
         _one_of("dtype", self.dtype, DTYPES)
@@ -103,6 +109,9 @@ class EngineArgs:
         _one_of("load_format", self.load_format, ("auto", "dummy"))
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        _one_of("kv_cpu_policy", self.kv_cpu_policy, get_args(EvictionPolicy))
+        _one_of("kv_fs_direct", self.kv_fs_direct, get_args(Direct))
+        _one_of("preempt", self.preempt, get_args(Preempt))
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_threads"):
@@ -131,6 +140,7 @@ class EngineArgs:
             raise ConfigError("copies go where the load is; they need enable_eplb", "num_redundant_experts")
         _at_least("eplb_window_size", self.eplb_window_size, 1)
         _at_least("eplb_step_interval", self.eplb_step_interval, 1)
+        check_tiers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +155,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     stages: int = 1
     """Pipeline stages, each of which is to have a step of its own to work on."""
+    preempt: Preempt = "auto"
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -200,6 +211,7 @@ class WorkerConfig:
     """Of the machine, for all its ranks together."""
     attention_backend: str
     num_threads: int
+    tiers: TiersConfig | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
     lockstep: bool = False
@@ -231,6 +243,19 @@ class EngineConfig:
     """None lets the worker's platform decide."""
     seed: int | None = None
     """Of the frontend's draws of request seeds; None takes the system's entropy."""
+    data_parallel_rank: int = 0
+    kv_events: str | None = None
+    """Where it publishes what is cached: see `kv.publisher`."""
+
+
+def size_of(name: str, value: int | str | None) -> int | None:
+    """Bytes of an argument in SIZES. Raises ConfigError naming it and the form."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise ConfigError(str(error), name) from None
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -5,11 +5,39 @@ import msgspec
 from starling_engine.step import LogprobRow
 
 
+class TierStats(msgspec.Struct, omit_defaults=True):
+    """What a tier of the KV cache holds and did. Those named total only grow while the core lives.
+
+    `blocks` are chunks, and so are what was asked for, found, evicted and found corrupt. Loaded is what came towards the device,
+    stored what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations
+    that were not tried because the tier is out of order.
+    """
+
+    bytes: int = 0
+    capacity: int = 0
+    """Bytes that it may hold; 0 where that is not known."""
+    blocks: int = 0
+    shared: bool = False
+    """What it holds is of all cores that use it, and so is told by each of them, not of each of them alone."""
+    queries_total: int = 0
+    hits_total: int = 0
+    stored_bytes_total: int = 0
+    loaded_bytes_total: int = 0
+    store_seconds_total: float = 0.0
+    load_seconds_total: float = 0.0
+    evictions_total: int = 0
+    errors_total: int = 0
+    corrupt_total: int = 0
+    refused_total: int = 0
+
+
 class Stats(msgspec.Struct, omit_defaults=True):
     """The core's counters. Those named total only grow while the core lives.
 
-    What is named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named
-    eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet.
+    What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet. What is
+    named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named prefix
+    and external is in tokens: looked up on the device, and what was missing there looked up in the tiers. `tiers` has those that
+    there are, by name: cpu, filesystem, store.
     """
 
     running: int = 0
@@ -22,6 +50,8 @@ class Stats(msgspec.Struct, omit_defaults=True):
     preemptions_total: int = 0
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
+    external_queries_total: int = 0
+    external_hits_total: int = 0
     eplb_balance: float = 0.0
     eplb_balance_before: float = 0.0
     eplb_balance_after: float = 0.0
@@ -30,13 +60,38 @@ class Stats(msgspec.Struct, omit_defaults=True):
     eplb_seconds_total: float = 0.0
     epoch_peer_bytes_total: int = 0
     epoch_checkpoint_bytes_total: int = 0
+    tiers: dict[str, TierStats] = {}
+
+
+def add(total: Stats, more: Stats) -> None:
+    """All counters of one more core that serves; `more` stays as it is."""
+    _sum(total, more, [name for name in Stats.__struct_fields__ if name != "tiers"])
+    for name, tier in more.tiers.items():
+        _add_tier(total.tiers.setdefault(name, TierStats()), tier)
 
 
 def add_totals(total: Stats, more: Stats) -> None:
     """What only grows, of cores that come and go."""
-    for name in Stats.__struct_fields__:
-        if name.endswith("_total"):
-            setattr(total, name, getattr(total, name) + getattr(more, name))
+    _sum(total, more, _totals(Stats))
+    for name, tier in more.tiers.items():
+        _sum(total.tiers.setdefault(name, TierStats()), tier, _totals(TierStats))
+
+
+def _add_tier(total: TierStats, more: TierStats) -> None:
+    _sum(total, more, _totals(TierStats))
+    total.shared |= more.shared
+    for name in ("bytes", "capacity", "blocks"):
+        held, told = getattr(total, name), getattr(more, name)
+        setattr(total, name, max(held, told) if more.shared else held + told)
+
+
+def _totals(kind: type[msgspec.Struct]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name.endswith("_total")]
+
+
+def _sum(total: msgspec.Struct, more: msgspec.Struct, names: list[str]) -> None:
+    for name in names:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
 MOVED = "moved"

@@ -21,7 +21,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     members     ids of the epoch's cores, in the order of their data parallel rank
     dp          this core's rank among them; None: it leaves
     placement   which experts lie where
-    rendezvous  where the epoch's ranks meet: the first core's store
+    rendezvous  where the epoch's ranks meet: the store of the first core's rank 0
     nodes       how many nodes the members are on, as many on each and in their order; 1 also where that is not so
     served      the cores that serve before it: each of their ranks tells which experts it holds, for others to load from it
     """

@@ -15,7 +15,8 @@ MIB = 1 << 20
 class Ledger:
     """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has.
 
-    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here.
+    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here. `host_kv` is
+    the CPU tier; it is of `limit` too where the device's memory is the host's (`unified`).
     """
 
     total: int
@@ -27,19 +28,23 @@ class Ledger:
     num_blocks: int
     block_size: int
     moving: int = 0
+    host_kv: int = 0
+    unified: bool = True
 
     @property
     def left(self) -> int:
-        return self.limit - self.weights - self.activations - self.kv
+        return self.limit - self.weights - self.activations - self.kv - (self.host_kv if self.unified else 0)
 
     def __str__(self) -> str:
-        rows = (
+        rows = [
             ("weights", self.weights),
             ("KV cache", self.kv),
             ("activations", self.activations),
             ("left", self.left),
             ("limit", self.limit),
-        )
+        ]
+        if self.host_kv:  # among what the limit is for, or besides it
+            rows.insert(3 if self.unified else len(rows), ("CPU tier", self.host_kv))
         lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
         if self.moving:
             lines[0] += f"   {amount(self.moving)} of them for experts on their way"
@@ -120,16 +125,22 @@ def plan_memory(
     block_size: int,
     useful_blocks: int,
     needed_blocks: int,
+    host: int = 0,
+    unified: bool = True,
 ) -> Ledger:
     """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
 
     All are of one rank but `total`, `fraction` and `available`, which `ranks` ranks share. `available` is what is free now, with
-    the weights loaded: others may have taken memory of the machine.
+    the weights loaded: others may have taken memory of the machine. The CPU tier gets its `host` bytes first, which are of the
+    same memory where that is `unified`.
 
     Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
     """
     limit = min(int(total * (1 if kv_bytes is not None else fraction)) // ranks, available // ranks + weights)
     room = limit - weights - activations
+    if unified:
+        _check_tier(host, room - (needed_blocks * bytes_per_block if kv_bytes is None else kv_bytes))
+        room -= host
     wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
     num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
     needed = needed_blocks * bytes_per_block
@@ -141,7 +152,7 @@ def plan_memory(
                 f"set it to at least {needed}, or lower max_model_len",
                 "kv_cache_memory_bytes",
             )
-        least = ranks * (weights + activations + needed) / total
+        least = ranks * (weights + activations + needed + (host if unified else 0)) / total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
         raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
     if kv_bytes is not None and kv_bytes > room:
@@ -156,4 +167,12 @@ def plan_memory(
         block_bytes=bytes_per_block,
         num_blocks=num_blocks,
         block_size=block_size,
+        host_kv=host,
+        unified=unified,
     )
+
+
+def _check_tier(host: int, most: int) -> None:
+    """`most` is what everything else leaves; where that is nothing at all, something else is to blame."""
+    if host > most >= 0:
+        raise ConfigError(f"{amount(host)} asked for, {amount(most)} are left; set it to at most {most}", "kv_cpu_bytes")

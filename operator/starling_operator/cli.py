@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from starling_operator.commands import agent, bench, chat, check, crds, operator, plan, scale, serve, status, support_bundle, up
+from starling_operator.commands import agent, bench, chat, check, crds, kv, operator, plan, scale, serve, status, support_bundle, up
 
 
 class PlainGroup(TyperGroup):
@@ -39,6 +39,7 @@ app.command("check")(check.check)
 app.command("crds")(crds.crds)
 app.command("support-bundle")(support_bundle.support_bundle)
 app.add_typer(bench.app, name="bench")
+app.add_typer(kv.app, name="kv")
 
 
 def _print_version(asked: bool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel, WeightError
 from starling_operator.commands.failures import fix_for
-from starling_operator.commands.values import parse_bytes, parse_rate
+from starling_operator.commands.values import parse_rate
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
@@ -61,6 +61,9 @@ def test_vllms_flags_are_known():
         "--no-enable-prefix-caching",
         "--tensor-parallel-size",
         "--scheduling-policy",
+        "--kv-cpu-bytes",
+        "--kv-fs-path",
+        "--kv-store",
     ):
         assert flag in text
 
@@ -74,6 +77,8 @@ def test_vllms_flags_are_known():
         ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
         ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),
         ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes"),
+        ([MODEL, "--kv-fs-path", "/kv"], "kv_fs_path: needs kv_fs_bytes", "--kv-fs-path"),
+        ([MODEL, "--kv-cpu-bytes", "1GiB", "--no-enable-prefix-caching"], "kv_cpu_bytes: needs enable_prefix", "--kv-cpu-bytes"),
         ([MODEL, "--api-key", ""], "empty", "--api-key"),
         ([MODEL, "--log-level", "loud"], "log_level", "--log-level"),
         ([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds"),
@@ -103,10 +108,17 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded():
 
 
 def test_bad_values_of_flags_are_usage_errors():
-    for flags in (["--kv-cache-memory-bytes", "lots"], ["--rate-limit", "fast"], ["--port", "x"]):
+    for flags, form in (
+        (["--kv-cache-memory-bytes", "lots"], "4GiB"),
+        (["--kv-cpu-bytes", "4XB"], "4GiB"),
+        (["--kv-fs-bytes", "10 G B"], "4GiB"),
+        (["--rate-limit", "fast"], "10/s"),
+        (["--port", "x"], "integer"),
+    ):
         answer = starling("serve", MODEL, *flags)
         assert answer.returncode == 2
         assert "Traceback" not in answer.stderr
+        assert flags[0] in answer.stderr and form in answer.stderr
 
 
 def test_a_signal_while_loading_ends_it(tmp_path):
@@ -178,20 +190,6 @@ def test_bench_offline(tmp_path):
     answer = starling("bench", "latency", MODEL, *flags, *small)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(file.read_text())["result"]["latency"]["p99"] > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("4GiB", 4 * 2**30), ("512MiB", 512 * 2**20), ("1.5G", 1_500_000_000), ("1000", 1000), ("2 kib", 2048), ("7b", 7)],
-)
-def test_sizes(text, size):
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "4XB", "4 Gi B", "0x10", "1e9"])
-def test_no_sizes(text):
-    with pytest.raises(ValueError, match="like 4GiB"):
-        parse_bytes(text)
 
 
 @pytest.mark.parametrize(("text", "rate"), [("10/s", (10, 1)), ("600/m", (600, 60)), ("5/30s", (5, 30)), ("9/2h", (9, 7200))])

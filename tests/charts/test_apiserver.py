@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from tests.charts.helm import ROOT, Helm, Manifest, the
+from tests.charts.helm import ROOT, Helm, Manifest
 from tests.charts.kubectl import Kubectl
 from tests.charts.test_rbac import USES, Right
 from tests.charts.values import SETS
@@ -41,13 +41,15 @@ def test_the_server_takes_every_object_without_a_warning(cluster: Kubectl, helm:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_operators_pod_is_let_in_where_pods_are_restricted(cluster: Kubectl, helm: Helm, name: str) -> None:
-    template = the(helm.objects(SETS[name]), "Deployment")["spec"]["template"]
+def test_the_pods_are_let_in_where_pods_are_restricted(cluster: Kubectl, helm: Helm, name: str) -> None:
+    templates = [item["spec"]["template"] for item in helm.objects(SETS[name]) if item["kind"] == "Deployment"]
     # The only thing that is not in every cluster.
-    account = {"name": template["spec"]["serviceAccountName"], "namespace": NAMESPACE}
-    cluster.apply([{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}])
-    pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "operator", "namespace": NAMESPACE}}
-    done = cluster.dry_run([pod])
+    accounts = [template["spec"].get("serviceAccountName", "default") for template in templates]
+    made = [{"name": account, "namespace": NAMESPACE} for account in accounts]
+    cluster.apply([{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata} for metadata in made])
+    own = [{"name": f"pod-{number}", "namespace": NAMESPACE} for number in range(len(templates))]
+    pods = [{"apiVersion": "v1", "kind": "Pod", **t, "metadata": m} for t, m in zip(templates, own, strict=True)]
+    done = cluster.dry_run(pods)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,7 +10,7 @@ from starling_agent.contract.report import Report
 from starling_agent.metrics.exporter import EngineCollector
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector
-from starling_engine.delta import Stats
+from starling_engine.delta import Stats, TierStats
 from starling_operator.metrics import REGISTRY
 
 from tests.charts.helm import CHART, Helm, the
@@ -34,7 +34,8 @@ NAME = re.compile(r"\b(?:vllm:|starling:|starling_operator_)\w+")
 
 
 def _exported() -> set[str]:
-    engine, agent = EngineCollector(Stats, "model", 16, RequestMetrics()), AgentCollector(lambda: REPORT)
+    stats = Stats(tiers={"cpu": TierStats()})
+    engine, agent = EngineCollector(lambda: stats, "model", 16, RequestMetrics()), AgentCollector(lambda: REPORT)
     return {name for metric in [*engine.collect(), *agent.collect(), *REGISTRY.collect()] for name in _series(metric)}
 
 

@@ -13,8 +13,10 @@ from tests.charts.values import DIGEST, EVERYTHING, SETS
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
-def _pod(objects: list[Manifest]) -> dict[str, Any]:
-    spec: dict[str, Any] = the(objects, "Deployment")["spec"]["template"]["spec"]
+def _pod(objects: list[Manifest], component: str = "operator") -> dict[str, Any]:
+    made = [item for item in objects if item["kind"] == "Deployment"]
+    (found,) = [item for item in made if item["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
     return spec
 
 
@@ -52,6 +54,36 @@ def test_the_operator_is_restricted(helm: Helm, name: str) -> None:
         "livenessProbe": "http",
         "readinessProbe": "http",
     }
+
+
+def _images(helm: Helm, values: dict[str, Any]) -> str:
+    return str(_pod(helm.objects(values), "store")["containers"][0]["image"])
+
+
+def test_the_store_s_master_is_off_by_default_and_has_the_agent_s_image(helm: Helm) -> None:
+    assert not [item for item in helm.objects({}) if "mooncake" in item["metadata"]["name"]]
+    assert _images(helm, SETS["store"]) == "starling-agent:0.1.0"
+    assert _images(helm, SETS["store"] | {"agent": EVERYTHING["agent"]}) == f"registry.example/ai/starling-agent@{DIGEST}"
+    assert _images(helm, SETS["store-of-another-image"]) == "mooncake:0.3.13"
+
+
+def test_services_reach_the_store_s_master_by_its_name(helm: Helm) -> None:
+    from starling_crds.v1alpha1.engine import KVCacheSpec
+    from starling_operator.plan.labels import AGENTS
+
+    objects = helm.objects(SETS["store"])
+    service = the(objects, "Service", "starling-mooncake")
+    pod = next(item for item in objects if item["kind"] == "Deployment" and item["metadata"]["name"] == "starling-mooncake")
+    labels = pod["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    assert ports == {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    KVCacheSpec.model_validate({"store": f"mooncake://{service['metadata']['name']}.starling-system:{ports['rpc']}"})
+    policy = the(objects, "NetworkPolicy", "starling-mooncake")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": AGENTS}}]
+    assert {port["port"] for port in policy["ingress"][0]["ports"]} == {"rpc", "metadata"}
+    assert len(the(helm.objects(SETS["store-of-another-image"]), "NetworkPolicy", "birds-mooncake")["spec"]["ingress"]) == 1
 
 
 def test_what_needs_others_crds_is_off_by_default(helm: Helm) -> None:

@@ -35,6 +35,16 @@ SETS: dict[str, dict[str, Any]] = {
     "crd-goes-with-the-release": {"crds": {"keep": False}},
     "no-network-policy": {"networkPolicy": {"enabled": False}},
     "metrics-for-nobody": {"networkPolicy": {"metricsFrom": []}},
+    "store": {"mooncake": {"enabled": True}},
+    "store-of-another-image": {
+        "mooncake": {
+            "enabled": True,
+            "image": {"repository": "mooncake", "tag": "0.3.13"},
+            "resources": {"limits": {"memory": "1Gi"}},
+        },
+        "networkPolicy": {"metricsFrom": []},
+        "fullnameOverride": "birds",
+    },
     "renamed": {"fullnameOverride": "birds", "nameOverride": "flock"},
 }
 
@@ -74,6 +84,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "empty peer": ({"networkPolicy": {"metricsFrom": [{}]}}, "networkPolicy/metricsFrom/0"),
     "interval without a unit": ({"serviceMonitor": {"interval": "30"}}, "serviceMonitor/interval"),
     "threshold of nothing": ({"prometheusRule": {"timeToFirstTokenSeconds": 0}}, "prometheusRule/timeToFirstTokenSeconds"),
+    "store as a switch": ({"mooncake": True}, "mooncake"),
+    "store's image without a repository": ({"mooncake": {"image": {"tag": "1"}}}, "mooncake/image"),
     "account's name": ({"serviceAccount": {"name": "My Account"}}, "serviceAccount/name"),
     "full name in capitals": ({"fullnameOverride": "Starling"}, "fullnameOverride"),
 }

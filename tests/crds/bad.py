@@ -53,6 +53,7 @@ FOLDER = "must be an absolute folder below /"
 ONLY_HUB = "is only for models that are downloaded (hf://org/name)"
 SECRET = {"name": "s", "key": "k"}
 TIER = "kvCache.tiers.filesystem"
+WITHOUT_PREFIXES = "needs engine.prefixCaching"
 AGENT = "cannot be set for the container agent"
 
 
@@ -206,6 +207,19 @@ ENGINE = [
     bad(TIER, {"bytes": "lots", "path": "/kv"}, SIZE, at=f"{TIER}.bytes"),
     bad(TIER, {"bytes": "1Gi", "claim": "KV"}, NAME, at=f"{TIER}.claim"),
     bad(TIER, {"path": "/kv"}, "Required value", "is required", at=f"{TIER}.bytes"),
+    bad(TIER, {"bytes": "63Mi", "path": "/kv"}, "must be at least 64Mi", at=f"{TIER}.bytes"),
+    *(
+        bad("kvCache.store", store, "must be mooncake://MASTER:PORT")
+        for store in ("store:50051", "redis://store:6379", "mooncake://store", "mooncake://store:50051/a b", "mooncake://:50051")
+    ),
+    *(
+        Bad(service({"engine.prefixCaching": False, field: value}), "spec.kvCache", WITHOUT_PREFIXES, WITHOUT_PREFIXES)
+        for field, value in (
+            ("kvCache.tiers.cpu.bytes", "1Gi"),
+            (TIER, {"bytes": "1Gi", "path": "/kv"}),
+            ("kvCache.store", "mooncake://s:1"),
+        )
+    ),
 ]
 ENDPOINT = [
     bad("endpoint.port", 0, "greater than or equal to 1", "at least 1"),

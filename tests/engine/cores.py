@@ -32,8 +32,11 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     patience = settings.pop("patience", 60.0)
     layout = settings.pop("layout", ParallelLayout())
     expert_parallel = settings.pop("expert_parallel", False)
+    block_size = settings.pop("block_size", 8)
+    max_model_len = settings.pop("max_model_len", MAX_MODEL_LEN)
+    tiers = settings.pop("tiers", None)
     scheduler = SchedulerConfig(
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=8,
         max_num_batched_tokens=settings.pop("budget", 64),
         stages=layout.pipeline,
@@ -45,18 +48,19 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         device="cpu",
         dtype="float32",
         seed=0,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=8,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        block_size=8,
-        kv_cache_memory_bytes=kv_blocks * sum(spec.page_bytes for spec in kv_specs(load_model_config(folder), 8, 4)),
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_blocks * sum(spec.page_bytes for spec in kv_specs(load_model_config(folder), block_size, 4)),
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,
         layout=layout,
         expert_parallel=expert_parallel,
+        tiers=tiers,
     )
-    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=8, progress_timeout=patience)
+    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience)
     sockets = tempfile.TemporaryDirectory(prefix="starling-")
     executor = make_executor(config, Path(sockets.name), "127.0.0.1" if elsewhere is not None else None)
     try:
@@ -85,6 +89,10 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list
             tokens[delta.id] += delta.tokens
             if delta.finish_reason is not None:
                 errors[delta.id] = delta.error
+    while core.moving:
+        assert time.monotonic() < deadline
+        core.step()
+        time.sleep(0.001)
     core.scheduler.check_integrity()
     assert core.scheduler.kv.pool.num_used == 0
     return {name: (tokens[name], errors[name]) for name in tokens}

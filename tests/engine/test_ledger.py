@@ -22,6 +22,8 @@ PLAN: dict[str, Any] = {
     "needed_blocks": 3,
 }
 
+BIG = {**PLAN, "total": 16 << 20, "available": 16 << 20}
+
 
 @pytest.mark.parametrize(
     ("changes", "blocks", "left"),
@@ -30,6 +32,10 @@ PLAN: dict[str, Any] = {
         ({"useful_blocks": 7}, 7, 280),
         ({"kv_bytes": 105}, 10, 750),
         ({"available": 200}, 15, 0),
+        ({"host": 120}, 23, 0),
+        ({"host": 120, "unified": False}, 35, 0),
+        ({"host": 320}, 3, 0),
+        ({"host": 745, "kv_bytes": 105}, 10, 5),
     ],
 )
 def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
@@ -44,11 +50,28 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
         ({"kv_bytes": 25}, "at least 30"),
         ({"kv_bytes": 2000}, "at most 850"),
         ({"weights": 990, "fraction": 1.0}, "lower max_model_len"),
+        ({"host": 321}, "kv_cpu_bytes: .*at most 320"),
+        ({"host": 746, "kv_bytes": 105}, "kv_cpu_bytes: .*at most 745"),
+        ({"host": 10, "fraction": 0.16}, "gpu_memory_utilization: .*at least 0.19"),
+        ({"host": 10, "kv_bytes": 2000}, "kv_cache_memory_bytes: .*at most 840"),
     ],
 )
 def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_memory(**{**PLAN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("unified", "rows"),
+    [
+        (True, ["weights", "KV cache", "activations", "CPU tier", "left", "limit"]),
+        (False, ["weights", "KV cache", "activations", "left", "limit", "CPU tier"]),
+    ],
+)
+def test_the_tier_is_printed_among_what_the_limit_is_for(unified: bool, rows: list[str]) -> None:
+    lines = str(plan_memory(**BIG, host=3 << 20, unified=unified)).splitlines()
+    assert [line[:12].strip() for line in lines] == rows
+    assert "CPU tier        3.00 MiB" in lines
 
 
 SMALL: dict[str, Any] = {

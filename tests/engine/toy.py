@@ -2,17 +2,33 @@
 query would read. It mirrors plans with the real InputBatch, so a wrong block table, slot or count cannot go unseen.
 """
 
+import random
 import zlib
+from collections import Counter
 
 import numpy as np
-from starling_engine.config import SchedulerConfig
+from starling_engine.config import SchedulerConfig, TiersConfig
 from starling_engine.delta import Delta
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.offload import Offload
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.orders import (
+    ChunkAt,
+    ChunkMove,
+    Done,
+    FetchChunks,
+    FindChunks,
+    KeepChunks,
+    LoadChunks,
+    Order,
+    StoreChunks,
+)
 from starling_engine.worker.batch import InputBatch
 
 VOCAB = 50
@@ -27,15 +43,17 @@ def prefix_hashes(tokens: list[int]) -> list[int]:
     return hashes
 
 
-def next_token(tokens: list[int], seed: int) -> int:
-    return (prefix_hashes(tokens)[-1] ^ (seed * 7919)) % VOCAB
+def _token(prefix_hash: int, seed: int) -> int:
+    return (prefix_hash ^ (seed * 7919)) % VOCAB
 
 
 def expected_output(prompt: list[int], params: SamplingParams, seed: int, max_model_len: int) -> list[int]:
     tokens, stops = list(prompt), set(params.stop_token_ids or ())
     limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
+    value = prefix_hashes(tokens)[-1]
     while len(tokens) < limit:
-        tokens.append(next_token(tokens, seed))
+        tokens.append(_token(value, seed))
+        value = zlib.crc32(tokens[-1].to_bytes(4, "little"), value)
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
@@ -52,11 +70,13 @@ class ToyWorker:
         self.block_size = groups[0].spec.block_size
         self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size)
         self.pages = np.zeros((num_blocks, self.block_size), np.int64)
+        self.last_step = -1
         self.fail_on: set[int] = set()
         """Steps with a row whose prompt begins with one of these tokens fail as a whole."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.batch.apply(plan)
+        self.last_step = plan.step_id
         for copy in plan.copies:
             self.pages[copy.target] = self.pages[copy.source]
         inputs = self.batch.inputs(plan)
@@ -90,7 +110,7 @@ class ToyWorker:
             return RowResult(prompt_logprobs=scores)
         if self.batch.occupant(slot).pooling is not None:
             return RowResult(pooled=[float(hashes[-1])])
-        token = next_token(tokens, int(self.batch.seed[slot]))
+        token = _token(hashes[-1], int(self.batch.seed[slot]))
         self.batch.tokens[slot, end] = token
         return RowResult(tokens=[token], prompt_logprobs=scores)
 
@@ -102,8 +122,71 @@ class ToyWorker:
         return [LogprobRow([token], [0.0], 1) for token in following.tolist()]
 
 
+class ToyTiers:
+    """Slots of host memory and a tier outside, as a worker has them: orders are carried out whenever `rng` says so, in any order,
+    and what concerns the tier outside may fail. `outside` outlives the engine.
+    """
+
+    def __init__(self, worker: ToyWorker, slots: int, outside: dict[tuple[int, bytes], np.ndarray], rng: random.Random) -> None:
+        self.worker = worker
+        self.slots = np.zeros((slots, CHUNK), np.int64)
+        self.outside = outside
+        self.rng = rng
+        self.orders: list[Order] = []
+        self.fails = 0.0
+        """Share of what concerns the tier outside that comes to nothing."""
+        self.counts: Counter[str] = Counter()
+
+    def carry_out(self, *, all_of_it: bool = False) -> list[Done]:
+        """Some of the orders."""
+        self.rng.shuffle(self.orders)
+        count = len(self.orders) if all_of_it else self.rng.randint(0, len(self.orders))
+        now, self.orders = self.orders[:count], self.orders[count:]
+        return [self._do(order) for order in now]
+
+    def _do(self, order: Order) -> Done:
+        match order:
+            case StoreChunks(job, moves):
+                done = [self._move(move, to_pages=False) for move in moves]
+            case LoadChunks(job, after, moves):
+                assert after <= self.worker.last_step, "a step may still write there"
+                done = [self._move(move, to_pages=True) for move in moves]
+            case FindChunks(job, chunks):
+                done = [self._works() and (at.group, at.name) in self.outside for at in chunks]
+            case FetchChunks(job, chunks):
+                done = [self._fetch(at) for at in chunks]
+            case KeepChunks(job, chunks):
+                done = [self._keep(at) for at in chunks]
+        self.counts[type(order).__name__] += sum(done)
+        return Done(job, done, 1e-3)
+
+    def _works(self) -> bool:
+        return self.rng.random() >= self.fails
+
+    def _move(self, move: ChunkMove, *, to_pages: bool) -> bool:
+        size = self.worker.block_size
+        for at, block in enumerate(move.blocks, move.first):
+            slot = self.slots[move.slot, at * size : (at + 1) * size]
+            if to_pages:
+                self.worker.pages[block] = slot
+            else:
+                slot[:] = self.worker.pages[block]
+        return True
+
+    def _fetch(self, at: ChunkAt) -> bool:
+        content = self.outside.get((at.group, at.name)) if self._works() else None
+        self.slots[at.slot] = -1 if content is None else content
+        return content is not None
+
+    def _keep(self, at: ChunkAt) -> bool:
+        works = self._works()
+        if works:
+            self.outside[at.group, at.name] = self.slots[at.slot].copy()
+        return works
+
+
 class ToyEngine:
-    """Scheduler and toy worker, with `depth` steps in flight."""
+    """Scheduler and toy worker, with `depth` steps in flight. With `slots`, tiers; `outside` is a tier that outlives the engine."""
 
     def __init__(
         self,
@@ -117,8 +200,15 @@ class ToyEngine:
         max_model_len: int = 128,
         policy: str = "fcfs",
         prefix_caching: bool = True,
+        slots: int = 0,
+        outside: dict[tuple[int, bytes], np.ndarray] | None = None,
+        preempt: str = "auto",
+        cpu_policy: str = "lru",
+        rng: random.Random | None = None,
+        events: bool = False,
     ) -> None:
         groups = groups_of(block_size, window)
+        self.log = EventLog(groups) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -126,9 +216,12 @@ class ToyEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget)
-        self.scheduler = Scheduler(self.config, self.kv)
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
+        config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if outside is None else "/outside")
+        self.offload = Offload(self.kv, config, slots, 1, preempt) if slots else None
+        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
+        self.tiers = ToyTiers(self.worker, slots, {} if outside is None else outside, rng or random.Random(0))
         self.depth = depth
         self.plans: list[StepPlan] = []
         self.results: list[StepResult] = []
@@ -150,6 +243,8 @@ class ToyEngine:
     def step(self) -> StepPlan | None:
         """Plans until `depth` steps are in flight, then takes the oldest result. Returns the last plan made."""
         made = None
+        if self.offload is not None:
+            self._move()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             assert plan.total_tokens <= self.config.max_num_batched_tokens
             self.plans.append(plan)
@@ -159,6 +254,13 @@ class ToyEngine:
             for delta in self.scheduler.update(self.results.pop(0)):
                 self._take(delta)
         return made
+
+    def _move(self) -> None:
+        """When nothing else can go on, what is to be moved must."""
+        assert self.offload is not None
+        self.tiers.orders += self.offload.take_orders()
+        for done in self.tiers.carry_out(all_of_it=not self.results):
+            self.scheduler.move(done)
 
     def _take(self, delta: Delta) -> None:
         assert delta.id not in self.finished
@@ -176,5 +278,9 @@ class ToyEngine:
                 break
             self.step()
         assert not self.scheduler.has_work, "no progress"
+        for _ in range(100):
+            if self.offload is None or not self.offload.moving:
+                break
+            self.step()
         self.scheduler.check_integrity()
         assert self.kv.pool.num_used == 0

@@ -9,7 +9,7 @@ from tests.kube.apiserver import kubectl
 from tests.operator.commands.running import starling
 from tests.operator.local.running import REPOSITORY
 
-NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel", "elastic")
+NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel", "elastic", "kv-tiers")
 
 
 def test_there_are_no_others(examples):
@@ -69,6 +69,20 @@ def test_pvc_weights_without_a_folder_says_what_to_do(examples):
     answer = starling("up", "-f", examples / "pvc-weights.yaml")
     assert answer.returncode == 1
     assert "--map pvc://weights=FOLDER" in answer.stderr
+
+
+def test_kv_tiers_keep_what_they_were_given_for_the_next_run(up, examples, tmp_path):
+    """Of the 320 tokens of a prompt all but the last chunk: at least one token is always computed."""
+    found = []
+    for _ in range(2):
+        running = up(examples / "kv-tiers.yaml", "--map", f"pvc://kv={tmp_path}")
+        running.wait_until_ready()
+        body = {"model": "kv-tiers", "prompt": list(range(100, 420)), "max_tokens": 1}
+        answer = httpx.post(f"{running.status['url']}/completions", json=body, timeout=60, trust_env=False).json()
+        found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert running.end() == 0
+    assert found[0] == 0
+    assert found[1] >= 256
 
 
 def test_the_demo_shows_an_answer_and_stops():

@@ -9,6 +9,7 @@ from starling_engine.delta import Stats
 from starling_engine.epoch import CHECKPOINT, PEERS
 
 from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.metrics.tiers import tier_metrics
 
 
 class EngineCollector(Collector):
@@ -24,6 +25,7 @@ class EngineCollector(Collector):
         stats = self._stats()
         yield from self._gauges(stats)
         yield from self._counters(stats)
+        yield from tier_metrics(stats.tiers, self._labels)
         for histogram in self._requests.histograms():
             yield histogram.family(self._labels)
 
@@ -52,6 +54,9 @@ class EngineCollector(Collector):
         yield self._counter("vllm:num_preemptions", "Requests preempted for want of KV cache.", stats.preemptions_total)
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries_total)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_total)
+        text = "Tokens that the prefix cache lacks, looked up in the tiers."
+        yield self._counter("vllm:external_prefix_cache_queries", text, stats.external_queries_total)
+        yield self._counter("vllm:external_prefix_cache_hits", "Tokens found in the tiers.", stats.external_hits_total)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)

@@ -4,6 +4,7 @@ import dataclasses
 
 import msgspec
 from starling_engine import EngineArgs
+from starling_engine.config import SIZES, size_of
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.config import AgentConfig
@@ -36,6 +37,14 @@ def _elastic(config: AgentConfig) -> dict[str, object]:
     return {"enable_elastic_ep": True, "min_data_parallel_size": bounds.min}
 
 
+def _with_sizes(engine: dict[str, object]) -> dict[str, object]:
+    """What is written like "4GiB" in bytes; the conversion that follows takes no text for a number."""
+    try:
+        return {name: size_of(name, value) if name in SIZES and isinstance(value, str) else value for name, value in engine.items()}
+    except ConfigError as error:
+        raise fatal(f"engine.{error}") from None
+
+
 def engine_args(config: AgentConfig) -> EngineArgs:
     """All but the model's folder, which is known later. Raises NodeFailure naming the argument."""
     possible = possible_names()
@@ -45,7 +54,7 @@ def engine_args(config: AgentConfig) -> EngineArgs:
         if name not in possible:
             raise fatal(f"engine.{name}: the engine has no such argument; possible are {', '.join(sorted(possible))}")
     settings = {
-        **config.engine,
+        **_with_sizes(config.engine),
         "model": config.model.source,
         "progress_timeout": config.recovery.progress_timeout_seconds,
         "tensor_parallel_size": config.layout.tensor,

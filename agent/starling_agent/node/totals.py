@@ -1,16 +1,14 @@
 """Counters over all engines of this process: a restart in place must not look like a fall of what only grows."""
 
 from starling_engine import AsyncEngine
-from starling_engine.delta import Stats
-
-TOTALS = [name for name in Stats.__struct_fields__ if name.endswith("_total")]
+from starling_engine.delta import Stats, add, add_totals
 
 
 def added(past: Stats, now: Stats) -> Stats:
     """`now`, with its totals counted on from `past`."""
-    result = Stats(**{name: getattr(now, name) for name in Stats.__struct_fields__})
-    for name in TOTALS:
-        setattr(result, name, getattr(now, name) + getattr(past, name))
+    result = Stats()
+    add(result, now)
+    add_totals(result, past)
     return result
 
 
@@ -24,11 +22,9 @@ class EngineTotals:
 
     def end(self) -> None:
         """Keeps what the engine counted to its end; what it held is gone."""
-        self._past = self._now()
-        for name in Stats.__struct_fields__:
-            if name not in TOTALS:
-                setattr(self._past, name, 0)
-        self._engine = None
+        past = Stats()
+        add_totals(past, self._now())
+        self._past, self._engine = past, None
 
     def stats(self) -> Stats:
         return self._now()

@@ -24,6 +24,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end -}}
 
+{{/* The store's master; its name stands in the services' spec.kvCache.store. */}}
+{{- define "starling.mooncake" -}}
+{{- printf "%s-mooncake" (include "starling.fullname" . | trimSuffix "-operator") -}}
+{{- end -}}
+
+{{- define "starling.mooncakeSelectorLabels" -}}
+app.kubernetes.io/name: starling-mooncake
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "starling.mooncakeLabels" -}}
+{{ include "starling.mooncakeSelectorLabels" . }}
+app.kubernetes.io/component: store
+app.kubernetes.io/part-of: starling
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- end -}}
+
 {{- define "starling.serviceAccountName" -}}
 {{- if .Values.serviceAccount.name -}}
 {{- .Values.serviceAccount.name -}}

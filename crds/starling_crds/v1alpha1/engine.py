@@ -3,10 +3,11 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starling_crds.quantity import parse_quantity
 from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.overlay import ExtraArgs, ShapedBy
-from starling_crds.v1alpha1.strings import AbsolutePath, ObjectName, Size
+from starling_crds.v1alpha1.strings import AbsolutePath, ObjectName, Size, StoreUrl
 
 
 class EngineSpec(ApiModel):
@@ -47,7 +48,11 @@ class EngineSpec(ApiModel):
 class CpuTier(ApiModel):
     """KV blocks in the pod's memory."""
 
-    bytes: Size = Field(description="Size, such as 16Gi.")
+    bytes: Size = Field(
+        description=(
+            "Memory of each rank, such as 16Gi: accelerators.perNode times that of a pod, within the memory limit of spec.template."
+        )
+    )
 
 
 def _stays(field: str) -> Rule:
@@ -63,10 +68,19 @@ def _stays(field: str) -> Rule:
     )
 
 
+_LEAST_FOLDER = "64Mi"
+
+
 class FilesystemTier(ApiModel):
-    """KV blocks in files."""
+    """KV blocks in files, which outlive pods. Without a CPU tier they pass through up to 1 GiB of each rank's memory."""
 
     RULES = (
+        Rule(
+            field="bytes",
+            cel=f"!isQuantity(self.bytes) || quantity(self.bytes).compareTo(quantity('{_LEAST_FOLDER}')) >= 0",
+            holds=lambda tier: parse_quantity(tier.bytes) >= parse_quantity(_LEAST_FOLDER),
+            message=f"must be at least {_LEAST_FOLDER}, got {{bytes}}",
+        ),
         Rule(
             cel="has(self.path) != has(self.claim)",
             holds=lambda tier: (tier.path is None) != (tier.claim is None),
@@ -76,9 +90,23 @@ class FilesystemTier(ApiModel):
         _stays("claim"),
     )
 
-    bytes: Size = Field(description="Size, such as 200Gi.")
-    path: AbsolutePath | None = Field(default=None, description="Absolute folder on each node.")
-    claim: ObjectName | None = Field(default=None, description="Name of a PersistentVolumeClaim in this namespace.")
+    bytes: Size = Field(
+        description="How large the folder may grow in all, such as 200Gi; what was not used for longest goes first. At least 64Mi."
+    )
+    path: AbsolutePath | None = Field(
+        default=None,
+        description=(
+            "Absolute folder on each node, which user 65532 can write to; needs a namespace that allows hostPath volumes. It may"
+            " be of a file system that all nodes mount. Where it cannot be written, services serve without the tier."
+        ),
+    )
+    claim: ObjectName | None = Field(
+        default=None,
+        description=(
+            "Name of a PersistentVolumeClaim in this namespace. Pods on several nodes, of one group or of several, need one that is"
+            " ReadWriteMany, and then find what others have kept; ReadWriteOnce holds all of them on one node."
+        ),
+    )
 
 
 class Tiers(ApiModel):
@@ -92,3 +120,10 @@ class KVCacheSpec(ApiModel):
     """The KV cache beyond the device."""
 
     tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")
+    store: StoreUrl | None = Field(
+        default=None,
+        description=(
+            "Store that a fleet of services shares over the network, by its master: mooncake://MASTER:PORT. With ?segment=4GiB"
+            " each rank gives that much of its memory to the store."
+        ),
+    )

@@ -18,6 +18,7 @@ _DATA = (
     "(has(self.parallelism.data) ? self.parallelism.data"
     " : has(self.parallelism.expert) ? self.parallelism.expert / self.parallelism.tensor : 1)"
 )
+_TIERS = "has(self.kvCache.tiers) && (has(self.kvCache.tiers.cpu) || has(self.kvCache.tiers.filesystem))"
 
 
 def _whole_nodes(data: str) -> str:
@@ -53,6 +54,10 @@ def _elastic_fills_nodes(bound: str) -> Rule:
     )
 
 
+def _keeps(cache: KVCacheSpec) -> bool:
+    return cache.tiers.cpu is not None or cache.tiers.filesystem is not None or cache.store is not None
+
+
 def _elastic_data(split: Parallelism, bound: str) -> int:
     size: int = getattr(split.elastic, bound)
     return size // split.tensor if split.expert is not None else size
@@ -79,6 +84,12 @@ class InferenceServiceSpec(ApiModel):
         ),
         _elastic_fills_nodes("min"),
         _elastic_fills_nodes("max"),
+        Rule(
+            field="kvCache",
+            cel=f"self.engine.prefixCaching || !has(self.kvCache) || !(has(self.kvCache.store) || {_TIERS})",
+            holds=lambda spec: spec.engine.prefix_caching or not _keeps(spec.kv_cache),
+            message="needs engine.prefixCaching: what is kept is found by the prefixes of prompts",
+        ),
     )
 
     model: ModelSpec = Field(description="The model to serve.")

@@ -53,6 +53,14 @@ Image = Annotated[
     Field(min_length=1, max_length=1024),
     form(r"^[^\s]+$", "must be an image without white space, such as ghcr.io/org/starling-agent:0.2.0"),
 ]
+StoreUrl = Annotated[
+    str,
+    Field(max_length=1024),
+    form(
+        r"^mooncake://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(\?[^\s]*)?$",
+        "must be mooncake://MASTER:PORT, such as mooncake://starling-mooncake.starling-system:50051",
+    ),
+]
 Origin = Annotated[
     str,
     Field(max_length=512),

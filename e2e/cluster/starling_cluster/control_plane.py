@@ -79,6 +79,9 @@ def start_controllers(place: Place, kube: Path, made: Certificates, more: dict[s
         "use-service-account-credentials": "true",
         # Its default is a folder of the machine, and it makes it.
         "flex-volume-plugin-dir": str(place.directory / "plugins"),
+        # A silent node is noticed after ten seconds, not fifty.
+        "node-monitor-grace-period": "10s",
+        "node-monitor-period": "1s",
         **(more or {}),
     }
     processes.spawn(place, "kube-controller-manager", [str(kube), "kube-controller-manager", *flags(options)])

@@ -21,8 +21,8 @@ THIN_AGENT = "localhost/starling-agent:thin"
 THIN_OPERATOR = "localhost/starling-operator:thin"
 USER = 10001
 HOME = "/home/starling"
-# The environment's own command names its interpreter by the path that it has on this machine.
-COMMAND = f"#!{mounts.ENVIRONMENT}/bin/python\nimport sys\n\nfrom starling_operator.cli import main\n\nsys.exit(main())\n"
+# The environment's own commands name their interpreter by the path that it has on this machine.
+COMMAND = f"#!{mounts.ENVIRONMENT}/bin/python\nimport sys\n\nfrom {{}} import main\n\nsys.exit(main())\n"
 PAUSE_SOURCE = """#include <signal.h>
 #include <unistd.h>
 static void end(int signal) { _exit(0); }
@@ -83,7 +83,8 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
         "etc/passwd": (users.encode(), 0o644),
         "etc/group": (groups.encode(), 0o644),
         "etc/nsswitch.conf": (b"hosts: files dns\n", 0o644),
-        "opt/starling/bin/starling": (COMMAND.encode(), 0o755),
+        "opt/starling/bin/starling": (COMMAND.format("starling_operator.cli").encode(), 0o755),
+        "opt/starling/bin/mooncake_master": (COMMAND.format("mooncake.cli").encode(), 0o755),
     }
     config = {"Env": _environment(), "User": f"{USER}:{USER}", "WorkingDir": HOME, "Entrypoint": entrypoint or None}
     return Image(name, files, links, folders, config)

@@ -5,7 +5,6 @@ from pathlib import Path
 from starling_cluster import control_plane, dns, images, kubelet, network, processes, proxy, runtime
 from starling_cluster.control_plane import Endpoint
 from starling_cluster.errors import HarnessError
-from starling_cluster.network import Network
 from starling_cluster.place import Place
 
 API_PORT = 6443
@@ -28,7 +27,7 @@ def start_all(place: Place, kube: Path, count: int) -> tuple[Endpoint, int]:
         proxy.start(place, kube, net, number)
     control_plane.start_scheduler(place, kube)
     dns.start(place, kube, net)
-    control_plane.start_controllers(place, kube, made, _node_controllers(net))
+    control_plane.start_controllers(place, kube, made, {"allocate-node-cidrs": "true", "cluster-cidr": net.pods})
     for number in numbers:
         runtime.wait_until_answering(place, number)
     images.load_own(place, numbers)
@@ -43,9 +42,3 @@ def wait_until_ready(place: Place, numbers: range) -> None:
         lambda: control_plane.kubectl(place, "get", "nodes", "-o", conditions).split().count("True") == len(numbers),
         place.directory / "log" / "n1-kubelet.log",
     )
-
-
-def _node_controllers(net: Network) -> dict[str, str]:
-    """A silent node is noticed after ten seconds, not forty."""
-    cidrs = {"allocate-node-cidrs": "true", "cluster-cidr": net.pods}
-    return {**cidrs, "node-monitor-grace-period": "10s", "node-monitor-period": "1s"}

@@ -1,6 +1,7 @@
 """The engine core: one scheduler and its executor, stepped by whoever owns it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from starling_engine.config import EngineConfig
 from starling_engine.delta import MOVED, Delta
@@ -19,14 +20,20 @@ from starling_engine.epoch import (
     Switched,
 )
 from starling_engine.executor.base import Executor
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
+from starling_engine.models.config import load_model_config
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.offload import Offload
 from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.tiers.sizes import chunk_bytes, host_slots
 from starling_engine.worker.report import WorkerReport
 
 COLLECT_SECONDS = 0.2
 """How long a step may keep the core from answering pings."""
+MOVE_SECONDS = 0.005
+"""How long moves between tiers may keep it from new requests, when no step is in flight."""
 
 
 class EngineCore:
@@ -40,13 +47,16 @@ class EngineCore:
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
+        self.events = EventLog(report.groups) if config.kv_events is not None else None
+        """What has been cached and removed, where somebody is told."""
         kv = KVManager(
             report.groups,
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
             chunk=self.depth * settings.max_num_batched_tokens,
+            log=self.events,
         )
-        self.scheduler = Scheduler(settings, kv, self.membership.epoch)
+        self.scheduler = Scheduler(settings, kv, self.membership.epoch, _offload(config, kv))
         self.taking = not config.worker.lockstep
         """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
         self._balances: dict[int, float] = {}
@@ -72,13 +82,22 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def moving(self) -> bool:
+        """Whether the tiers have something to tell soon."""
+        return self.scheduler.offload is not None and self.scheduler.offload.moving
+
     def step(self) -> list[Delta]:
         """Keeps up to `depth` steps in flight and takes in the oldest result, if it has come within COLLECT_SECONDS."""
+        self._take_moves(0.0)
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
             self._busy = True
+        self._order_moves()
         if not self.scheduler.num_in_flight:
             self._rest()
+            if self.scheduler.has_work and self.moving:
+                self._take_moves(MOVE_SECONDS)
             return []
         result = self.executor.collect(COLLECT_SECONDS)
         return self.scheduler.update(result) if result is not None else []
@@ -90,6 +109,20 @@ class EngineCore:
         if self._leaving is not None:
             self.executor.order(self._leaving)
             self._leaving = None
+
+    # ---- tiers ----
+
+    def _order_moves(self) -> None:
+        offload = self.scheduler.offload
+        if offload is not None and (orders := offload.take_orders()):
+            self.executor.move(orders)
+
+    def _take_moves(self, timeout: float) -> None:
+        """All that has moved; waits for the first of it at most `timeout` seconds, for when nothing else is to be done."""
+        if self.moving:
+            for done in self.executor.moved(timeout):
+                self.scheduler.move(done)
+            self._order_moves()
 
     # ---- epochs ----
 
@@ -141,3 +174,12 @@ class EngineCore:
         own = replace(self.membership.layout, data=1).world_size
         workers = tuple(member * own + rank for member in plan.members for rank in range(own))
         self.membership = Membership(number, replace(self.membership.layout, data=plan.data), workers)
+
+
+def _offload(config: EngineConfig, kv: KVManager) -> Offload | None:
+    worker = config.worker
+    if worker.tiers is None:
+        return None
+    model = load_model_config(Path(worker.model_path))
+    size = chunk_bytes(model, worker) * worker.layout.world_size
+    return Offload(kv, worker.tiers, host_slots(model, worker), size, config.scheduler.preempt)

@@ -37,13 +37,14 @@ from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prep
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
+from starling_engine.kv.publisher import EventPublisher
 
 logger = logging.getLogger("starling.core")
 
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
 SWITCH_POLL_MS = 5
-"""While workers prepare an epoch or switch to it."""
+"""While workers prepare an epoch or switch to it, or move chunks between tiers."""
 FRONTEND_TIMEOUT = 15.0
 """Seconds without a word from a frontend after which its requests are aborted."""
 
@@ -72,6 +73,7 @@ class CoreProcess:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._address = listen(self._socket, host) if host else ""
+        self._publisher = EventPublisher(config.kv_events, config.data_parallel_rank) if config.kv_events else None
 
     def run(self) -> None:
         """Serves until a frontend says Shutdown. Raises what ended the loading."""
@@ -84,15 +86,19 @@ class CoreProcess:
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
-                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if self._leader is not None else IDLE_POLL_MS)
+                soon = self._leader is not None or self.core.moving
+                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if soon else IDLE_POLL_MS)
                 self.executor.check()
                 self._send_deltas(self.core.step())
+                self._publish(self.core)
                 self._send_answers(self.core.answers())
                 for moved in self.core.count_moves():
                     self._tell_all(moved)
                 self._forget_silent()
         finally:
             self.executor.shutdown()
+            if self._publisher is not None:
+                self._publisher.close()
             self._socket.close()
             self._context.term()
 
@@ -131,7 +137,7 @@ class CoreProcess:
             case Prepare() | Commit() | Abandon():
                 self._take_order(identity, message)
             case ResetPrefixCache():
-                self.core.scheduler.kv.pool.forget_free()
+                self.core.scheduler.reset_prefix_cache()
 
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
@@ -183,6 +189,10 @@ class CoreProcess:
             if self._leader is not None and self._leader[0] == answer.number:  # else of one that was abandoned
                 self._send(self._leader[1], answer)
                 self._leader = None
+
+    def _publish(self, core: EngineCore) -> None:
+        if self._publisher is not None and core.events is not None and (events := core.events.take()):
+            self._publisher.publish(events)
 
     def _tell_all(self, message: Member | Rearranged) -> None:
         for identity in tuple(self._greeted):

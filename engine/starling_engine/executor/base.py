@@ -4,6 +4,7 @@ from typing import Protocol
 
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
 
 
@@ -20,7 +21,7 @@ class Executor(Protocol):
 
     @property
     def store_port(self) -> int:
-        """Where the store listens in which ranks find each other; 0 if there is none."""
+        """Where rank 0 serves the store in which ranks find each other; 0 until it has joined, and where there is none."""
         ...
 
     @property
@@ -41,7 +42,7 @@ class Executor(Protocol):
         ...
 
     def collect(self, timeout: float) -> StepResult | None:
-        """The oldest result that was not collected yet, or None when `timeout` seconds passed."""
+        """The oldest result that was not collected yet, or None when `timeout` seconds passed, or chunks have moved meanwhile."""
         ...
 
     def idle(self) -> None:
@@ -58,6 +59,14 @@ class Executor(Protocol):
 
     def balances(self) -> list[Balance | Rearranged]:
         """What workers have told of their experts since the last call."""
+        ...
+
+    def move(self, orders: list[Order]) -> None:
+        """Has chunks moved on all ranks, beside the steps."""
+        ...
+
+    def moved(self, timeout: float) -> list[Done]:
+        """What all ranks have moved, or could not, since the last call; waits for the first one at most `timeout` seconds."""
         ...
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ from starling_engine.epoch import Abandon, Balance, Commit, Prepare, Prepared, R
 from starling_engine.executor.counters import Count
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -37,9 +38,14 @@ ToWorker = Start | Allocate | Execute | Idle | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
-    """A worker process runs and asks for its configuration. `host`: its address; empty on the executor's own node."""
+    """A worker process runs and asks for its configuration.
+
+    `host`: its address; empty on the executor's own node. `store`: from rank 0, the port of the store that it serves (see
+    `Rendezvous`).
+    """
 
     host: str = ""
+    store: int = 0
 
 
 class Beat(msgspec.Struct, tag="beat"):
@@ -83,7 +89,28 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-FromWorker = Joined | Beat | Working | Planned | Ready | Executed | Prepared | Unprepared | Switched | Balance | Rearranged | Failed
+class Moves(msgspec.Struct, tag="moves"):
+    """Chunks to move between tiers, to `move_identity`. From there without any, it says that orders are taken from now on."""
+
+    orders: list[Order]
+
+
+FromWorker = (
+    Joined
+    | Beat
+    | Working
+    | Planned
+    | Ready
+    | Executed
+    | Prepared
+    | Unprepared
+    | Switched
+    | Balance
+    | Rearranged
+    | Moves
+    | Done
+    | Failed
+)
 
 BEAT_SECONDS = 0.2
 
@@ -91,3 +118,8 @@ BEAT_SECONDS = 0.2
 def beat_identity(rank: int) -> bytes:
     """Name of the socket that a worker on another node sends its beats from; plans come to the one named by the rank alone."""
     return f"beat/{rank}".encode()
+
+
+def move_identity(rank: int) -> bytes:
+    """Name of the socket that a worker takes orders to move chunks from, and answers them by."""
+    return f"move/{rank}".encode()

@@ -1,4 +1,4 @@
-"""Several workers, each a process of this node or of others. Imports no torch until it starts."""
+"""Several workers, each a process of this node or of others. Imports no torch, so that a core starts at once."""
 
 import logging
 import math
@@ -39,18 +39,21 @@ from starling_engine.executor.messages import (
     FromWorker,
     Idle,
     Joined,
+    Moves,
     Planned,
     Ready,
     Start,
     Stop,
     ToWorker,
     Working,
+    move_identity,
 )
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order, merge
 from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
@@ -99,6 +102,10 @@ class ProcessExecutor:
         self._balances: list[Balance | Rearranged] = []
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
+        self._movers: set[int] = set()
+        """Ranks that take orders to move chunks."""
+        self._partly_done: dict[int, list[Done]] = {}
+        self._moved: list[Done] = []
         self._checked = 0.0
         self._in_flight = 0
         self._ordered = False
@@ -117,6 +124,7 @@ class ProcessExecutor:
         self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
         self.joining = ""
         self._joined: set[int] = set()
+        self._store = 0
 
     @property
     def progress(self) -> int:
@@ -130,16 +138,13 @@ class ProcessExecutor:
 
     @property
     def store_port(self) -> int:
-        return self._store.port
+        return self._store
 
     def start(self) -> None:
-        from starling_engine.parallel.gloo import serve_store
-
         address = f"ipc://{self._folder}/workers"
         self._socket.bind(address)
         if self._remote.ranks:
             self.joining = listen(self._socket, self._host)
-        self._store = serve_store(self._host, self._patience)
         for rank in range(self._remote.ranks.start):
             command = [*WORKER, address, str(rank)]
             self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
@@ -147,7 +152,7 @@ class ProcessExecutor:
     def ready(self, timeout: float) -> WorkerReport | None:
         self._take(timeout)
         self._check_alive()
-        if len(self._ready) < self._ranks:
+        if len(self._ready) < self._ranks or (self._config.tiers is not None and len(self._movers) < self._ranks):
             return None
         first = self._ready[0]
         config = self._config
@@ -182,16 +187,27 @@ class ProcessExecutor:
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
-        while not self._results and (left := end - time.monotonic()) > 0:
+        while not self._results and not self._moved and (left := end - time.monotonic()) > 0:
             self._take(min(left, WATCH_SECONDS))
             self._check_alike()
-            if not self._results:
+            if not self._results and not self._moved:
                 self._check_alive()
                 self._check_progress()
         if not self._results:
             return None
         self._in_flight -= 1
         return self._results.popleft()
+
+    def move(self, orders: list[Order]) -> None:
+        encoded = self._encode(Moves(orders))
+        for rank in range(self._ranks):
+            self._send_to(move_identity(rank), rank, encoded)
+
+    def moved(self, timeout: float) -> list[Done]:
+        if not self._moved:
+            self._take(timeout)
+        moved, self._moved = self._moved, []
+        return moved
 
     def check(self) -> None:
         now = time.monotonic()
@@ -230,8 +246,11 @@ class ProcessExecutor:
             self._send(rank, encoded)
 
     def _send(self, rank: int, message: bytes) -> None:
+        self._send_to(str(rank).encode(), rank, message)
+
+    def _send_to(self, identity: bytes, rank: int, message: bytes) -> None:
         try:
-            self._socket.send_multipart((str(rank).encode(), message))
+            self._socket.send_multipart((identity, message))
         except zmq.ZMQError as error:
             self._check_alive()
             raise RankLost(f"rank {rank} cannot be reached: {error}") from error
@@ -246,8 +265,8 @@ class ProcessExecutor:
 
     def _handle(self, rank: int, message: FromWorker) -> None:
         match message:
-            case Joined(host):
-                self._join(rank, host)
+            case Joined(host, store):
+                self._join(rank, host, store)
             case Beat():
                 self._remote.take(rank, message)
             case Working(phase, done, total):
@@ -262,14 +281,19 @@ class ProcessExecutor:
                 self._take_answer(message)
             case Balance() | Rearranged():
                 self._balances.append(message)
+            case Moves():
+                self._movers.add(rank)
+            case Done():
+                self._take_done(message)
             case Failed(kind, text):
                 raise self._failure(rank, kind, text)
 
-    def _join(self, rank: int, host: str) -> None:
+    def _join(self, rank: int, host: str, store: int) -> None:
         """When all are there they start together, for then they wait for each other only so long."""
         if len(self._joined) == self._ranks:
             raise RankLost(f"rank {rank} on {host} was started again")
         self._joined.add(rank)
+        self._store = store or self._store
         if host:
             self._remote.join(rank, host)
         if len(self._joined) == self._ranks:
@@ -289,6 +313,12 @@ class ProcessExecutor:
             self._answers.append(_of_all(same) if isinstance(answer, Prepared) else answer)
             del self._answered[type(answer), answer.number]
 
+    def _take_done(self, done: Done) -> None:
+        same = self._partly_done.setdefault(done.job, [])
+        same.append(done)
+        if len(same) == self._ranks:
+            self._moved.append(merge(self._partly_done.pop(done.job)))
+
     def _take_result(self, rank: int, result: StepResult) -> None:
         if result.error is None:
             self._results.append(result)
@@ -303,9 +333,11 @@ class ProcessExecutor:
 
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
-        address = self._remote.host(rank) if rank in self._remote.ranks else self._host
-        rendezvous = Rendezvous(self._host, self._store.port, address, 2 * self._patience)
+        rendezvous = Rendezvous(self._address(0), self._store, self._address(rank), 2 * self._patience)
         return replace(self._config, rank=rank, rendezvous=rendezvous, counters=str(self._folder / "progress"))
+
+    def _address(self, rank: int) -> str:
+        return self._remote.host(rank) if rank in self._remote.ranks else self._host
 
     # ---- health ----
 

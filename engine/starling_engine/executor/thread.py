@@ -2,20 +2,31 @@
 
 import queue
 import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from starling_engine.child import import_for_good
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
+
+if TYPE_CHECKING:
+    from starling_engine.worker.transfers import Transfers
 
 
 class ThreadExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[StepResult | Done] = queue.SimpleQueue()
+        self._results: deque[StepResult] = deque()
+        self._moved: list[Done] = []
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
+        self._transfers: Transfers | None = None
         self._phase = Phase("starting")
         self._progress = 0
 
@@ -51,10 +62,9 @@ class ThreadExecutor:
         self._plans.put(plan)
 
     def collect(self, timeout: float) -> StepResult | None:
-        try:
-            return self._results.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        if not self._results:
+            self._take(timeout)
+        return self._results.popleft() if self._results else None
 
     def idle(self) -> None:
         """The worker waits for plans alone."""
@@ -67,6 +77,28 @@ class ThreadExecutor:
 
     def balances(self) -> list[Balance | Rearranged]:
         return []
+
+    def move(self, orders: list[Order]) -> None:
+        assert self._transfers is not None, "asked for where there are tiers"
+        for order in orders:
+            self._transfers.order(order)
+
+    def moved(self, timeout: float) -> list[Done]:
+        if not self._moved:
+            self._take(timeout)
+        moved, self._moved = self._moved, []
+        return moved
+
+    def _take(self, timeout: float) -> None:
+        """Takes all that has been answered; waits for the first at most `timeout` seconds."""
+        with suppress(queue.Empty):
+            answer = self._answers.get(timeout=timeout) if timeout else self._answers.get_nowait()
+            while True:
+                if isinstance(answer, Done):
+                    self._moved.append(answer)
+                else:
+                    self._results.append(answer)
+                answer = self._answers.get_nowait()
 
     def check(self) -> None:
         """The worker is a thread: it lives as long as whoever asks."""
@@ -84,15 +116,19 @@ class ThreadExecutor:
 
     def _run(self) -> None:
         # torch keeps thread counts and inference mode per thread, so all of it is imported and set where it runs.
-        from starling_engine.worker.worker import Worker
-
         try:
-            worker = Worker(self._config, self._tick, self._report_phase)
+            import_for_good("torch")
+            from starling_engine.worker.worker import Worker
+
+            worker = Worker(self._config, self._tick, self._report_phase, answer=self._answers.put)
             report = worker.prepare()
+            self._transfers = worker.transfers
         except BaseException as error:  # noqa: BLE001 - whatever ended the loading is raised again in `ready`
             self._reports.put(error)
             return
         self._reports.put(report)
         while (plan := self._plans.get()) is not None:
-            self._results.put(worker.attempt(plan))
+            self._answers.put(worker.attempt(plan))
             self._tick()
+        if worker.transfers is not None:
+            worker.transfers.close()

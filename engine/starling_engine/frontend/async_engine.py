@@ -14,7 +14,7 @@ from starling_engine.config import EngineArgs, EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
-from starling_engine.delta import MOVED, Delta, Stats
+from starling_engine.delta import MOVED, Delta, Stats, add
 from starling_engine.elastic.change import Change, Stage
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.elastic.expert_space import ExpertSpace
@@ -74,8 +74,7 @@ class AsyncEngine:
             if config.worker.lockstep and here is None:
                 await engine._start_together(args.data_parallel_size)
             else:
-                several = args.data_parallel_size > 1
-                await engine._own.start([f"engine core {rank}" if several else "the engine core" for rank in ranks], on_phase)
+                await engine._own.start(ranks, on_phase, alone=args.data_parallel_size == 1)
         except BaseException:
             await engine.shutdown()
             raise
@@ -325,10 +324,9 @@ class AsyncEngine:
     @property
     def stats(self) -> Stats:
         """The newest counters of all cores, summed; those of other nodes are counted there."""
-        total = msgspec.structs.replace(self._own.past)
-        for client in self._clients:
-            for name in Stats.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(client.stats, name))
+        total = Stats()
+        for each in (self._own.past, *(client.stats for client in self._clients)):
+            add(total, each)
         return total
 
     @property

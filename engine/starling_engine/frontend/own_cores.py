@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import zmq.asyncio
 
@@ -35,11 +36,14 @@ class OwnCores:
     def processes(self) -> list[CoreHandle]:
         return list(self._processes.values())
 
-    async def start(self, names: Sequence[str], on_phase: Callable[[Loading], None] | None = None) -> list[CoreClient]:
-        """Waits until they have loaded; all of them or none. Raises what ended the loading."""
+    async def start(
+        self, ranks: Sequence[int], on_phase: Callable[[Loading], None] | None = None, *, alone: bool = False
+    ) -> list[CoreClient]:
+        """Waits until they have loaded; all of them or none. Raises what ended the loading. `alone`: there is no rank but 0."""
         started: list[CoreClient] = []
-        for name in names:
-            process = CoreHandle(self._config, self._host)
+        for rank in ranks:
+            name = "the engine core" if alone else f"engine core {rank}"
+            process = CoreHandle(replace(self._config, data_parallel_rank=rank), self._host)
             client = CoreClient(self._context, process.address, self._config.progress_timeout, process, name)
             self._processes[client] = process
             started.append(client)
@@ -70,7 +74,7 @@ class OwnCores:
     # ---- as a coordinator sees them ----
 
     async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
-        return [(client, HOST) for client in await self.start([f"engine core {rank}" for rank in ranks])]
+        return [(client, HOST) for client in await self.start(ranks)]
 
     async def release(self, clients: Sequence[CoreClient]) -> None:
         await self.end(clients)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from starling_engine.config import EngineArgs, EngineConfig, EplbConfig, SchedulerConfig, WorkerConfig
+from starling_engine.config import EngineArgs, EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.here import Here
 from starling_engine.layout import ParallelLayout
@@ -11,6 +11,7 @@ from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.split import check_split
 from starling_engine.parallel.placement import even_slots
 from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.tiers.sizes import host_slots, passage_bytes
 from starling_engine.weights.hub import resolve_model
 
 CPU_MEMORY_FRACTION = 0.5
@@ -35,6 +36,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         policy=args.scheduling_policy,
         prefix_caching=args.enable_prefix_caching,
         stages=args.pipeline_parallel_size,
+        preempt=args.preempt,
         eos_token_ids=model.eos_token_ids,
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
@@ -65,6 +67,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         expert_slots=expert_slots,
         eplb=eplb,
     )
+    worker = replace(worker, tiers=_tiers(args, model, worker))
     config = EngineConfig(
         scheduler=scheduler,
         worker=worker,
@@ -72,8 +75,25 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
         seed=args.seed,
+        kv_events=args.kv_events,
     )
     return folder, model, config
+
+
+def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersConfig | None:
+    """Tiers outside pass through host memory, also where that is no tier of its own."""
+    if not args.kv_cpu_bytes and args.kv_fs_path is None and args.kv_store is None:
+        return None
+    tiers = TiersConfig(
+        cpu_bytes=args.kv_cpu_bytes or passage_bytes(model, worker),
+        cpu_policy=args.kv_cpu_policy,
+        fs_path=args.kv_fs_path,
+        fs_bytes=args.kv_fs_bytes or 0,
+        fs_direct=args.kv_fs_direct,
+        store=args.kv_store,
+    )
+    host_slots(model, replace(worker, tiers=tiers))
+    return tiers
 
 
 def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig | None]:

@@ -7,6 +7,7 @@ two half-prefilled prompts never wait for each other; only growth by new output 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from starling_engine.kv.spec import KVGroup, peak_blocks
@@ -22,7 +23,12 @@ class Holding:
     reserved: int = 0
     cached_blocks: int = 0
     """Logical blocks that are named in the pool, or were found there."""
+    saved_chunks: int = 0
+    """Chunks that the tiers have been told of, or come from there."""
     window_starts: list[int] = field(default_factory=list)
+    adapter: str | None = None
+    salts: tuple[str, ...] = ()
+    """What besides the adapter went into the chain's root, for those who hear of its blocks."""
 
     @property
     def num_blocks(self) -> int:
@@ -32,12 +38,21 @@ class Holding:
 class KVManager:
     """`chunk` is the most tokens that one sequence can have in flight: the step's budget times the steps in flight."""
 
-    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, *, prefix_caching: bool = True, chunk: int = 2048) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        num_blocks: int,
+        *,
+        prefix_caching: bool = True,
+        chunk: int = 2048,
+        log: EventLog | None = None,
+    ) -> None:
         self.groups = list(groups)
         self.block_size = groups[0].spec.block_size
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, len(groups))
+        self.pool = BlockPool(num_blocks, len(groups), log)
+        self._log = log
         self.reserved = 0
         self._chunk = chunk
         self.max_tokens = self._longest_sequence()
@@ -50,6 +65,11 @@ class KVManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at its peak, over all groups."""
         return peak_blocks(self.groups, num_tokens, self._chunk)
+
+    @property
+    def blocks_in_flight(self) -> int:
+        """Blocks that the steps in flight may take."""
+        return -(-self._chunk // self.block_size) * len(self.groups)
 
     def _longest_sequence(self) -> int:
         low, high = 0, self.pool.num_usable * self.block_size
@@ -133,6 +153,19 @@ class KVManager:
             table.extend(blocks)
         return new
 
+    def make_room(self, holding: Holding, num_tokens: int) -> None:
+        """Makes the tables cover `num_tokens` tokens that come from elsewhere, as far as a next token reads them.
+
+        What was reserved is enough for that.
+        """
+        for group, table in zip(self.groups, holding.tables, strict=True):
+            count = num_tokens // self.block_size - len(table)
+            unread = min(count, max(0, group.spec.first_needed_block(num_tokens) - len(table)))
+            promised = min(holding.reserved, count - unread)
+            holding.reserved -= promised
+            self.reserved -= promised
+            table += [NULL_BLOCK] * unread + self.pool.take(count - unread)
+
     def fork_tables(self, parent: Holding, num_tokens: int) -> list[list[int]] | None:
         """The parent's blocks that hold the first `num_tokens` tokens; None if a window of it has moved past them."""
         count = -(-num_tokens // self.block_size)
@@ -176,8 +209,14 @@ class KVManager:
         for index in range(holding.cached_blocks, full):
             for group, table in enumerate(holding.tables):
                 if table[index] != NULL_BLOCK:
-                    self.pool.remember(group, holding.chain.names[index], table[index])
+                    new = self.pool.remember(group, holding.chain.names[index], table[index])
+                    if new and self._log is not None:
+                        self._tell(self._log, group, holding, tokens, index)
         holding.cached_blocks = full
+
+    def _tell(self, log: EventLog, group: int, holding: Holding, tokens: Sequence[int], index: int) -> None:
+        names, block = holding.chain.names, tokens[index * self.block_size : (index + 1) * self.block_size]
+        log.stored(group, names[index], names[index - 1] if index else None, block, holding.adapter, holding.salts)
 
     def release(self, holding: Holding) -> None:
         """Gives everything back; the end of a sequence becomes free first, so that its beginning stays cached longest."""
@@ -187,5 +226,5 @@ class KVManager:
                     self.pool.release(block)
             table.clear()
         self.reserved -= holding.reserved
-        holding.reserved = holding.cached_blocks = 0
+        holding.reserved = holding.cached_blocks = holding.saved_chunks = 0
         holding.window_starts = [0] * len(self.groups)

@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 
+from starling_engine.kv.events import EventLog
+
 NULL_BLOCK = 0
 """Stands in block tables where a block is not needed any more. Never written for a request, never read."""
 
@@ -17,11 +19,14 @@ class BlockPool:
     so a cached prefix is found again as long as it can be.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1, log: EventLog | None = None) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.num_blank = num_blocks - 1
+        """Free blocks without a name: taking them loses nothing."""
         self._names: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._log = log
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
     @property
@@ -45,6 +50,7 @@ class BlockPool:
         blocks = [free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self.refs[block] = 1
+            self.num_blank -= self._names[block] is None
             self._forget(block)
         return blocks
 
@@ -64,6 +70,7 @@ class BlockPool:
             self._free[block] = None
             if self._names[block] is None:
                 self._free.move_to_end(block, last=False)
+                self.num_blank += 1
         assert self.refs[block] >= 0, f"block {block} released more often than taken"
 
     def find(self, group: int, name: bytes) -> int | None:
@@ -72,22 +79,29 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self.refs[block] == 0
 
-    def remember(self, group: int, name: bytes, block: int) -> None:
-        """Names a full block. The first block of a name stays: a second one with the same content is not cached."""
-        if self._names[block] is None and name not in self._cached[group]:
-            self._cached[group][name] = block
-            self._names[block] = (group, name)
+    def remember(self, group: int, name: bytes, block: int) -> bool:
+        """Names a full block. The first block of a name stays: a second one of the same content is not cached (False)."""
+        if self._names[block] is not None or name in self._cached[group]:
+            return False
+        self._cached[group][name] = block
+        self._names[block] = (group, name)
+        return True
 
     def forget_free(self) -> None:
         """Drops the names of all free blocks."""
         for block in self._free:
             self._forget(block)
+        self.num_blank = len(self._free)
+        if self._log is not None and not any(self._cached):
+            self._log.cleared()
 
     def _forget(self, block: int) -> None:
         key = self._names[block]
         if key is not None:
             del self._cached[key[0]][key[1]]
             self._names[block] = None
+            if self._log is not None:
+                self._log.removed(*key)
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Asserts that reference counts are what `tables`, all block tables in use, say. For idle moments and tests."""
@@ -96,4 +110,5 @@ class BlockPool:
             for block in table:
                 counts[block] += block != NULL_BLOCK
         assert counts == self.refs, [(b, self.refs[b], n) for b, n in enumerate(counts) if n != self.refs[b]][:10]
+        assert self.num_blank == sum(self._names[block] is None for block in self._free)
         assert set(self._free) == {b for b in range(1, self.num_blocks) if counts[b] == 0}

@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_void_p, c_void_p, c_void_p, c_int),
     ),
+    "starling_copy_chunk": (*(c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int),),
     "starling_exchange_bytes": (c_int64, c_int64),
     "starling_exchange": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_double),
     "starling_exchange_parts": (
@@ -366,3 +367,19 @@ ALL_CAME = -1
 
 def _missing(lost: int) -> int | None:
     return None if lost == ALL_CAME else lost
+
+
+def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
+    """Copies a chunk of the paged cache to a slot of host memory, or back. Other threads run meanwhile.
+
+    layers are uint8 [num_blocks, runs, run_bytes], contiguous; `blocks` those of the chunk from its `first`-th on; slot is uint8,
+    [layers, runs, blocks_per_chunk, run_bytes] flat, and may be longer.
+    """
+    _, runs, run_bytes = layers[0].shape
+    assert all(layer.is_contiguous() for layer in layers) and first + len(blocks) <= blocks_per_chunk
+    assert len(slot) >= len(layers) * runs * blocks_per_chunk * run_bytes
+    pointers = (c_void_p * len(layers))(*(layer.data_ptr() for layer in layers))
+    numbers = (c_int64 * len(blocks))(*blocks)
+    _lib().starling_copy_chunk(
+        *(pointers, len(layers), runs, run_bytes, numbers, len(blocks), first, blocks_per_chunk, slot.data_ptr(), to_pages)
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A key-value store at `host`:`port`, which the leader serves, and the address that this rank listens on.
+    """A key-value store at `host`:`port`, which rank 0 serves, and the address that this rank listens on.
 
     `timeout`, in seconds, is how long a rank waits for another one, here and in every later call.
     """

@@ -6,7 +6,6 @@ chunked prefill, prefix hits and resumed requests are cases of it.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from starling_engine.config import SchedulerConfig
 from starling_engine.delta import MOVED, Delta, Stats
@@ -14,9 +13,13 @@ from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.draft import Draft
+from starling_engine.scheduler.offload import Offload
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
-from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, RowResult, StepPlan, StepResult
+from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.orders import Done
 
 logger = logging.getLogger("starling.scheduler")
 
@@ -24,32 +27,13 @@ MAX_FAULTS = 3
 """Failed steps that a request may be part of before it counts as their cause."""
 
 
-@dataclass(slots=True)
-class Draft:
-    """A plan that is being made, with the requests behind its rows and their run at that time."""
-
-    step_id: int
-    epoch: int
-    budget: int
-    requests: list[RequestState] = field(default_factory=list)
-    runs: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    sampled_in: list[int] = field(default_factory=list)
-    sample: list[bool] = field(default_factory=list)
-    new: list[NewRequest] = field(default_factory=list)
-    appends: list[BlockAppend] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-
-
 class Scheduler:
     """Owns requests, slots and block tables. Not thread-safe: one engine core drives it."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: Offload | None = None) -> None:
         self.config = config
         self.kv = kv
+        self.offload = offload
         self.epoch = epoch
         self.requests: dict[str, RequestState] = {}
         self.waiting = make_queue(config.policy)
@@ -95,12 +79,17 @@ class Scheduler:
         self.abort(record.id)
         root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
         longest = min(self.config.max_model_len, self.kv.max_tokens)
-        request = RequestState(record, self.kv.holding(root), longest, self.config.eos_token_ids)
+        holding = self.kv.holding(root)
+        holding.adapter = record.adapter
+        holding.salts = (*record.media_hashes, *([record.cache_salt] if record.cache_salt else []))
+        request = RequestState(record, holding, longest, self.config.eos_token_ids)
         parent = self._parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
         self.requests[record.id] = request
         self.waiting.add(request)
+        if self.offload is not None:
+            self.offload.arrive(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once: its blocks are free now, what it has in flight is discarded. Unknown ids are ignored."""
@@ -127,7 +116,10 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
-        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens)
+        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
+        if self.offload is not None:
+            self.offload.open_late()
+            self.offload.save()
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)
@@ -142,20 +134,7 @@ class Scheduler:
             return None
         self._step_id += 1
         self._in_flight[draft.step_id] = draft
-        plan = StepPlan(
-            draft.step_id,
-            self.epoch,
-            draft.slots,
-            draft.starts,
-            draft.num_tokens,
-            draft.sampled_in,
-            draft.sample,
-            draft.new,
-            draft.appends,
-            draft.copies,
-            self._freed_slots,
-            draft.inputs,
-        )
+        plan = draft.plan(self._freed_slots)
         self._freed_slots = []
         return plan
 
@@ -170,6 +149,8 @@ class Scheduler:
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
+            if request.gates:
+                continue
             if todo > 1:
                 prompts.append(request)
             elif todo == 1 and end < request.budget_end and request.status is Status.RUNNING and draft.budget:
@@ -177,13 +158,13 @@ class Scheduler:
                     continue
                 if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
                     continue
-                self._add_row(draft, request, 1)
+                draft.add_row(request, 1)
 
     def _plan_prompt(self, draft: Draft, request: RequestState) -> None:
         """The next chunk of a request that has several tokens to compute."""
         count = min(len(request.tokens) + request.pending - request.planned, draft.budget)
         if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
-            self._add_row(draft, request, count)
+            draft.add_row(request, count)
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
@@ -196,49 +177,41 @@ class Scheduler:
         forked = self._fork_tables(request)
         tables = forked or (kv.find_prefix(holding, tokens) if request.reads_prefix_cache else [[] for _ in kv.groups])
         hit = len(tokens) - 1 if forked else len(tables[0]) * kv.block_size
+        chunks = 0
+        if self.offload is not None and request.reads_prefix_cache and not forked:
+            chunks = self.offload.match(request, len(tables[0]))
+            if chunks and self.offload.parked(request, len(tables[0]), chunks):
+                return True
         if not kv.admit(holding, tables, len(tokens) + (kv.block_size if forked else 0), headroom=len(self.running)):
             return False
         self.waiting.remove(request)
         self.running.append(request)
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
-        request.planned = request.computed = request.cached_tokens = hit
+        external = max(0, chunks * CHUNK - hit)
+        request.planned = request.computed = request.cached_tokens = hit + external
         if request.reads_prefix_cache and not request.run:
-            self.stats.prefix_queries_total += len(tokens)
-            self.stats.prefix_hits_total += hit
+            self._count_hits(request, hit, external)
+        if self.offload is not None and external:
+            kv.make_room(holding, hit + external)
+            self.offload.load(request, len(tables[0]), chunks, after=self._step_id - 1)
+            return True
         if forked:
             holding.cached_blocks = hit // kv.block_size
             draft.copies.extend(kv.make_writable(holding, hit))
+        holding.saved_chunks = hit // CHUNK
         count = min(len(tokens) - hit, draft.budget)
         kv.grow(holding, hit + count)
-        record = request.record
-        sampling = None if record.pooling else record.params
-        blocks = [list(table) for table in holding.tables]
-        draft.new.append(
-            NewRequest(request.slot, tokens.copy(), request.num_prompt, hit, blocks, record.seed, sampling, record.pooling)
-        )
-        self._add_row(draft, request, count)
+        draft.add_row(request, count)
         return True
 
-    def _add_row(self, draft: Draft, request: RequestState, count: int) -> None:
-        start = request.planned
-        known = len(request.tokens)
-        end = start + count
-        samples = end == known + request.pending
-        draft.requests.append(request)
-        draft.runs.append(request.run)
-        draft.slots.append(request.slot)
-        draft.starts.append(start)
-        draft.num_tokens.append(count)
-        draft.sampled_in.append(request.last_step if end > known else GIVEN)
-        draft.sample.append(samples)
-        draft.budget -= count
-        request.planned = end
-        if self.config.stages > 1:
-            draft.inputs.append(request.tokens[end - 1])
-        if samples:
-            request.pending += 1
-            request.last_step = draft.step_id
+    def _count_hits(self, request: RequestState, hit: int, external: int) -> None:
+        self.stats.prefix_queries_total += len(request.tokens)
+        self.stats.prefix_hits_total += hit
+        if self.offload is not None:
+            self.stats.external_queries_total += len(request.tokens) - hit
+            self.stats.external_hits_total += external
+            self.offload.count_lookup(request, hit // self.kv.block_size, (hit + external) // CHUNK)
 
     # ---- blocks ----
 
@@ -247,12 +220,17 @@ class Scheduler:
         while True:
             try:
                 for group, blocks in enumerate(self.kv.grow(request.holding, num_tokens)):
-                    draft.appends.append(BlockAppend(request.slot, group, blocks))
+                    if request.entered:
+                        draft.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
             except OutOfBlocks:
+                if self.offload is not None and self.offload.swapping:
+                    return False
                 victim = self._victim()
                 if victim in draft.requests:
                     return False
+                if self.offload is not None:
+                    self.offload.swap_out(victim)
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -275,6 +253,9 @@ class Scheduler:
         self._freed_slots.append(request.slot)
         request.slot = -1
         request.run += 1
+        request.entered = False
+        request.gates.discard(Gate.KV_LOAD)
+        request.awaited.clear()
 
     # ---- forks ----
 
@@ -304,6 +285,8 @@ class Scheduler:
             logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
             return []
         self.stats.steps_total += 1
+        if self.offload is not None:
+            self.offload.costs.computed(sum(draft.num_tokens), result.seconds)
         if result.error is not None:
             return self._blame(draft, result.error)
         deltas: list[Delta] = []
@@ -320,6 +303,8 @@ class Scheduler:
         holding = request.holding
         if computed // self.kv.block_size > holding.cached_blocks:
             self.kv.remember(holding, request.tokens, computed)
+            if self.offload is not None:
+                self.offload.confirm(request)
             self.kv.leave_window(holding, computed)
         if first_confirmed:
             self._open_forks(request)
@@ -367,9 +352,23 @@ class Scheduler:
             self._leave_slot(request)
         else:
             self.waiting.remove(request)
+            request.run += 1
         request.status = Status.FINISHED
         del self.requests[request.record.id]
         self._open_forks(request)
+
+    def move(self, done: Done) -> None:
+        """Takes into account that chunks have moved, or have not."""
+        assert self.offload is not None, "nothing else asks for moves"
+        for request in self.offload.take(done):
+            self._preempt(request)
+            request.skips_tiers = True
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets what no running request has, on the device and in the CPU tier."""
+        self.kv.pool.forget_free()
+        if self.offload is not None:
+            self.offload.clear()
 
     # ---- faults ----
 
@@ -383,6 +382,7 @@ class Scheduler:
                 self._finish(request)
             else:
                 self._preempt(request)
+                request.skips_tiers = True
                 self.suspects.append(request)
         return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r in guilty]
 
@@ -399,11 +399,14 @@ class Scheduler:
         self.stats.running = len(self.running)
         self.stats.waiting = len(self.waiting)
         self.stats.kv_blocks_used = self.kv.pool.num_used
+        if self.offload is not None:
+            self.stats.tiers = self.offload.stats
         return self.stats
 
     def check_integrity(self) -> None:
         """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
-        self.kv.pool.check_integrity([t for r in self.running for t in r.holding.tables])
+        pinned = self.offload.pinned_blocks() if self.offload is not None else []
+        self.kv.pool.check_integrity([*(t for r in self.running for t in r.holding.tables), *pinned])
         assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)

@@ -12,6 +12,10 @@ class Gate(Enum):
 
     FORK_PARENT = auto()
     """The prompt that it shares is still being computed by its parent."""
+    KV_FETCH = auto()
+    """What the tiers outside have of its prompt comes to the CPU tier."""
+    KV_LOAD = auto()
+    """Its blocks come from the CPU tier to the device; it may be running already, and have no part in steps yet."""
 
 
 class Status(Enum):
@@ -32,9 +36,11 @@ class RequestState:
 
     __slots__ = (
         "answered",
+        "awaited",
         "budget_end",
         "cached_tokens",
         "computed",
+        "entered",
         "faults",
         "gates",
         "holding",
@@ -45,6 +51,7 @@ class RequestState:
         "record",
         "run",
         "scored",
+        "skips_tiers",
         "slot",
         "status",
         "stop_ids",
@@ -62,6 +69,12 @@ class RequestState:
         self.scored = record.scored
         self.status = Status.WAITING
         self.gates: set[Gate] = set()
+        self.awaited: set[int] = set()
+        """Jobs of the tiers that it is parked for."""
+        self.skips_tiers = False
+        """Its chunks could not be had where they were said to be: it computes them."""
+        self.entered = False
+        """Whether the workers know of it."""
         self.slot = -1
         self.last_step = -1
         self.cached_tokens = 0

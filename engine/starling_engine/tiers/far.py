@@ -16,7 +16,7 @@ CHUNK = 64
 
 
 class Part(NamedTuple):
-    """What of a chunk an object holds: `layers` by their place in the group, and KV heads; each from the first to before the last."""
+    """What of a chunk an object holds: layers by their place in the group, and KV heads, each from the first to before the end."""
 
     first_layer: int
     end_layer: int
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class ObjectKey(NamedTuple):
-    """Name of an object. `name` is the chain's value at the chunk's end (`kv.hashing`, 32 bytes), so it stands for the whole prefix.
+    """Name of an object. `name` is the chain's value at the chunk's end (`kv.hashing`, 32 bytes): it stands for the whole prefix.
 
     What else makes it valid (model, revision, dtype) is the tier's own business: it is opened with a fingerprint of that.
     """

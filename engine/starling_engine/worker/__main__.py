@@ -1,3 +1,3 @@
-from starling_engine.worker.process import main
+from starling_engine.child import import_for_good
 
-main()
+import_for_good("starling_engine.worker.process").main()

@@ -26,7 +26,9 @@ from starling_engine.executor.messages import (
     ToWorker,
     Working,
 )
+from starling_engine.parallel.gloo import serve_store
 from starling_engine.worker.beats import Beats
+from starling_engine.worker.moves import MoveSocket
 from starling_engine.worker.report import Phase
 from starling_engine.worker.together import Together
 from starling_engine.worker.worker import Worker
@@ -35,6 +37,9 @@ logger = logging.getLogger("starling.worker")
 
 SEND_MS = 500
 """Given at the end to what is still to be sent."""
+LOOPBACK = "127.0.0.1"
+STORE_SECONDS = 10.0
+"""In which the store has to answer the rank that serves it."""
 
 
 class WorkerProcess:
@@ -43,6 +48,7 @@ class WorkerProcess:
     def __init__(self, address: str, rank: int, host: str = "") -> None:
         self._rank = rank
         self._host = host
+        self._address = address
         self._counters: Counters | None = None
         if host:
             Beats(address, rank, self._count)
@@ -55,21 +61,29 @@ class WorkerProcess:
         self._socket.connect(address)
 
     def run(self) -> None:
-        """Until the executor says Stop. Raises what made the worker useless."""
-        self._send(Joined(self._host))
+        """Until the executor says Stop. Raises what made the worker useless. Rank 0 serves the ranks' store meanwhile."""
+        # Here rather than in the executor, whose process then needs no torch.
+        store = serve_store(self._host or LOOPBACK, STORE_SECONDS) if self._rank == 0 else None
+        self._send(Joined(self._host, store.port if store is not None else 0))
         start = self._receive()
         assert isinstance(start, Start), "Start comes first"
         config = start.config
         # A file of the executor's node is of no use on another one.
         counters = Counters(None if self._host else Path(config.counters), config.layout.world_size)
         self._counters = counters
-        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree)
+        moves = MoveSocket(self._address, self._rank) if config.tiers is not None else None
+        answer = moves.answer if moves is not None else None
+        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree, answer)
         report = worker.prepare()
+        if moves is not None and worker.transfers is not None:
+            moves.serve(worker.transfers)
         self._send(Ready(report.ledger, report.seconds[0], report.async_scheduling))
         if config.lockstep:
             Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:
             self._execute_plans(worker, counters)
+        if worker.transfers is not None:
+            worker.transfers.close()
 
     def _execute_plans(self, worker: Worker, counters: Counters) -> None:
         while not isinstance(message := self._receive(), Stop):

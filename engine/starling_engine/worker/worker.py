@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 import zmq
+from torch.distributed import DistError
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
@@ -34,6 +35,7 @@ from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sampling.select import select_sample_op
 from starling_engine.step import NewRequest, StepPlan, StepResult
+from starling_engine.tiers.orders import Done
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.balancing import Balancing
@@ -45,6 +47,8 @@ from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
 from starling_engine.worker.stage import StageLink
+from starling_engine.worker.tiers import open_tiers
+from starling_engine.worker.transfers import Transfers
 
 logger = logging.getLogger("starling.worker")
 
@@ -61,8 +65,18 @@ def _alone(num_blocks: int) -> int:
 class Worker:
     """One device's share of the model. All calls come from one thread; torch's settings of that thread are the worker's."""
 
-    def __init__(self, config: WorkerConfig, tick: Callable[[], None], on_phase: PhaseSink, agree: Agree = _alone) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        tick: Callable[[], None],
+        on_phase: PhaseSink,
+        agree: Agree = _alone,
+        answer: Callable[[Done], None] | None = None,
+    ) -> None:
         self._config = config
+        self._answer = answer
+        self.transfers: Transfers | None = None
+        """Once it is prepared, where the configuration has tiers."""
         self._agree = agree
         self._tick = tick
         self._on_phase = on_phase
@@ -111,6 +125,9 @@ class Worker:
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype)
             self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick, link)
             self._model = model
+            if config.tiers is not None:
+                assert self._answer is not None, "somebody has to hear of what has moved"
+                self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
         with self._phase("warm up"):
             self._warm_up(groups)
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
@@ -132,6 +149,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
             return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
+        finally:
+            if self.transfers is not None:
+                self.transfers.finished(plan.step_id)
 
     # ---- among the ranks of other cores ----
 
@@ -154,8 +174,11 @@ class Worker:
         assert own is not None, "the executor says where this rank can be reached"
         plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=own.address))
         place = layout.coordinates(self._config.rank)
-        meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
-        return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
+        try:
+            meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
+            return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
+        except DistError as error:
+            raise RankLost(f"the rank that serves the rendezvous is gone: {error}") from error
 
     def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
         """How they come to be others because of what they have to do."""
@@ -227,6 +250,7 @@ class Worker:
             block_size=config.block_size,
             useful_blocks=per_request * config.max_num_seqs + 1,
             needed_blocks=per_request + 1,
+            host=config.tiers.cpu_bytes if config.tiers is not None else 0,
         )
 
     def _warm_up(self, groups: list[KVGroup]) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from starling_engine.sizes import parse_bytes
 
 from starling_operator.commands.failures import fail, fix_for
-from starling_operator.commands.values import parse_bytes
 
 if TYPE_CHECKING:
     from starling_engine import LLM

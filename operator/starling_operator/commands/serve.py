@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from starling_engine.sizes import parse_bytes
 
 from starling_operator.commands.failures import fail, fix_for
-from starling_operator.commands.values import parse_bytes, parse_rate
+from starling_operator.commands.values import parse_rate
 
 if TYPE_CHECKING:
     from starling_agent.settings import ServerSettings
     from starling_engine import EngineArgs
 
-MODEL, ENDPOINT, ENGINE, MEMORY, PARALLEL = "Model", "Endpoint", "Scheduling", "Memory", "Parallelism"
+MODEL, ENDPOINT, ENGINE, MEMORY, TIERS, PARALLEL = "Model", "Endpoint", "Scheduling", "Memory", "KV tiers", "Parallelism"
 
 
 def _option(*names: str, text: str, panel: str, **kwargs: Any) -> Any:
@@ -101,6 +102,27 @@ def serve(
         bool,
         _option("--enable-prefix-caching/--no-enable-prefix-caching", text="Keep prompts' KV for later ones.", panel=MEMORY),
     ] = True,
+    # KV tiers
+    kv_cpu_bytes: Annotated[
+        int,
+        _option("--kv-cpu-bytes", text="Host memory of each rank: 4GiB.", panel=TIERS, parser=parse_bytes, metavar="SIZE"),
+    ] = "0",  # type: ignore[assignment]
+    kv_cpu_policy: Annotated[str, _option("--kv-cpu-policy", text="What leaves it first: lru or arc.", panel=TIERS)] = "lru",
+    kv_fs_path: Annotated[
+        str | None, _option("--kv-fs-path", text="Absolute folder, also for engines after this one.", panel=TIERS)
+    ] = None,
+    kv_fs_bytes: Annotated[
+        Any,
+        _option("--kv-fs-bytes", text="How large it may grow, in all: 10GiB.", panel=TIERS, parser=parse_bytes, metavar="SIZE"),
+    ] = None,
+    kv_fs_direct: Annotated[str, _option("--kv-fs-direct", text="Pass by the page cache: auto, on or off.", panel=TIERS)] = "auto",
+    kv_store: Annotated[str | None, _option("--kv-store", text="Shared store: mooncake://MASTER:PORT.", panel=TIERS)] = None,
+    preempt: Annotated[
+        str, _option("--preempt", text="What preempted requests' KV becomes: auto, recompute or swap.", panel=TIERS)
+    ] = "auto",
+    kv_events: Annotated[
+        str | None, _option("--kv-events", text="Publish what is cached and removed: tcp://*:5557.", panel=TIERS)
+    ] = None,
     # parallelism
     tensor_parallel_size: Annotated[int, _option("--tensor-parallel-size", "-tp", text="TP.", panel=PARALLEL)] = 1,
     pipeline_parallel_size: Annotated[int, _option("--pipeline-parallel-size", "-pp", text="PP.", panel=PARALLEL)] = 1,

@@ -121,13 +121,20 @@ def _local_config(text: str, mounts: Sequence[Mount], place: Place) -> str:
     admin = {"host": LOCALHOST, "port": place.admin_port, "token_file": _file(config.admin.token_file, mounts)}
     # No load balancer of this machine lags: new connections stop going there the moment that a pod is told to end.
     drain = {"accept_seconds": min(config.drain.accept_seconds, ACCEPT_SECONDS)}
+    engine = {**config.engine, **_kept_kv(config.engine, mounts)}
     parts = {
+        "engine": engine,
         "drain": config.drain.model_copy(update=drain),
         "model": config.model.model_copy(update=model),
         "endpoint": config.endpoint.model_copy(update=endpoint),
         "admin": config.admin.model_copy(update=admin),
     }
     return config.model_copy(update=parts).model_dump_json(indent=2)
+
+
+def _kept_kv(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, str]:
+    path = engine.get("kv_fs_path")
+    return {} if path is None else {"kv_fs_path": str(here(path, mounts) or path)}
 
 
 def _source(source: str, mounts: Sequence[Mount], maps: Sequence[Map]) -> str:

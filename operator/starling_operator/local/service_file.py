@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from starling_operator.local.documents import Document, DocumentError, objects_of_kind, one_service, read_documents
-from starling_operator.local.sources import Map, SourceError, check_source
+from starling_operator.local.sources import Map, SourceError, check_source, claim_folder
 from starling_operator.local.volumes import Object
 from starling_operator.plan.observed import Service
 
@@ -50,10 +50,15 @@ def service_of(document: Document) -> Service:
 def _checked(service: Service, maps: Sequence[Map]) -> Service:
     if service.spec is None:
         return service
+    folder = service.spec.kv_cache.tiers.filesystem
+    field = "spec.model.source"
     try:
         check_source(service.spec.model.source, maps)
+        field = "spec.kvCache.tiers.filesystem.claim"
+        if folder is not None and folder.claim is not None:
+            claim_folder(folder.claim, maps)
     except SourceError as error:
-        return replace(service, spec=None, spec_error=f"spec.model.source: {error}")
+        return replace(service, spec=None, spec_error=f"{field}: {error}")
     return service
 
 

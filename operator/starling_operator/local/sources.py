@@ -59,14 +59,19 @@ def _under(path: str, entry: Map) -> Path | None:
     return entry.folder / path.removeprefix(prefix) if path.startswith(prefix) else None
 
 
-def claim_folder(claim: str, maps: Sequence[Map]) -> Path:
-    """Raises SourceError: there are no PersistentVolumeClaims here."""
+def node_folder(path: str, maps: Sequence[Map]) -> Path:
+    """A folder of the node that a pod runs on: what is mapped there, else the same one here."""
+    return next((found for entry in maps if (found := _under(path, entry))), Path(path))
+
+
+def claim_folder(claim: str, maps: Sequence[Map], instead: str = "") -> Path:
+    """Raises SourceError: there are no PersistentVolumeClaims here. `instead`: what else is possible."""
     for entry in maps:
         if entry.prefix == f"{CLAIM}{claim}":
             return entry.folder
     raise SourceError(
-        f"PersistentVolumeClaim {claim!r} needs a cluster; give its content as a folder with --map {CLAIM}{claim}=FOLDER,"
-        " or use hf://org/name or file:///path"
+        f"PersistentVolumeClaim {claim!r} needs a cluster; give its content as a folder with --map {CLAIM}{claim}=FOLDER"
+        + (f", or {instead}" if instead else "")
     )
 
 
@@ -74,7 +79,7 @@ def check_source(source: str, maps: Sequence[Map]) -> None:
     """Raises SourceError for a spec.model.source that cannot be had here."""
     if source.startswith(CLAIM):
         claim, _, path = source.removeprefix(CLAIM).partition("/")
-        folder = claim_folder(claim, maps)
+        folder = claim_folder(claim, maps, "use hf://org/name or file:///path")
         if not (folder / path).exists():
             raise SourceError(f"there is no {folder / path}")
     elif source.startswith(FILE):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starling_operator.local.sources import Map, SourceError, claim_folder
+from starling_operator.local.sources import Map, SourceError, claim_folder, node_folder
 
 Object = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: 
         source = volume["secret"]
         return _write(folder, _chosen(objects.secret(source["secretName"], field), source))
     if "hostPath" in volume:
-        return Path(volume["hostPath"]["path"])
+        return _node_folder(volume["hostPath"], maps)
     if "persistentVolumeClaim" in volume:
         try:
             return claim_folder(volume["persistentVolumeClaim"]["claimName"], maps)
@@ -96,6 +96,13 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: 
             raise LaunchError(f"{field}: {error}") from None
     kind = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
     raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret and hostPath are")
+
+
+def _node_folder(source: Object, maps: Sequence[Map]) -> Path:
+    found = node_folder(source["path"], maps)
+    if source.get("type") == "DirectoryOrCreate":
+        found.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def _chosen(content: dict[str, bytes], source: Object) -> dict[str, bytes]:

@@ -12,6 +12,8 @@ from starling_operator.plan.observed import Manifest, Service, Settings
 
 _PORT_NAME = "http"
 _PODS_PORT_NAME = "pods"
+_STORE_PORTS = {"port": 15000, "endPort": 17000, "protocol": "TCP"}
+"""Among which Mooncake's transfer engine takes free ones."""
 
 
 def service_children(service: Service, spec: InferenceServiceSpec, settings: Settings, nodes: int) -> tuple[Manifest, ...]:
@@ -20,7 +22,7 @@ def service_children(service: Service, spec: InferenceServiceSpec, settings: Set
         service_account(service),
         endpoint_service(service, spec),
         disruption_budget(service, spec, nodes),
-        network_policy(service, settings),
+        network_policy(service, spec, settings),
     )
     monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
     route = (http_route(service, spec),) if settings.http_routes else ()
@@ -70,9 +72,13 @@ def disruption_budget(service: Service, spec: InferenceServiceSpec, nodes: int) 
     }
 
 
-def network_policy(service: Service, settings: Settings) -> Manifest:
-    """The endpoint is open to all; everything else to the service's own pods, and the admin port to the operator."""
+def network_policy(service: Service, spec: InferenceServiceSpec, settings: Settings) -> Manifest:
+    """The endpoint is open to all; everything else to the service's own pods, and the admin port to the operator.
+
+    Pods that use a store read from each other's memory: those of the namespace's services reach the ports that it is offered at.
+    """
     own = {labels.SERVICE: service.name}
+    offered = {"from": [{"podSelector": {"matchLabels": labels.AGENTS}}], "ports": [_STORE_PORTS]}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
         "podSelector": {"matchLabels": dict(settings.operator_labels)},
@@ -85,6 +91,7 @@ def network_policy(service: Service, settings: Settings) -> Manifest:
                 {"ports": [{"port": ENDPOINT_PORT, "protocol": "TCP"}]},
                 {"from": [{"podSelector": {"matchLabels": own}}]},
                 {"from": [operator], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
+                *([offered] if spec.kv_cache.store is not None else []),
             ],
         }
     }

@@ -23,6 +23,7 @@ from starling_operator.plan.observed import Service, Settings
 from starling_operator.plan.source import parse_source
 
 CACHE_PATH = "/cache"
+KV_PATH = "/kv"
 ADMIN_PATH = "/etc/starling-admin"
 KEYS_PATH = "/etc/starling-keys"
 TLS_PATH = "/etc/starling-tls"
@@ -36,7 +37,7 @@ def typed_field(argument: str) -> str | None:
 
 def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
     """EngineArgs by name, without `model`; what is left to the engine is left out. Raises ValueError naming the field."""
-    engine, model = spec.engine, spec.model
+    engine, model, tiers = spec.engine, spec.model, spec.kv_cache.tiers
     arguments: dict[str, Any] = {
         "device": "cpu" if spec.accelerators.type == "cpu" else "auto",
         "dtype": model.dtype,
@@ -49,7 +50,13 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
         "gpu_memory_utilization": engine.memory_fraction,
         "enable_prefix_caching": engine.prefix_caching,
         "scheduling_policy": engine.scheduling_policy,
+        "kv_store": spec.kv_cache.store,
     }
+    if tiers.cpu is not None:
+        arguments["kv_cpu_bytes"] = _bytes("kvCache.tiers.cpu.bytes", tiers.cpu.bytes)
+    if tiers.filesystem is not None:
+        arguments["kv_fs_path"] = KV_PATH
+        arguments["kv_fs_bytes"] = _bytes("kvCache.tiers.filesystem.bytes", tiers.filesystem.bytes)
     split = spec.parallelism
     if split.expert is not None and (split.expert > split.tensor or split.elastic is not None):
         arguments["enable_expert_parallel"] = True

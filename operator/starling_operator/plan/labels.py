@@ -13,12 +13,15 @@ ORDINAL = "apps.kubernetes.io/pod-index"
 """Set on a StatefulSet's pods by Kubernetes itself: a template is the same for all nodes, so it cannot number them."""
 
 
+AGENTS = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
+"""On the pods of all services."""
+
+
 def common(service: Service) -> dict[str, str]:
     """On every child."""
     return {
-        "app.kubernetes.io/name": "starling",
+        **AGENTS,
         "app.kubernetes.io/instance": service.name,
-        "app.kubernetes.io/component": "agent",
         "app.kubernetes.io/part-of": "starling",
         "app.kubernetes.io/managed-by": "starling-operator",
         SERVICE: service.name,

@@ -9,7 +9,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
-from starling_operator.plan.sizes import memory_limit, shm_bytes
+from starling_operator.plan.sizes import check_tiers, memory_limit, shm_bytes
 from starling_operator.plan.volumes import HOME, Volume, volumes
 
 CONTAINER = "agent"
@@ -23,7 +23,9 @@ def pod_template(service: Service, spec: InferenceServiceSpec, settings: Setting
     """All but the group's label, which is added for each group. Raises ValueError naming the field."""
     draft = _merged(service, spec, settings, revision, limit=None)
     # Shared memory has to fit the memory limit, which is known when the user's part is merged.
-    merged = _merged(service, spec, settings, revision, limit=_memory_limit(draft))
+    limit = _memory_limit(draft)
+    check_tiers(spec, limit)
+    merged = _merged(service, spec, settings, revision, limit=limit)
     metadata = merged.setdefault("metadata", {})
     # Last, so that an overlay cannot take a pod out of its Service.
     metadata["labels"] = metadata.get("labels", {}) | labels.of_pods(service, revision)

@@ -56,7 +56,7 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
-    parallelism, tiers = spec.parallelism, spec.kv_cache.tiers
+    parallelism = spec.parallelism
     ranks, per_node = parallelism.tensor * parallelism.pipeline, spec.accelerators.per_node
     if ranks % per_node and per_node % ranks:
         yield (
@@ -66,8 +66,6 @@ def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
         )
     if spec.accelerators.type != "cpu":
         yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"
-    if tiers.cpu is not None or tiers.filesystem is not None:
-        yield f"kvCache.tiers.{'cpu' if tiers.cpu else 'filesystem'}: this release has no offload tiers; leave it out"
     if spec.model.trust_remote_code:
         yield "model.trustRemoteCode: this release runs no code of model repositories; only false is possible"
 

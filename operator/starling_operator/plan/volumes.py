@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from starling_crds.v1alpha1.engine import FilesystemTier
 from starling_crds.v1alpha1.model import WeightsCache
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
-from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, TLS_PATH, TOKEN_KEY
+from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, TLS_PATH, TOKEN_KEY
 from starling_operator.plan.source import MODELS_PATH, parse_source
 
 HOME = "/home/starling"
@@ -58,7 +59,16 @@ def _optional(spec: InferenceServiceSpec) -> list[Volume]:
         found.append(Volume("api-keys", secret, KEYS_PATH, read_only=True))
     if spec.endpoint.tls_secret is not None:
         found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret}}, TLS_PATH, read_only=True))
+    if spec.kv_cache.tiers.filesystem is not None:
+        found.append(Volume("kv", _kept_kv(spec.kv_cache.tiers.filesystem), KV_PATH))
     return found
+
+
+def _kept_kv(tier: FilesystemTier) -> dict[str, Any]:
+    """A claim becomes the pods' own by their fsGroup; a node's folder is whose it is."""
+    if tier.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": tier.claim}}
+    return {"hostPath": {"path": tier.path, "type": "DirectoryOrCreate"}}
 
 
 def _cache(cache: WeightsCache) -> dict[str, Any]:

@@ -215,6 +215,7 @@ def test_progress_is_told_once_a_second_and_at_the_end():
 def test_every_engine_argument_is_one_of_the_possible(tmp_path: Path):
     args = engine_args(config(tmp_path, engine={"max_num_seqs": 4, "dtype": "float32"}, recovery={"progress_timeout_seconds": 7}))
     assert (args.max_num_seqs, args.dtype, args.progress_timeout, args.show_progress) == (4, "float32", 7, False)
+    assert engine_args(config(tmp_path, engine={"kv_cpu_bytes": "4GiB"})).kv_cpu_bytes == 4 << 30
     assert "model" not in possible_names() and "block_size" in possible_names()
 
 
@@ -228,6 +229,8 @@ def test_every_engine_argument_is_one_of_the_possible(tmp_path: Path):
         ({"show_progress": True}, ["engine.show_progress"]),
         ({"max_num_seqs": "many"}, ["engine.max_num_seqs", "int", "str"]),
         ({"max_num_seqs": True}, ["engine.max_num_seqs"]),
+        ({"kv_cpu_bytes": "4GX"}, ["engine.kv_cpu_bytes", "like 4GiB"]),
+        ({"kv_cpu_bytes": 1.5}, ["engine.kv_cpu_bytes", "int", "float"]),
         ({"max_num_seqs": 0}, ["engine.max_num_seqs", "at least 1"]),
         ({"max_num_seqs": None}, ["engine.max_num_seqs"]),
         ({"block_size": 7}, ["engine.block_size", "16"]),

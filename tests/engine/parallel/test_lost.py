@@ -111,6 +111,7 @@ async def test_ranks_end_with_their_core() -> None:
     async with running(tensor_parallel_size=2) as engine:
         core = engine.processes[0].pid
         ranks = _child_ranks(core)
+        assert not _holds_torch(core) and all(map(_holds_torch, ranks)), "it would take the core seconds and memory to load"
         os.kill(ranks[1], signal.SIGSTOP)
         os.kill(core, signal.SIGKILL)
         deadline = time.monotonic() + 5
@@ -127,6 +128,10 @@ async def test_a_layout_that_the_model_does_not_allow_is_refused() -> None:
 
 def _is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def _holds_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def _child_ranks(core: int) -> list[int]:

@@ -90,8 +90,26 @@ def test_downloads_are_kept_beyond_the_run(start, tmp_path):
     assert config_of(start(model={"cache": {"claim": "shared"}})).model.cache_dir == str(tmp_path / "weights")
 
 
-def test_a_folder_for_the_cache_is_used_as_it_is(start):
-    assert config_of(start(model={"cache": {"hostPath": "/var/weights"}})).model.cache_dir == "/var/weights"
+def test_a_folder_for_the_cache_is_used_as_it_is(start, tmp_path):
+    folder = str(tmp_path / "here" / "weights")
+    assert config_of(start(model={"cache": {"hostPath": folder}})).model.cache_dir == folder
+
+
+def tiers(**place):
+    return {"tiers": {"cpu": {"bytes": "1Gi"}, "filesystem": {"bytes": "2Gi", **place}}}
+
+
+def test_a_folder_for_kept_kv_is_made_and_used(start, tmp_path):
+    engine = config_of(start(kvCache=tiers(path=str(tmp_path / "on" / "node")))).engine
+    assert (engine["kv_cpu_bytes"], engine["kv_fs_bytes"]) == (1 << 30, 2 << 30)
+    assert engine["kv_fs_path"] == str(tmp_path / "on" / "node")
+    assert (tmp_path / "on" / "node").is_dir()
+
+
+@pytest.mark.parametrize(("place", "prefix"), [({"path": "/var/kv"}, "/var/kv"), ({"claim": "kv"}, "pvc://kv")])
+def test_a_folder_for_kept_kv_may_be_mapped(start, tmp_path, place, prefix):
+    launched = start(kvCache=tiers(**place), maps=(Map(prefix, tmp_path / "kept"),))
+    assert config_of(launched).engine["kv_fs_path"] == str(tmp_path / "kept")
 
 
 def test_a_file_source_is_mapped(start, tmp_path):

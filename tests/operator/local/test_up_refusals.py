@@ -28,6 +28,7 @@ def file(tmp_path):
         ({"replicas": -1}, "spec.replicas"),
         ({"model": {"source": "pvc://weights/x"}}, "--map pvc://weights=FOLDER"),
         ({"model": {"source": "file:///no/such/model"}}, "--map /no/such/model=FOLDER"),
+        ({"kvCache": {"tiers": {"filesystem": {"claim": "kv", "bytes": "1Gi"}}}}, "--map pvc://kv=FOLDER"),
         ({"engine": {"extraArgs": {"nope": 1}}}, "spec.engine.extraArgs.nope"),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type"),
     ],

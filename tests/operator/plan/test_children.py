@@ -125,6 +125,17 @@ def test_the_network_policy_opens_the_endpoint_to_all_and_the_rest_to_few() -> N
     ]
 
 
+def test_pods_that_share_a_store_read_from_each_other() -> None:
+    *usual, offered = child("NetworkPolicy", {"kvCache": {"store": "mooncake://s:50051"}}, ALL)["spec"]["ingress"]
+    assert usual == child("NetworkPolicy", settings=ALL)["spec"]["ingress"]
+    agents = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
+    assert offered["from"] == [{"podSelector": {"matchLabels": agents}}]
+    (ports,) = offered["ports"]
+    assert (ports["port"], ports["endPort"]) == (15000, 17000)
+    labels = World().decide().apply[-1]["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= agents.items()
+
+
 def test_the_service_account_has_no_token() -> None:
     assert child("ServiceAccount")["automountServiceAccountToken"] is False
 

@@ -61,6 +61,12 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"engine": {"schedulingPolicy": "priority"}}, "scheduling_policy", "priority"),
         ({"engine": {"extraArgs": {"num_threads": 3}}}, "num_threads", 3),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "device", "auto"),
+        ({}, "kv_cpu_bytes", None),
+        ({"kvCache": {"tiers": {"cpu": {"bytes": "16Gi"}}}}, "kv_cpu_bytes", 16 * 2**30),
+        ({"kvCache": {"tiers": {"filesystem": {"bytes": "200G", "claim": "c"}}}}, "kv_fs_path", "/kv"),
+        ({"kvCache": {"tiers": {"filesystem": {"bytes": "200G", "claim": "c"}}}}, "kv_fs_bytes", 200 * 10**9),
+        ({"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/var/kv"}}}}, "kv_fs_path", "/kv"),
+        ({"kvCache": {"store": "mooncake://s:50051"}}, "kv_store", "mooncake://s:50051"),
     ],
 )
 def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) -> None:
@@ -228,6 +234,16 @@ def test_pods_leave_a_dead_node_after_half_a_minute() -> None:
             {"endpoint": {"apiKeySecret": {"name": "s", "key": "k"}}},
             "api-keys",
             ({"secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}, "/etc/starling-keys", True),
+        ),
+        (
+            {"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "claim": "c"}}}},
+            "kv",
+            ({"persistentVolumeClaim": {"claimName": "c"}}, "/kv", False),
+        ),
+        (
+            {"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/var/kv"}}}},
+            "kv",
+            ({"hostPath": {"path": "/var/kv", "type": "DirectoryOrCreate"}}, "/kv", False),
         ),
         ({"endpoint": {"tlsSecret": "t"}}, "tls", ({"secret": {"secretName": "t"}}, "/etc/starling-tls", True)),
     ],

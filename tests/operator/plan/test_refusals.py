@@ -22,8 +22,6 @@ from tests.operator.plan.world import World
             "spec.accelerators.perNode: in this release no node holds a part of two data parallel ranks",
         ),
         ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type: this release runs on cpu only, got nvidia.com/gpu"),
-        ({"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}}, "spec.kvCache.tiers.cpu: "),
-        ({"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/kv"}}}}, "spec.kvCache.tiers.filesystem: "),
         ({"model": {"trustRemoteCode": True}}, "spec.model.trustRemoteCode: "),
     ],
 )
@@ -57,6 +55,7 @@ def test_what_the_engine_cannot_do_yet(changes: dict[str, Any], message: str) ->
         {"parallelism": {"tensor": 2}, "accelerators": {"perNode": 2}},
         {"parallelism": {"tensor": 2, "pipeline": 2}, "accelerators": {"perNode": 4}},
         {"kvCache": {"tiers": {}}},
+        {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}, "filesystem": {"bytes": "1Gi", "path": "/kv"}}, "store": "mooncake://s:1"}},
         {"model": {"trustRemoteCode": False}},
     ],
 )
@@ -88,6 +87,13 @@ def test_what_the_engine_can_do(changes: dict[str, Any]) -> None:
         ({"progress_timeout": 3.0}, "engine.extraArgs.progress_timeout: is set by spec.recovery.progressTimeoutSeconds"),
         ({"tensor_parallel_size": 1}, "engine.extraArgs.tensor_parallel_size: is set by spec.parallelism.tensor"),
         ({"data_parallel_size": 1}, "engine.extraArgs.data_parallel_size: is set by spec.parallelism.data"),
+        ({"kv_cpu_bytes": 1}, "engine.extraArgs.kv_cpu_bytes: is set by spec.kvCache.tiers.cpu.bytes"),
+        ({"kv_fs_path": "/kv"}, "engine.extraArgs.kv_fs_path: is set by spec.kvCache.tiers.filesystem.path"),
+        ({"kv_fs_bytes": 1}, "engine.extraArgs.kv_fs_bytes: is set by spec.kvCache.tiers.filesystem.bytes"),
+        ({"kv_store": "mooncake://s:1"}, "engine.extraArgs.kv_store: is set by spec.kvCache.store"),
+        ({"preempt": "swap"}, "engine.extraArgs.preempt: "),
+        ({"kv_cpu_policy": "fifo"}, "engine.extraArgs.kv_cpu_policy: "),
+        ({"kv_events": "5557"}, "engine.extraArgs.kv_events: must be tcp://"),
         ({"num_threads": 0}, "engine.extraArgs.num_threads: must be at least 1, got 0"),
         ({"num_threads": "four"}, "engine.extraArgs.num_threads: "),
         ({"num_threads": 1.5}, "engine.extraArgs.num_threads: "),
@@ -122,6 +128,9 @@ def test_engine_arguments_that_are_unknown_set_twice_or_wrong(arguments: dict[st
 )
 def test_engine_arguments_that_no_field_sets(arguments: dict[str, Any]) -> None:
     check_spec(make_spec({"engine": {"extraArgs": arguments}}))
+
+
+LIMIT = {"spec": {"containers": [{"name": "agent", "resources": {"limits": {"memory": "2Gi"}}}]}}
 
 
 def stored(**fields: Any) -> InferenceServiceSpec:
@@ -171,6 +180,50 @@ def test_a_spec_that_contradicts_itself(spec: InferenceServiceSpec, message: str
     assert decision.create == decision.apply == decision.delete == ()
 
 
+def test_a_store_s_options_are_the_engine_s_to_know() -> None:
+    store = make_spec({"kvCache": {"store": "mooncake://s:50051?segmnt=4GiB"}})
+    assert message_of(plan(make_observed(store)).status, "Ready").startswith("spec.kvCache.store: segmnt is not known")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"template": LIMIT}, None),
+        ({"kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}}, None),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}, "template": LIMIT},
+            "2147483648 bytes of kvCache.tiers.cpu.bytes for each",
+        ),
+        ({"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}, "template": LIMIT}, None),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}, "engine": {"kvMemory": "1Gi"}, "template": LIMIT},
+            "1073741824 bytes of kvCache.tiers.cpu.bytes and 1073741824 bytes of engine.kvMemory for each",
+        ),
+        (
+            {
+                "kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}},
+                "parallelism": {"tensor": 2},
+                "accelerators": {"perNode": 2},
+                "template": LIMIT,
+            },
+            "for each of the pod's 2 ranks leave nothing",
+        ),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}, "store": "mooncake://s:1?segment=1GiB"}, "template": LIMIT},
+            "and 1073741824 bytes of kvCache.store for each",
+        ),
+    ],
+)
+def test_what_is_kept_in_memory_is_of_the_pod_s(changes: dict[str, Any], words: str | None) -> None:
+    status = plan(make_observed(make_spec(changes))).status
+    message = message_of(status, "Ready")
+    assert (conditions_of(status)["Stalled"] == ("True", "InvalidSpec")) == (words is not None), message
+    if words is not None:
+        assert message.startswith("spec.kvCache.tiers.cpu.bytes: ") and words in message
+        assert "set template.spec.containers[agent].resources.limits.memory above 2147483648" in message
+
+
 def test_a_spec_that_cannot_be_read() -> None:
     service = make_service(None, spec_error="spec.replicas: must be a number, got 'x'", generation=4)
     decision = plan(make_observed(service=service))
@@ -181,7 +234,7 @@ def test_a_spec_that_cannot_be_read() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}}, {"engine": {"extraArgs": {"nonsense": 1}}}],
+    [{"model": {"trustRemoteCode": True}}, {"engine": {"extraArgs": {"nonsense": 1}}}],
 )
 def test_what_runs_stays_as_it_is(changes: dict[str, Any]) -> None:
     world = World({"replicas": 2})

@@ -73,6 +73,8 @@ def test_needs_no_new_pods(changes: dict[str, Any]) -> None:
         {"engine": {"schedulingPolicy": "priority"}},
         {"engine": {"extraArgs": {"seed": 1}}},
         {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}},
+        {"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/kv"}}}},
+        {"kvCache": {"store": "mooncake://s:1"}},
         {"endpoint": {"apiKeySecret": {"name": "a", "key": "b"}}},
         {"endpoint": {"tlsSecret": "t"}},
         {"endpoint": {"allowedOrigins": ["*"]}},

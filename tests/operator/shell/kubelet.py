@@ -54,11 +54,11 @@ class Kubelet:
         return self.agents[pod]
 
     async def beat(self) -> None:
-        """Without it the node would count as dead after a minute, and its pods would be deleted."""
+        """Without it the node would count as dead after ten seconds, and its pods would be deleted."""
         while True:
             if self.says:
                 await self.say(self.says)
-            await asyncio.sleep(10)
+            await asyncio.sleep(2)
 
     async def say(self, ready: str) -> None:
         """The node's Ready condition, now and from now on."""

@@ -142,7 +142,7 @@ async def test_where_nodes_may_not_be_read_the_node_controllers_mark_tells(
     [pod] = await cluster.pods()
     kubelet.draining = kubelet.holding = True
     kubelet.says = ""
-    # Kubernetes gives a silent kubelet 50 seconds.
+    # Kubernetes gives a silent kubelet 50 seconds; the tests' own cluster ten.
     await _is_replaced(cluster, pod, 100)
     assert "nodes may not be read" in operator.log.read_text()
 

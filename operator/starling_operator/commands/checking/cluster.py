@@ -169,7 +169,8 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_pod_security(cluster: Cluster) -> Iterator[Finding]:
-    """The agents' pods pass every level; only a cache on the node (hostPath) does not."""
+    """The agents' pods pass every level; only folders on the node (hostPath) do not."""
     level = cluster.namespace_labels().get("pod-security.kubernetes.io/enforce", "privileged (no label)")
-    limit = "" if level.startswith("privileged") else "; spec.model.cache.hostPath is not possible here"
+    folders = "spec.model.cache.hostPath and spec.kvCache.tiers.filesystem.path"
+    limit = "" if level.startswith("privileged") else f"; {folders} are not possible here"
     yield good("pod security", f"namespace {cluster.namespace}", f"enforces {level}{limit}")

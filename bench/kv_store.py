@@ -1,0 +1,110 @@
+"""What the store's tier moves, against its library called directly: bytes/s of 1 MiB values over loopback.
+
+usage: kv_store.py [VALUES]
+"""
+
+import ctypes
+import importlib.util
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from starling_engine.tiers.far import ObjectKey, Part
+from starling_engine.tiers.store.tier import StoreTier, open_store
+
+SIZE = 1 << 20
+PORT = 51950
+
+
+@contextmanager
+def master(folder: Path) -> Iterator[str]:
+    """The URL of a store, to which a tier of its own process has given memory."""
+    spec = importlib.util.find_spec("mooncake")
+    assert spec is not None and spec.origin is not None, "pip install 'starling[store]'"
+    options = [f"--rpc_port={PORT}", "--enable_http_metadata_server=true", f"--http_metadata_server_port={PORT + 1}"]
+    with (folder / "master.log").open("wb") as log:
+        program = [Path(spec.origin).with_name("mooncake_master"), *options, f"--metrics_port={PORT + 2}"]
+        process = subprocess.Popen(program, stdout=log, stderr=log)
+    url = f"mooncake://127.0.0.1:{PORT}?metadata=http://127.0.0.1:{PORT + 1}/metadata"
+    holder = open_store(f"{url}&segment=2GiB", b"")
+    try:
+        assert holder.wait(30)
+        yield url
+    finally:
+        holder.close()
+        process.kill()
+        process.wait()
+
+
+def key(run: str, number: int) -> ObjectKey:
+    return ObjectKey(f"{run}{number}".encode(), 0, Part(0, 1, 0, 1))
+
+
+def through_tier(tier: StoreTier, run: str, threads: int, count: int) -> tuple[float, float]:
+    """Bytes/s of writes and of reads, with so many threads calling."""
+    data = memoryview(os.urandom(SIZE))
+    into = [memoryview(bytearray(SIZE)) for _ in range(count)]
+    with ThreadPoolExecutor(threads) as pool:
+        put = rate(count, lambda: list(pool.map(lambda n: tier.write(key(run, n), data), range(count))))
+        get = rate(count, lambda: list(pool.map(lambda n: tier.read(key(run, n), into[n]), range(count))))
+    assert all(value == data for value in into)
+    return put, get
+
+
+def directly(url: str, count: int, batch: int) -> tuple[float, float]:
+    """The same with the library in this process, one thread, `batch` values in a call."""
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    metadata = url.partition("metadata=")[2]
+    assert store.setup("127.0.0.1", metadata, 0, 16 << 20, "tcp", "", f"127.0.0.1:{PORT}") == 0
+    memory = mmap.mmap(-1, count * SIZE)
+    held = ctypes.c_char.from_buffer(memory)
+    base = ctypes.addressof(held)
+    assert store.register_buffer(base, count * SIZE) == 0
+    memory[:] = os.urandom(SIZE) * count
+    calls = [range(at, min(at + batch, count)) for at in range(0, count, batch)]
+
+    def run(function: Callable[[list[str], list[int], list[int]], list[int]]) -> None:
+        for numbers in calls:
+            names = [f"bare{batch}.{n}" for n in numbers]
+            assert min(function(names, [base + n * SIZE for n in numbers], [SIZE] * len(numbers))) >= 0
+
+    rates = rate(count, lambda: run(store.batch_put_from)), rate(count, lambda: run(store.batch_get_into))
+    store.close()
+    return rates
+
+
+def rate(count: int, run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return count * SIZE / (time.perf_counter() - began)
+
+
+def main() -> None:
+    count = int(next(iter(sys.argv[1:]), 128))
+    with tempfile.TemporaryDirectory() as folder, master(Path(folder)) as url:
+        print(f"{count} values of 1 MiB on {socket.gethostname()}, {os.cpu_count()} CPUs; GB/s\n{'':<24}{'put':>6}{'get':>7}")
+        tier = open_store(url, b"")
+        assert tier.wait(30)
+        for threads in (1, 4, 16):
+            report(f"tier, {threads} threads", through_tier(tier, f"t{threads}.", threads, count))
+        tier.close()
+        for batch in (1, 32):
+            report(f"library, {batch} in a call", directly(url, count, batch))
+
+
+def report(label: str, rates: tuple[float, float]) -> None:
+    print(f"{label:<24}{rates[0] / 1e9:>6.2f}{rates[1] / 1e9:>7.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

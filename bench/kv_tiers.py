@@ -1,0 +1,161 @@
+"""What the KV cache's tiers save and cost: time to first token, throughput without hits, swap against recompute, and chats.
+
+    python bench/kv_tiers.py [MODEL]     a folder; by default the Qwen3-0.6B shape in bf16, random weights
+
+Writes bench/results/kv_tiers.md. A question's engines take turns in one run on the same cores.
+"""
+
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+from run import CACHE, machine
+from starling_engine import LLM, SamplingParams
+
+RESULTS = Path(__file__).parent / "results" / "kv_tiers.md"
+THREADS = 2
+PREFIX = 4096
+TRIES = 5
+GIB = 1 << 30
+MIB = 1 << 20
+Prompt = list[int]
+
+
+def words(rng: random.Random, count: int) -> Prompt:
+    return rng.choices(range(100, 3000), k=count)
+
+
+def start(model: Path, **arguments: Any) -> LLM:
+    settings = {"max_model_len": 8192, "kv_cache_memory_bytes": GIB, "num_threads": THREADS, "seed": 0, "show_progress": False}
+    return LLM(str(model), **{**settings, **arguments})
+
+
+def seconds(engine: LLM, prompts: list[Prompt], new: int = 1) -> tuple[float, int]:
+    """How long all of them take, and how many tokens of them were found in a cache."""
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+    began = time.perf_counter()
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return time.perf_counter() - began, sum(output.num_cached_tokens or 0 for output in outputs)
+
+
+def first_token(model: Path, folder: Path) -> list[str]:
+    """A prefix of PREFIX tokens that is computed, found in the CPU tier, and found in files of the page cache."""
+    rng = random.Random(0)
+    prefixes = [words(rng, PREFIX) for _ in range(TRIES)]
+    tiers = {"kv_fs_path": str(folder), "kv_fs_bytes": 8 * GIB, "kv_fs_direct": "off"}
+    with start(model, kv_cpu_bytes=4 * GIB, **tiers) as engine:
+        seconds(engine, [words(rng, 256)])
+        computed = [seconds(engine, [prefix + words(rng, 8)])[0] for prefix in prefixes]
+        time.sleep(3)
+        seconds(engine, [words(rng, 4000) for _ in range(3)])  # the device forgets the prefixes
+        from_cpu = [found(engine, prefix + words(rng, 8)) for prefix in prefixes]
+        time.sleep(3)
+    from_files = []
+    with start(model, **tiers) as engine:
+        seconds(engine, [words(rng, 256)])
+        from_files = [found(engine, prefix + words(rng, 8)) for prefix in prefixes]
+    miss, cpu, files = (statistics.median(each) for each in (computed, from_cpu, from_files))
+    return [
+        f"Time to first token of {PREFIX:,} cached tokens and 8 new ones, medians of {TRIES}:",
+        "",
+        "| computed | CPU tier (target 10 %) | filesystem, warm page cache (target 15 %) |",
+        "|---:|---:|---:|",
+        f"| {1e3 * miss:.0f} ms | {1e3 * cpu:.0f} ms, {cpu / miss:.1%} | {1e3 * files:.0f} ms, {files / miss:.1%} |",
+    ]
+
+
+def found(engine: LLM, prompt: Prompt) -> float:
+    took, cached = seconds(engine, [prompt])
+    assert cached >= PREFIX - 64, f"{cached} tokens were found: this measures something else"
+    return took
+
+
+def without_hits(model: Path, folder: Path) -> list[str]:
+    """Prompts that nobody has seen, with tiers and without."""
+    rng = random.Random(1)
+    ratios = []
+    tiers = {"kv_cpu_bytes": GIB, "kv_fs_path": str(folder), "kv_fs_bytes": 8 * GIB}
+    with start(model, max_model_len=2048) as off, start(model, max_model_len=2048, **tiers) as on:
+        for engine in (off, on):
+            seconds(engine, [words(rng, 256)])
+        for attempt in range(TRIES):
+            prompts = [words(rng, 256) for _ in range(16)]
+            order = (off, on) if attempt % 2 else (on, off)
+            took = {engine: seconds(engine, prompts, 32)[0] for engine in order}
+            ratios.append(took[off] / took[on])
+            time.sleep(2)
+    listed = ", ".join(f"{ratio:.1%}" for ratio in ratios)
+    return [
+        f"Throughput with tiers and no hits (16 prompts of 256 tokens, 32 new): {statistics.median(ratios):.1%} of that without "
+        f"(target 98 %; pairs: {listed})."
+    ]
+
+
+def preempted(model: Path) -> list[str]:
+    """Requests of one length in a cache that holds half of them, for each way to preempt."""
+    lines = ["| prompt | recompute (s) | swap (s) | auto (s) | auto to the better (target 1.05) |", "|---:|---:|---:|---:|---:|"]
+    crossover = None
+    for length in (128, 512, 2048):
+        count, new = 4, 160
+        # Room for their prompts, and for half of what they will say: some are preempted on the way.
+        room = (count * (length + new // 2)) * 28 * 2 * 8 * 128 * 2
+        took: dict[str, float] = {}
+        for preempt in ("recompute", "swap", "auto"):
+            arguments = {"kv_cpu_bytes": 2 * GIB, "preempt": preempt, "kv_cache_memory_bytes": room}
+            with start(model, max_model_len=length + new + 64, max_num_seqs=count, **arguments) as engine:
+                rng = random.Random(length)
+                times = [seconds(engine, [words(rng, length) for _ in range(count)], new)[0] for _ in range(3)]
+                took[preempt] = statistics.median(times[1:])
+        best = min(took["recompute"], took["swap"])
+        if crossover is None and took["swap"] <= took["recompute"]:
+            crossover = length
+        columns = " | ".join(f"{each:.2f}" for each in took.values())
+        lines.append(f"| {length} | {columns} | {took['auto'] / best:.2f} |")
+    return [*lines, "", f"Swapping is the faster one from {crossover} tokens on." if crossover else "Recomputing was never slower."]
+
+
+def chats(model: Path) -> list[str]:
+    """64 conversations of several turns with one system prompt; all of them together are four times the device's cache."""
+    system, turn, turns, conversations = 256, 192, 3, 64
+    total = (system + turns * (turn + 16)) * conversations
+    room = total // 4 * 28 * 2 * 8 * 128 * 2
+    took = {}
+    for name, tiers in (("device only", {}), ("CPU tier", {"kv_cpu_bytes": 5 * room})):
+        rng = random.Random(2)
+        history = [words(rng, system)] * conversations
+        with start(model, max_model_len=2048, kv_cache_memory_bytes=room, max_num_seqs=16, **tiers) as engine:
+            seconds(engine, [words(rng, 256)])
+            began = time.perf_counter()
+            for _ in range(turns):
+                history = [past + words(rng, turn) for past in history]
+                seconds(engine, history, 16)
+            took[name] = time.perf_counter() - began
+    ratio = took["device only"] / took["CPU tier"]
+    times = ", ".join(f"{name} {each:.1f} s" for name, each in took.items())
+    many = f"{conversations} conversations of {turns} turns, 4 times the device's cache"
+    return [f"{many}: {times}: {ratio:.2f} times the throughput (target 2)."]
+
+
+def main() -> None:
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / "qwen3-0.6b-shape"
+    if len(sys.argv) < 2:
+        checkpoint.write(model)
+    lines = ["# Tiers of the KV cache", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads."]
+    folder = Path(tempfile.mkdtemp(prefix="kv-tiers-"))
+    try:
+        for report in (first_token(model, folder / "first"), without_hits(model, folder / "none"), preempted(model), chats(model)):
+            print("\n".join(report), flush=True)
+            lines += ["", *report]
+    finally:
+        shutil.rmtree(folder)
+    RESULTS.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

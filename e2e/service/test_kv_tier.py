@@ -1,0 +1,119 @@
+"""Keys and values in files outlive the pods that computed them."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.service.conftest import MakeService
+from e2e.service.kubectl import Kubectl, Manifest, wait_until
+from e2e.service.watched import Watched
+from e2e.under_test import ClusterUnderTest
+
+pytestmark = pytest.mark.timeout(300)
+TOKENS = 2048
+CHUNKS = TOKENS // 64
+AGENT = 65532
+ASK = """
+import httpx, json, sys, time
+body = {"model": sys.argv[1], "prompt": list(range(100, 100 + int(sys.argv[2]))), "max_tokens": 8, "temperature": 0}
+body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+began, first, text, usage = time.perf_counter(), None, "", None
+with httpx.stream("POST", "http://127.0.0.1:8000/v1/completions", timeout=60, json=body) as answer:
+    for line in answer.iter_lines():
+        if not line.startswith("data: {"):
+            continue
+        chunk = json.loads(line.removeprefix("data: "))
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            first = first or time.perf_counter() - began
+            text += choice["text"]
+print(json.dumps({"ttft": first, "text": text, "cached": usage["prompt_tokens_details"]["cached_tokens"]}))
+"""
+SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
+
+
+@pytest.fixture(params=["claim", "path"])
+def place(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[dict[str, str]]:
+    """Where the tier is: in a claim, whose volume becomes the pods' by their fsGroup, or in a folder that is their user's."""
+    if cluster.folder is None:
+        pytest.skip("needs a folder on a node")
+    folder = cluster.folder / f"kv-{request.param}"
+    folder.mkdir()
+    if request.param == "path":
+        os.chown(folder, AGENT, AGENT)
+        kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+        yield {"path": str(folder)}
+        return
+    name = f"kv-{kubectl.namespace}"
+    kubectl.apply(*volume_and_claim(name, folder))
+    yield {"claim": name}
+    kubectl("delete", "pv", name, "--wait=false")
+
+
+def volume_and_claim(name: str, folder: Path) -> tuple[Manifest, Manifest]:
+    shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": "local"}
+    node = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}]}
+    volume = {"capacity": {"storage": "1Gi"}, "local": {"path": str(folder)}} | shared
+    volume["nodeAffinity"] = {"required": {"nodeSelectorTerms": [node]}}
+    claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}} | shared
+    head = {"apiVersion": "v1", "metadata": {"name": name}}
+    return head | {"kind": "PersistentVolume", "spec": volume}, head | {"kind": "PersistentVolumeClaim", "spec": claim}
+
+
+def run_in(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
+    return kubectl("exec", pod, "-c", "agent", "--", "python", "-c", script, *arguments)
+
+
+def ask(kubectl: Kubectl, chat: Watched, pod: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run_in(kubectl, pod, ASK, chat.name, str(TOKENS)))
+    return answer
+
+
+def of_tier(kubectl: Kubectl, pod: str, tier: str, name: str) -> float:
+    """A number of a tier, as that pod says it."""
+    families = text_string_to_metric_families(run_in(kubectl, pod, SCRAPE))
+    samples = [sample for family in families for sample in family.samples if sample.name == f"starling:kv_tier_{name}"]
+    return sum(sample.value for sample in samples if sample.labels["tier"] == tier)
+
+
+def of_folder(kubectl: Kubectl, pod: str, name: str) -> float:
+    return of_tier(kubectl, pod, "filesystem", name)
+
+
+def only_pod(chat: Watched) -> str:
+    (pod,) = chat.pods()
+    return str(pod["metadata"]["name"])
+
+
+def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
+    service: MakeService, kubectl: Kubectl, place: dict[str, str]
+) -> None:
+    chat = service(kvCache={"tiers": {"cpu": {"bytes": "64Mi"}, "filesystem": {"bytes": "512Mi", **place}}})
+    chat.wait_ready()
+    old = only_pod(chat)
+    computed = ask(kubectl, chat, old)
+    assert computed["cached"] == 0
+    wait_until("it is in the tier", lambda: of_folder(kubectl, old, "chunks") >= CHUNKS - 1, 30, chat.explain)
+    assert of_folder(kubectl, old, "hits_total") == 0
+
+    chat.patch(template={"metadata": {"annotations": {"example.com/restarted": "once"}}})
+    chat.wait_ready()
+    wait_until("the old pod is gone", lambda: [old] != [pod["metadata"]["name"] for pod in chat.pods()][:1], 60, chat.explain)
+    wait_until("one pod is left", lambda: len(chat.pods()) == 1, 60, chat.explain)
+    new = only_pod(chat)
+    found = ask(kubectl, chat, new)
+    assert new != old
+    assert found["text"] == computed["text"]
+    assert found["cached"] >= (CHUNKS - 1) * 64
+    hits = of_folder(kubectl, new, "hits_total")
+    assert hits > 0
+    assert of_folder(kubectl, new, "errors_total") == 0
+    print(
+        f"{TOKENS} tokens, first token: computed after {1000 * computed['ttft']:.0f} ms,"
+        f" from the tier of a new pod after {1000 * found['ttft']:.0f} ms ({found['cached']} tokens, {hits:.0f} chunks found)"
+    )

@@ -1,0 +1,52 @@
+"""Which chunks a prefix is made of, and which of them a next token reads, over all KV groups."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from starling_engine.kv.manager import Holding, KVManager
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.host import Chunk
+
+
+class ChunkMap:
+    """Arithmetic over the groups of one KVManager. `first` is the chunk in which what the device has ends."""
+
+    def __init__(self, kv: KVManager) -> None:
+        self.blocks = CHUNK // kv.block_size
+        """Blocks of a chunk."""
+        self.groups = range(len(kv.groups))
+        self._specs = [group.spec for group in kv.groups]
+
+    def names(self, holding: Holding, tokens: Sequence[int]) -> list[bytes]:
+        """Of the chunks that end before the last token."""
+        holding.chain.extend(tokens, len(tokens))
+        return holding.chain.names[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
+
+    def longest(self, names: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
+        """The most chunks of a prefix, of which the device has the first ones, that all groups have, as far as they need them."""
+        length = len(names)
+        while True:
+            agreed = length
+            for group in self.groups:
+                agreed = self._group_length(group, names, first, agreed, has)
+            if agreed == length:
+                return length
+            length = agreed
+
+    def _group_length(self, group: int, names: list[bytes], first: int, limit: int, has: Callable[[Chunk], bool]) -> int:
+        while limit > first:
+            begin = max(first, self._first_needed(group, limit))
+            missing = next((at for at in range(begin, limit) if not has((group, names[at]))), None)
+            if missing is None:
+                return limit
+            limit = missing
+        return min(first, limit)
+
+    def needed(self, names: list[bytes], first: int, count: int) -> Iterator[tuple[Chunk, int]]:
+        """Of `count` chunks, those that a next token reads and the device does not have, with their place in the prefix."""
+        for group in self.groups:
+            for at in range(max(first, self._first_needed(group, count)), count):
+                yield (group, names[at]), at
+
+    def _first_needed(self, group: int, count: int) -> int:
+        """The first chunk that a token after `count` chunks reads."""
+        return self._specs[group].first_needed_block(count * CHUNK) // self.blocks

@@ -1,0 +1,363 @@
+"""Where cached chunks are besides the device, and what is to be moved: asked, never waited for.
+
+A chunk of confirmed tokens is copied to a slot of the CPU tier: at once where there are tiers outside, to be written there, else
+when the device runs out of blocks that nobody would miss. A request whose chunks lie outside is parked while they come to slots,
+and again while they come to the device; others run meanwhile. Whatever fails or comes late is computed as if it had not been there.
+"""
+
+from collections import OrderedDict
+from itertools import islice
+
+from starling_engine.config import Preempt, TiersConfig
+from starling_engine.delta import TierStats
+from starling_engine.kv.chunks import ChunkMap
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv.pool import NULL_BLOCK
+from starling_engine.scheduler.jobs import Job, Jobs
+from starling_engine.scheduler.state import Gate, RequestState
+from starling_engine.scheduler.swap_costs import SwapCosts
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.host import Chunk, HostIndex
+from starling_engine.tiers.orders import (
+    ChunkAt,
+    ChunkMove,
+    Done,
+    FarReport,
+    FetchChunks,
+    FindChunks,
+    KeepChunks,
+    LoadChunks,
+    StoreChunks,
+)
+
+STORE_BATCH = 16
+"""Chunks that are copied to slots by one order; there is one such order at a time."""
+KEEP_BATCH = 32
+"""Chunks that are written outside by one order; there is one such order at a time."""
+FETCH_SECONDS = 3.0
+"""How long a request waits for what the tiers outside have."""
+MIN_BLANK = 1 / 8
+"""Share of the device's blocks that are to be free without losing anything; below it, what is cached is copied to the CPU tier."""
+
+
+class Offload:
+    """Of one scheduler. `slots` is the size of the CPU tier in chunks, `chunk_bytes` what one has on all ranks together."""
+
+    def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
+        self.stats = {"cpu": TierStats(capacity=slots * chunk_bytes)}
+        """By tier; what is told of those outside comes with the answers of the ranks."""
+        if config.fs_path is not None:
+            self.stats["filesystem"] = TierStats(capacity=config.fs_bytes, shared=True)
+        if config.store is not None:
+            self.stats["store"] = TierStats(shared=True)
+        self.costs = SwapCosts(preempt)
+        self._kv = kv
+        self._far = config.far
+        self._host = HostIndex(slots, config.cpu_policy)
+        self._jobs = Jobs()
+        self.take_orders = self._jobs.take_orders
+        self._chunk_bytes = chunk_bytes
+        self._map = ChunkMap(kv)
+        self._blocks = self._map.blocks
+        self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
+        """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
+        self._unkept: OrderedDict[Chunk, None] = OrderedDict()
+        """Chunks in slots that are to be written outside."""
+
+    @property
+    def moving(self) -> bool:
+        """Whether answers are to come."""
+        return len(self._jobs) > 0
+
+    @property
+    def swapping(self) -> bool:
+        """Whether blocks become free as soon as they are copied."""
+        return any(job.swap for job in self._jobs)
+
+    # ---- from outside to slots ----
+
+    def arrive(self, request: RequestState) -> None:
+        """Asks the tiers outside for what a new request could use; it is parked until they have answered."""
+        if not self._far or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
+            return
+        names = self._map.names(request.holding, request.tokens)
+        first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
+        asked = [(group, name) for name in names[first:] for group in self._map.groups]
+        self._await_coming(request, asked)
+        unknown = [chunk for chunk in asked if not self._host.expects(chunk)]
+        if unknown:
+            order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
+            self._park(request, Job(order, unknown), Gate.KV_FETCH)
+
+    def _fetch(self, request: RequestState, found: set[Chunk]) -> None:
+        """Has the longest prefix that there is brought to slots, of as much as there are."""
+        names = self._map.names(request.holding, request.tokens)
+        first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
+        count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
+        needed = [chunk for chunk, _ in sorted(self._map.needed(names, first, count), key=lambda each: each[1])]
+        self._await_coming(request, needed)
+        coming: list[ChunkAt] = []
+        for chunk in needed:
+            if self._host.expects(chunk):
+                continue
+            slot = self._host.take(chunk)
+            if slot is None:
+                break
+            coming.append(ChunkAt(slot, *chunk))
+        if coming:
+            order = FetchChunks(self._jobs.number(), coming)
+            self._park(request, Job(order, [(at.group, at.name) for at in coming]), Gate.KV_FETCH)
+
+    def _await_coming(self, request: RequestState, chunks: list[Chunk]) -> None:
+        wanted = set(chunks)
+        for job in self._jobs.of(FetchChunks):
+            if not wanted.isdisjoint(job.chunks):
+                self._wait_for(request, job, Gate.KV_FETCH)
+
+    def _park(self, request: RequestState, job: Job, gate: Gate) -> None:
+        self._jobs.add(job)
+        self._wait_for(request, job, gate)
+
+    def _wait_for(self, request: RequestState, job: Job, gate: Gate) -> None:
+        job.waiting.append((request, request.run))
+        request.awaited.add(job.order.job)
+        request.gates.add(gate)
+
+    def _end_wait(self, job: Job) -> None:
+        for request, run in job.waiting:
+            request.awaited.discard(job.order.job)
+            if request.run == run and not request.awaited:
+                request.gates -= {Gate.KV_FETCH, Gate.KV_LOAD}
+        job.waiting = []
+
+    def open_late(self) -> None:
+        """Lets requests go whose chunks take too long. What still comes is of use to others."""
+        for job in self._jobs.older_than(FETCH_SECONDS):
+            if job.waiting and isinstance(job.order, FindChunks | FetchChunks):
+                self._end_wait(job)
+
+    # ---- from slots to the device ----
+
+    def match(self, request: RequestState, hit: int) -> int:
+        """Chunks, counted from the start, that the request has on the device (`hit` blocks) and then in slots; 0 for no gain."""
+        if request.skips_tiers or len(request.tokens) <= CHUNK:
+            return 0
+        count = self._map.longest(self._map.names(request.holding, request.tokens), hit // self._blocks, self._host.has)
+        return count if count * self._blocks > hit else 0
+
+    def count_lookup(self, request: RequestState, hit: int, count: int) -> None:
+        """A request was admitted with `count` chunks, the first `hit` blocks of which the device had."""
+        names, cpu = self._map.names(request.holding, request.tokens), self.stats["cpu"]
+        first = hit // self._blocks
+        cpu.queries_total += sum(1 for _ in self._map.needed(names, first, len(names)))
+        cpu.hits_total += sum(1 for _ in self._map.needed(names, first, count))
+
+    def parked(self, request: RequestState, hit: int, count: int) -> bool:
+        """Whether others load the same now: it then waits for theirs."""
+        names = self._map.names(request.holding, request.tokens)
+        wanted = {chunk for chunk, _ in self._map.needed(names, hit // self._blocks, count)}
+        for job in self._jobs.of(LoadChunks):
+            if not wanted.isdisjoint(job.chunks):
+                self._wait_for(request, job, Gate.KV_LOAD)
+        return Gate.KV_LOAD in request.gates
+
+    def load(self, request: RequestState, hit: int, count: int, after: int) -> None:
+        """Fills the request's blocks from the `hit`-th on, and parks it until they are there."""
+        holding, names = request.holding, self._map.names(request.holding, request.tokens)
+        moves, chunks, blocks = [], [], []
+        for chunk, at in self._map.needed(names, hit // self._blocks, count):
+            table = holding.tables[chunk[0]][max(at * self._blocks, hit) : (at + 1) * self._blocks]
+            wanted = [block for block in table if block != NULL_BLOCK]
+            moves.append(ChunkMove(self._host.pin(chunk), chunk[0], self._blocks - len(wanted), wanted))
+            chunks.append(chunk)
+            blocks += wanted
+        for block in blocks:
+            self._kv.pool.share(block)
+        self._park(request, Job(LoadChunks(self._jobs.number(), after, moves), chunks, blocks), Gate.KV_LOAD)
+
+    # ---- from the device to slots and outside ----
+
+    def confirm(self, request: RequestState) -> None:
+        """Notes the chunks that have become full of confirmed tokens."""
+        holding = request.holding
+        while (holding.saved_chunks + 1) * self._blocks <= holding.cached_blocks:
+            at = holding.saved_chunks * self._blocks
+            names = holding.chain.names[at : at + self._blocks]
+            for group in self._map.groups:
+                self._unsaved[group, names[-1]] = names
+            holding.saved_chunks += 1
+        while len(self._unsaved) > self._kv.pool.num_blocks:
+            self._unsaved.popitem(last=False)
+
+    def save(self) -> None:
+        """Has some chunks copied to slots, where it is time."""
+        if not self._unsaved or self._jobs.of(StoreChunks) or not (self._far or self._under_pressure()):
+            return
+        moves: list[ChunkMove] = []
+        chunks: list[Chunk] = []
+        for chunk, names in list(islice(self._unsaved.items(), STORE_BATCH)):
+            del self._unsaved[chunk]
+            move = self._save_move(chunk, names)
+            if move is not None:
+                moves.append(move)
+                chunks.append(chunk)
+        self._store(moves, chunks, swap=False)
+
+    def _under_pressure(self) -> bool:
+        """Whether the next steps may take blocks that hold something."""
+        pool = self._kv.pool
+        return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
+
+    def _save_move(self, chunk: Chunk, names: list[bytes]) -> ChunkMove | None:
+        """None when it is of no use, or there is no room: in slots, or to keep blocks from those who have been promised them."""
+        found = [self._kv.pool.find(chunk[0], name) for name in names]
+        blocks = [block for block in found if block is not None]
+        if len(blocks) < len(names) or self._host.expects(chunk):
+            return None
+        if self._kv.num_available < sum(map(self._kv.pool.is_free, blocks)):
+            return None
+        return self._store_move(chunk, blocks)
+
+    def _store_move(self, chunk: Chunk, blocks: list[int]) -> ChunkMove | None:
+        slot = self._host.take(chunk)
+        if slot is None:
+            return None
+        for block in blocks:
+            self._kv.pool.share(block)
+        return ChunkMove(slot, chunk[0], 0, blocks)
+
+    def _store(self, moves: list[ChunkMove], chunks: list[Chunk], *, swap: bool) -> None:
+        if moves:
+            blocks = [block for move in moves for block in move.blocks]
+            self._jobs.add(Job(StoreChunks(self._jobs.number(), moves), chunks, blocks, swap=swap))
+
+    def swap_out(self, request: RequestState) -> None:
+        """Copies what a request that is about to be preempted has computed, if that is cheaper than computing it again."""
+        holding, count = request.holding, request.computed // CHUNK
+        if not self.costs.worth(request.computed, count * len(self._map.groups)) or Gate.KV_LOAD in request.gates:
+            return
+        moves: list[ChunkMove] = []
+        chunks: list[Chunk] = []
+        for at in range(min(count, len(holding.chain.names) // self._blocks)):
+            names = holding.chain.names[at * self._blocks : (at + 1) * self._blocks]
+            for group in self._map.groups:
+                chunk, blocks = (group, names[-1]), holding.tables[group][at * self._blocks : (at + 1) * self._blocks]
+                if NULL_BLOCK in blocks or self._host.expects(chunk):
+                    continue
+                self._unsaved.pop(chunk, None)
+                move = self._store_move(chunk, blocks)
+                if move is not None:
+                    moves.append(move)
+                    chunks.append(chunk)
+        self._store(moves, chunks, swap=True)
+
+    def _keep(self) -> None:
+        """Has some of what came to slots written outside: in turns, so that most slots stay free to be used for others."""
+        if self._jobs.of(KeepChunks):
+            return
+        kept: list[Chunk] = []
+        while self._unkept and len(kept) < min(KEEP_BATCH, 1 + self._host.num_slots // 4):
+            chunk, _ = self._unkept.popitem(last=False)
+            if self._host.has(chunk):
+                kept.append(chunk)
+        if kept:
+            order = KeepChunks(self._jobs.number(), [ChunkAt(self._host.pin(chunk), *chunk) for chunk in kept])
+            self._jobs.add(Job(order, kept))
+
+    # ---- answers ----
+
+    def take(self, done: Done) -> list[RequestState]:
+        """An order has been carried out, or not; returns the requests that cannot have what they were promised."""
+        job = self._jobs.end(done.job)
+        for block in job.blocks:
+            self._kv.pool.release(block)
+        failed: list[RequestState] = []
+        match job.order:
+            case FindChunks():
+                found = {chunk for chunk, has in zip(job.chunks, done.done, strict=True) if has}
+                for request, run in job.waiting if found else ():
+                    if request.run == run and request.awaited:
+                        self._fetch(request, found)
+            case FetchChunks():
+                self._settle(job.chunks, done.done)
+            case StoreChunks():
+                self._settle(job.chunks, done.done)
+                self.costs.stored(len(job.chunks), done.seconds)
+                if self._far:
+                    self._unkept.update((chunk, None) for chunk in job.chunks)
+                    self._keep()
+            case LoadChunks():
+                self._unpin(job.chunks)
+                for chunk in job.chunks:
+                    self._host.use(chunk)
+                self.costs.loaded(len(job.chunks), done.seconds)
+                failed = self._loaded(job, all(done.done))
+            case KeepChunks():
+                self._unpin(job.chunks)
+                self._keep()
+        self._count(job, done)
+        self._end_wait(job)
+        return failed
+
+    def _count(self, job: Job, done: Done) -> None:
+        cpu, moved = self.stats["cpu"], sum(done.done) * self._chunk_bytes
+        cpu.bytes, cpu.blocks, cpu.evictions_total = len(self._host) * self._chunk_bytes, len(self._host), self._host.evictions
+        match job.order:
+            case StoreChunks():
+                cpu.stored_bytes_total += moved
+                cpu.store_seconds_total += done.seconds
+            case LoadChunks():
+                cpu.loaded_bytes_total += moved
+                cpu.load_seconds_total += done.seconds
+        for name, report in done.far.items():
+            self.stats[name] = _far_stats(report, self.stats[name].capacity)
+
+    def _settle(self, chunks: list[Chunk], arrived: list[bool]) -> None:
+        for chunk, there in zip(chunks, arrived, strict=True):
+            self._host.settle(chunk, arrived=there)
+
+    def _unpin(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            self._host.unpin(chunk)
+
+    def _loaded(self, job: Job, done: bool) -> list[RequestState]:
+        """The first that waits is whose blocks they are; what has been loaded has names from now on."""
+        request, run = job.waiting[0]
+        if request.run != run:
+            return []
+        if not done:
+            return [request]
+        self._kv.remember(request.holding, request.tokens, request.computed)
+        request.holding.saved_chunks = request.computed // CHUNK
+        return []
+
+    def clear(self) -> None:
+        """Forgets what the CPU tier has."""
+        self._host.clear()
+        self._unsaved.clear()
+        self._unkept.clear()
+
+    def pinned_blocks(self) -> list[list[int]]:
+        """Of each job, after asserting that slots and jobs agree."""
+        self._host.check_integrity()
+        return [job.blocks for job in self._jobs]
+
+
+def _far_stats(report: FarReport, capacity: int) -> TierStats:
+    held = report.held
+    return TierStats(
+        bytes=held.bytes,
+        capacity=capacity,
+        blocks=held.objects,
+        shared=True,
+        queries_total=report.queries,
+        hits_total=report.hits,
+        stored_bytes_total=report.written_bytes,
+        loaded_bytes_total=report.read_bytes,
+        store_seconds_total=report.write_seconds,
+        load_seconds_total=report.read_seconds,
+        evictions_total=held.evicted,
+        errors_total=held.errors,
+        corrupt_total=held.corrupt,
+        refused_total=held.refused,
+    )

@@ -1,0 +1,18 @@
+"""Sizes as people write them: 4GiB, 500MB, 1.5G, or plain bytes."""
+
+import re
+
+_LETTERS = "kmgt"
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{letter}{b}": 1000**power for power, letter in enumerate(_LETTERS, 1) for b in ("", "b")}
+_UNITS |= {f"{letter}i{b}": 1024**power for power, letter in enumerate(_LETTERS, 1) for b in ("", "b")}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+def parse_bytes(text: str) -> int:
+    """Whole bytes, rounded down; letters in either case. Raises ValueError with what is possible."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is no size; write it like 4GiB, 512MiB or 1000000")
+    return int(float(match[1]) * factor)

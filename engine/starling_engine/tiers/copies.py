@@ -1,0 +1,64 @@
+"""Copies chunks between a rank's pages and its slots.
+
+A slot has a chunk's keys and values as [layers][runs][CHUNK tokens][row]: of keys and values, and of every head, one run; a page
+has the same of fewer tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starling_engine.kv.spec import KVGroup
+from starling_engine.native import ops, reference
+from starling_engine.native.build import load
+from starling_engine.tiers.far import CHUNK
+
+
+@dataclass(frozen=True)
+class GroupPages:
+    """The pages of a group's layers that are here: of each, uint8 [num_blocks, runs, bytes of a block's run]."""
+
+    layers: list[Tensor]
+    runs: int
+    run_bytes: int
+    blocks_per_chunk: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a slot that this group uses."""
+        return len(self.layers) * self.runs * self.run_bytes * self.blocks_per_chunk
+
+
+def group_pages(groups: Sequence[KVGroup], kv: Sequence[Tensor]) -> list[GroupPages]:
+    """`kv` has each layer's pages, of the layers that are here, in the order of layers."""
+    place = {layer: at for at, layer in enumerate(sorted(layer for group in groups for layer in group.layers))}
+    return [_pages(group, [kv[place[layer]] for layer in group.layers]) for group in groups]
+
+
+def _pages(group: KVGroup, layers: list[Tensor]) -> GroupPages:
+    spec = group.spec
+    runs = math.prod(spec.page_shape[:-2])
+    run_bytes = spec.page_bytes // runs
+    flat = [layer.view(torch.uint8).view(len(layer), runs, run_bytes) for layer in layers]
+    return GroupPages(flat, runs, run_bytes, CHUNK // spec.block_size)
+
+
+def store_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
+    """Pages -> slot: `blocks` are the chunk's from its `first`-th on. `slot` is uint8, on the host."""
+    _copy(pages, blocks, first, slot, to_pages=False)
+
+
+def load_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
+    """Slot -> pages."""
+    _copy(pages, blocks, first, slot, to_pages=True)
+
+
+def _copy(pages: GroupPages, blocks: list[int], first: int, slot: Tensor, *, to_pages: bool) -> None:
+    if not pages.layers:
+        return
+    native = pages.layers[0].device.type == "cpu" and load() is not None
+    copy_chunk = ops.copy_chunk if native else reference.copy_chunk
+    copy_chunk(pages.layers, blocks, first, pages.blocks_per_chunk, slot, to_pages=to_pages)

@@ -1,0 +1,56 @@
+"""What each process has written, in a file of its own: whoever evicts adds it to the last count."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from starling_engine.tiers.folder.layout import Layout
+from starling_engine.tiers.folder.usage import Amount
+
+ABANDONED = 3600.0
+"""Age in seconds of a file that nobody can still be writing."""
+
+
+class Reports:
+    """Of all processes that share the folder; amounts since each opened it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._mine = layout.writers / layout.new_temporary().name
+        self.told = Amount()
+
+    def tell(self, written: Amount) -> None:
+        """Raises OSError."""
+        if written != self.told:
+            self._layout.publish(self._mine, msgspec.json.encode((written.bytes, written.objects)))
+            self.told = written
+
+    def of_others(self) -> dict[str, Amount]:
+        """Raises OSError."""
+        found = {}
+        with os.scandir(self._layout.writers) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError, msgspec.DecodeError):
+                    if entry.name != self._mine.name:
+                        content = Path(entry.path).read_bytes()
+                        found[entry.name] = Amount(*msgspec.json.decode(content, type=tuple[int, int]))
+        return found
+
+
+def tidy(layout: Layout) -> None:
+    """Removes what processes left that have ended. Ages are by the mount's clock: the lease has just been written.
+
+    Raises OSError.
+    """
+    try:
+        now = layout.lease.stat().st_mtime
+    except FileNotFoundError:
+        return
+    for folder in (layout.temporary, layout.writers):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if layout.is_abandoned(entry) or now - entry.stat().st_mtime > ABANDONED:
+                        Path(entry.path).unlink()

@@ -1,0 +1,75 @@
+"""How much the folder holds, as far as one process knows: the count that was last published and what it has written since."""
+
+from dataclasses import dataclass
+from threading import Lock
+
+HIGH, LOW = 0.98, 0.95
+"""Of the limit: eviction begins above the one and ends at the other."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Of objects, and of the bytes of their files."""
+
+    bytes: int = 0
+    objects: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.bytes + other.bytes, self.objects + other.objects)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(self.bytes - other.bytes, self.objects - other.objects)
+
+
+class Usage:
+    """Bounds the folder to `limit` bytes. Several threads call it."""
+
+    def __init__(self, limit: int) -> None:
+        self._configured = self.limit = limit
+        self._lock = Lock()
+        self._known = self._then = Amount()
+        self.written = Amount()
+        """By this process since it opened the folder, less what it has dropped; it only says what has changed."""
+
+    @property
+    def now(self) -> Amount:
+        """In the folder, never less than nothing."""
+        held = self._known + self.written - self._then
+        return Amount(max(0, held.bytes), max(0, held.objects))
+
+    @property
+    def is_high(self) -> bool:
+        return self.now.bytes > HIGH * self.limit
+
+    @property
+    def low_water(self) -> int:
+        return int(LOW * self.limit)
+
+    def reserve(self, size: int) -> bool:
+        """Counts an object that is to be written; False when it does not fit."""
+        with self._lock:
+            if self.now.bytes + size > self.limit:
+                return False
+            self.written += Amount(size, 1)
+            return True
+
+    def release(self, size: int) -> None:
+        """Of an object that was not written after all, or was dropped."""
+        with self._lock:
+            self.written -= Amount(size, 1)
+
+    def learn(self, held: Amount, then: Amount) -> None:
+        """The folder held `held` when this process had written `then`."""
+        with self._lock:
+            self._known, self._then = held, then
+
+    @property
+    def is_shrunk(self) -> bool:
+        return self.limit < self._configured
+
+    def shrink(self) -> None:
+        """The disk holds no more than a little above what there is now: that is the limit until `restore`."""
+        self.limit = min(self.limit, int(self.now.bytes / HIGH))
+
+    def restore(self) -> None:
+        self.limit = self._configured

@@ -1,0 +1,83 @@
+"""The CPU tier as the scheduler sees it: which chunk lies in which slot of the ranks' host memory."""
+
+from starling_engine.config import EvictionPolicy
+from starling_engine.tiers.eviction import Eviction, make_eviction
+
+Chunk = tuple[int, bytes]
+"""KV group, and the chain's value at the chunk's end."""
+
+
+class HostIndex:
+    """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and never given up meanwhile."""
+
+    def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+        self.num_slots = num_slots
+        self.evictions = 0
+        self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
+        self._slots: dict[Chunk, int] = {}
+        self._coming: set[Chunk] = set()
+        self._pins: dict[Chunk, int] = {}
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        """Chunks that are there."""
+        return len(self._slots) - len(self._coming)
+
+    def find(self, chunk: Chunk) -> int | None:
+        """Its slot, if it is there and not only on its way."""
+        return None if chunk in self._coming else self._slots.get(chunk)
+
+    def has(self, chunk: Chunk) -> bool:
+        return chunk in self._slots and chunk not in self._coming
+
+    def expects(self, chunk: Chunk) -> bool:
+        """Whether it is there or on its way."""
+        return chunk in self._slots
+
+    def take(self, chunk: Chunk) -> int | None:
+        """A pinned slot for a chunk that is to come, at the cost of another one; None when all slots are pinned."""
+        assert chunk not in self._slots, "asked for once"
+        if not self._free:
+            victim = self._eviction.victim(chunk, self._pins.__contains__)
+            if victim is None:
+                return None
+            self._free.append(self._slots.pop(victim))
+            self.evictions += 1
+        slot = self._slots[chunk] = self._free.pop()
+        self._eviction.add(chunk)
+        self._coming.add(chunk)
+        self.pin(chunk)
+        return slot
+
+    def settle(self, chunk: Chunk, *, arrived: bool) -> None:
+        """What `take` was for has come, or will not."""
+        self._coming.discard(chunk)
+        self.unpin(chunk)
+        if not arrived:
+            self._drop(chunk)
+
+    def pin(self, chunk: Chunk) -> int:
+        self._pins[chunk] = self._pins.get(chunk, 0) + 1
+        return self._slots[chunk]
+
+    def unpin(self, chunk: Chunk) -> None:
+        self._pins[chunk] -= 1
+        if not self._pins[chunk]:
+            del self._pins[chunk]
+
+    def use(self, chunk: Chunk) -> None:
+        self._eviction.use(chunk)
+
+    def clear(self) -> None:
+        """Gives up all that is not pinned."""
+        for chunk in [c for c in self._slots if c not in self._pins]:
+            self._drop(chunk)
+
+    def _drop(self, chunk: Chunk) -> None:
+        self._free.append(self._slots.pop(chunk))
+        self._eviction.remove(chunk)
+
+    def check_integrity(self) -> None:
+        """Asserts that every slot is free or holds one chunk."""
+        assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
+        assert self._coming <= self._pins.keys() <= self._slots.keys()

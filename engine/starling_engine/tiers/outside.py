@@ -1,0 +1,40 @@
+"""Opens the tiers that outlive the engine, as a rank's configuration names them."""
+
+from starling_engine.config import TiersConfig, WorkerConfig
+from starling_engine.kv.spec import group_layers
+from starling_engine.models.config import ModelConfig
+from starling_engine.models.kv import DTYPE_BYTES, kv_specs
+from starling_engine.parallel.shard import Shard
+from starling_engine.tiers.far import CHUNK, FarTier
+from starling_engine.tiers.fingerprint import fingerprint_of
+from starling_engine.tiers.parts import covers
+from starling_engine.tiers.share import FarShare, GroupShare
+
+
+def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -> FarShare | None:
+    """The folder first, which is nearer, then the store; None where there is neither. Raises ConfigError."""
+    opened: list[FarTier] = []
+    if tiers.far:
+        mark = fingerprint_of(config.model_path, config.load_format, config.seed, config.dtype)
+        if tiers.fs_path is not None:
+            from starling_engine.tiers.folder import open_folder
+
+            opened.append(open_folder(tiers.fs_path, tiers.fs_bytes, tiers.fs_direct, mark))
+        if tiers.store is not None:
+            from starling_engine.tiers.store.tier import open_store
+
+            opened.append(open_store(tiers.store, mark.digest))
+    return FarShare(opened, group_shares(model, config)) if opened else None
+
+
+def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
+    """What one rank holds of each KV group's chunks, in the layout of objects."""
+    place, layout = config.layout.coordinates(config.rank), config.layout
+    tensor, stage = Shard(place.tp, layout.tensor), Shard(place.pp, layout.pipeline)
+    groups = group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype]))
+    planes = 1 if model.mla else 2
+    shares = []
+    for group in groups:
+        row = group.spec.page_bytes // (planes * group.spec.num_kv_heads * config.block_size)
+        shares.append(GroupShare(covers(model, group, tensor, stage), planes, row * CHUNK))
+    return shares

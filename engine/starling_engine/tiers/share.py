@@ -1,0 +1,140 @@
+"""A rank's share of the chunks in the tiers outside: it writes objects of its own part, and reads what any layout has written."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from starling_engine.tiers.far import FarError, FarTier, Missing, ObjectKey, Part
+from starling_engine.tiers.host import Chunk
+from starling_engine.tiers.orders import FarReport
+from starling_engine.tiers.parts import overlap
+
+REMEMBERED = 65536
+"""Chunks of which is known where they were found."""
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """What of a group's chunks is here: `covers` as `parts.covers` gives them, `runs` of one layer and one head (keys, values)."""
+
+    covers: list[list[Part]]
+    planes: int
+    run_bytes: int
+
+    def shape(self, part: Part) -> tuple[int, int, int, int]:
+        """[layers, planes, heads, bytes of a run]."""
+        return (part.end_layer - part.first_layer, self.planes, part.end_head - part.first_head, self.run_bytes)
+
+
+class FarShare:
+    """Called by several threads at once. `tiers` are asked in their order; what is kept goes to all of them."""
+
+    def __init__(self, tiers: Sequence[FarTier], groups: Sequence[GroupShare]) -> None:
+        self.tiers = list(tiers)
+        self._groups = list(groups)
+        self._found: OrderedDict[Chunk, tuple[FarTier, list[Part]]] = OrderedDict()
+        self._reports = {tier.name: FarReport(tier.counters) for tier in tiers}
+        self._lock = threading.Lock()
+
+    def reports(self) -> dict[str, FarReport]:
+        with self._lock:
+            return {tier.name: msgspec.structs.replace(self._reports[tier.name], held=tier.counters) for tier in self.tiers}
+
+    def _count(self, tier: FarTier, **more: float) -> None:
+        with self._lock:
+            report = self._reports[tier.name]
+            for name, value in more.items():
+                setattr(report, name, getattr(report, name) + value)
+
+    def find(self, chunks: Sequence[Chunk]) -> list[bool]:
+        """Whether all that this rank needs of each is in one tier, under one layout."""
+        found = [not self._groups[group].covers for group, _ in chunks]
+        for tier in self.tiers:
+            before = sum(found)
+            with suppress(FarError):
+                self._find_in(tier, chunks, found)
+            self._count(tier, queries=len(chunks) - before, hits=sum(found) - before)
+        return found
+
+    def _find_in(self, tier: FarTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
+        """One layout after another, of which most are unlike what anybody wrote: each is tried with one chunk first."""
+        for at in range(max((len(g.covers) for g in self._groups), default=0)):
+            missing = [i for i, done in enumerate(found) if not done and at < len(self._groups[chunks[i][0]].covers)]
+            if not missing:
+                return
+            if at and not self._has_all(tier, chunks, missing[:1], at)[0]:
+                continue
+            for i, has in zip(missing, self._has_all(tier, chunks, missing, at), strict=True):
+                if has:
+                    found[i] = True
+                    self._remember(chunks[i], tier, self._groups[chunks[i][0]].covers[at])
+
+    def _has_all(self, tier: FarTier, chunks: Sequence[Chunk], which: list[int], at: int) -> list[bool]:
+        keys = [[ObjectKey(chunks[i][1], chunks[i][0], part) for part in self._groups[chunks[i][0]].covers[at]] for i in which]
+        has = dict(zip(flat := [key for several in keys for key in several], tier.find(flat), strict=True))
+        return [all(has[key] for key in several) for several in keys]
+
+    def _remember(self, chunk: Chunk, tier: FarTier, cover: list[Part]) -> None:
+        self._found[chunk] = (tier, cover)
+        while len(self._found) > REMEMBERED:
+            self._found.popitem(last=False)
+
+    def fetch(self, chunk: Chunk, into: memoryview) -> bool:
+        """Fills a slot, [layers][planes][heads][run] of this rank's part, with what `find` has found."""
+        share = self._groups[chunk[0]]
+        if not share.covers:
+            return True
+        if chunk not in self._found and not self.find([chunk])[0]:
+            return False
+        tier, cover = self._found.pop(chunk)
+        own, began = share.covers[0][0], time.perf_counter()
+        try:
+            if cover == [own]:
+                tier.read(ObjectKey(chunk[1], chunk[0], own), into)
+            else:
+                self._assemble(tier, chunk, cover, np.frombuffer(into, np.uint8).reshape(share.shape(own)))
+        except (Missing, FarError):
+            return False
+        self._count(tier, read_bytes=len(into), read_seconds=time.perf_counter() - began)
+        return True
+
+    def _assemble(self, tier: FarTier, chunk: Chunk, cover: list[Part], target: npt.NDArray[np.uint8]) -> None:
+        share = self._groups[chunk[0]]
+        own = share.covers[0][0]
+        for part in cover:
+            piece = np.empty(share.shape(part), np.uint8)
+            tier.read(ObjectKey(chunk[1], chunk[0], part), piece.reshape(-1).data)
+            both = overlap(part, own)
+            assert both is not None, "a cover has nothing that is not needed"
+            target[_within(both, own)] = piece[_within(both, part)]
+
+    def keep(self, chunk: Chunk, data: memoryview) -> bool:
+        """Writes this rank's part to every tier; whether each took it."""
+        covers = self._groups[chunk[0]].covers
+        kept = True
+        for tier in self.tiers if covers else ():
+            began = time.perf_counter()
+            try:
+                tier.write(ObjectKey(chunk[1], chunk[0], covers[0][0]), data)
+            except FarError:
+                kept = False
+            else:
+                self._count(tier, written_bytes=len(data), write_seconds=time.perf_counter() - began)
+        return kept
+
+    def close(self) -> None:
+        for tier in self.tiers:
+            tier.close()
+
+
+def _within(part: Part, whole: Part) -> tuple[slice, slice, slice]:
+    """Of an array [layers, planes, heads, ...] of `whole`."""
+    layers = slice(part.first_layer - whole.first_layer, part.end_layer - whole.first_layer)
+    return layers, slice(None), slice(part.first_head - whole.first_head, part.end_head - whole.first_head)

@@ -1,0 +1,9 @@
+"""A store over the network as a tier: Mooncake Store (https://kvcache-ai.github.io/Mooncake), which a fleet of engines shares.
+
+`tier` is what an engine calls. The store's library runs in a process of its own (`helper`), so that nothing it does, hanging
+and crashing included, reaches the engine; `client` holds that process, and `breaker` decides when to leave it alone.
+"""
+
+from starling_engine.tiers.store.tier import StoreTier, open_store
+
+__all__ = ["StoreTier", "open_store"]

@@ -1,0 +1,30 @@
+"""A rank's tiers of the KV cache, made from its configuration."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import KVGroup
+from starling_engine.models.config import ModelConfig
+from starling_engine.tiers.arena import Arena
+from starling_engine.tiers.copies import group_pages
+from starling_engine.tiers.orders import Done
+from starling_engine.tiers.outside import open_outside
+from starling_engine.tiers.sizes import chunk_bytes, host_slots
+from starling_engine.worker.transfers import Transfers
+
+
+def open_tiers(
+    config: WorkerConfig,
+    model: ModelConfig,
+    groups: Sequence[KVGroup],
+    kv: Sequence[torch.Tensor],
+    answer: Callable[[Done], None],
+) -> Transfers | None:
+    """None where the configuration has none. `kv` has the pages of the layers that are here. Raises ConfigError."""
+    if config.tiers is None:
+        return None
+    pinned = bool(kv) and kv[0].device.type != "cpu"
+    arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=pinned)
+    return Transfers(group_pages(groups, kv), arena, open_outside(config.tiers, model, config), answer)

@@ -1,0 +1,172 @@
+"""Moves chunks beside the steps: copies between pages and slots, and between slots and the tiers outside, in threads."""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from starling_engine.tiers.arena import Arena
+from starling_engine.tiers.copies import GroupPages, load_chunk, store_chunk
+from starling_engine.tiers.orders import ChunkAt, Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
+from starling_engine.tiers.share import FarShare
+
+logger = logging.getLogger("starling.worker")
+
+FAR_THREADS = 8
+"""Reads and writes of the tiers outside that go on at once."""
+READ, WRITE = 0, 1
+"""Reads come first: a request waits for them."""
+STORE_NICENESS = 10
+"""Of threads for which nobody waits, where the system has it for each thread."""
+
+
+class FarJob:
+    """Chunks of one order, each done by whichever thread is free; the last one answers."""
+
+    def __init__(self, order: FetchChunks | KeepChunks, answer: Callable[[Done], None]) -> None:
+        self.order = order
+        self._answer = answer
+        self._done = [False] * len(order.chunks)
+        self._left = len(order.chunks)
+        self._seconds = 0.0
+        self._lock = threading.Lock()
+
+    def finish(self, at: int, done: bool, seconds: float) -> None:
+        with self._lock:
+            self._done[at] = done
+            self._seconds += seconds
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._answer(Done(self.order.job, self._done, self._seconds))
+
+
+class Transfers:
+    """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are.
+
+    Stores and loads are done in the order in which they came, each kind in a thread of its own.
+    """
+
+    def __init__(
+        self, pages: Sequence[GroupPages], arena: Arena, far: FarShare | None, answer: Callable[[Done], None], first_step: int = 0
+    ) -> None:
+        self._pages = list(pages)
+        self._arena = arena
+        self._far = far
+        self._answer = answer
+        self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
+        self._outside: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._count = itertools.count()
+        self._step = first_step - 1
+        self._stepped = threading.Condition()
+        self._start(self._store, "kv-store")
+        self._start(self._load, "kv-load")
+        for number in range(FAR_THREADS if far is not None else 0):
+            self._start(self._go_outside, f"kv-far-{number}")
+
+    def order(self, order: Order) -> None:
+        match order:
+            case StoreChunks():
+                self._stores.put(order)
+            case LoadChunks():
+                self._loads.put(order)
+            case FindChunks():
+                self._put(READ, lambda: self._find(order))
+            case FetchChunks():
+                self._put_each(READ, order, self._fetch)
+            case KeepChunks():
+                self._put_each(WRITE, order, self._keep)
+
+    def finished(self, step_id: int) -> None:
+        """That step has run; later ones may have begun."""
+        with self._stepped:
+            self._step = step_id
+            self._stepped.notify_all()
+
+    def close(self) -> None:
+        if self._far is not None:
+            self._far.close()
+
+    # ---- between pages and slots ----
+
+    def _store(self) -> None:
+        _be_nice()
+        while True:
+            order = self._stores.get()
+            began = time.perf_counter()
+            for move in order.moves:
+                store_chunk(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
+            self._answer(Done(order.job, [True] * len(order.moves), time.perf_counter() - began))
+
+    def _load(self) -> None:
+        while True:
+            order = self._loads.get()
+            with self._stepped:
+                self._stepped.wait_for(lambda after=order.after: self._step >= after)  # type: ignore[misc]
+            began = time.perf_counter()
+            for move in order.moves:
+                load_chunk(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
+            self._answer(Done(order.job, [True] * len(order.moves), time.perf_counter() - began))
+
+    # ---- between slots and the tiers outside ----
+
+    def _put(self, rank: int, work: Callable[[], None]) -> None:
+        self._outside.put((rank, next(self._count), work))
+
+    def _put_each(self, rank: int, order: FetchChunks | KeepChunks, work: Callable[[ChunkAt], bool]) -> None:
+        job = FarJob(order, self._answer_far)
+        for at, chunk in enumerate(order.chunks):
+            self._put(rank, lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
+
+    def _do(self, job: FarJob, at: int, chunk: ChunkAt, work: Callable[[ChunkAt], bool]) -> None:
+        began = time.perf_counter()
+        try:
+            done = work(chunk)
+        except Exception:
+            logger.exception("a chunk could not be moved")
+            done = False
+        job.finish(at, done, time.perf_counter() - began)
+
+    def _go_outside(self) -> None:
+        while True:
+            self._outside.get()[2]()
+
+    def _find(self, order: FindChunks) -> None:
+        assert self._far is not None, "asked for where there is one"
+        began = time.perf_counter()
+        try:
+            found = self._far.find([(chunk.group, chunk.name) for chunk in order.chunks])
+        except Exception:
+            logger.exception("chunks could not be looked for")
+            found = [False] * len(order.chunks)
+        self._answer_far(Done(order.job, found, time.perf_counter() - began))
+
+    def _fetch(self, chunk: ChunkAt) -> bool:
+        assert self._far is not None, "asked for where there is one"
+        return self._far.fetch((chunk.group, chunk.name), self._bytes(chunk))
+
+    def _keep(self, chunk: ChunkAt) -> bool:
+        assert self._far is not None, "asked for where there is one"
+        return self._far.keep((chunk.group, chunk.name), self._bytes(chunk))
+
+    def _bytes(self, chunk: ChunkAt) -> memoryview:
+        return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
+
+    def _answer_far(self, done: Done) -> None:
+        assert self._far is not None
+        done.far = self._far.reports()
+        self._answer(done)
+
+    @staticmethod
+    def _start(work: Callable[[], None], name: str) -> None:
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+
+def _be_nice() -> None:
+    """Linux has a niceness for each thread; elsewhere this would be the whole process's."""
+    if hasattr(os, "sched_getaffinity"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STORE_NICENESS)

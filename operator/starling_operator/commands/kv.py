@@ -1,0 +1,114 @@
+"""`starling kv`: the folder of the filesystem tier, for people. Engines may use it meanwhile."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from starling_operator.commands.failures import fail
+from starling_operator.commands.values import format_bytes, parse_age
+
+if TYPE_CHECKING:
+    from starling_engine.tiers.folder.inspect import Model
+
+app = typer.Typer(help="Look after a folder of cached keys and values (--kv-fs-path).", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="PATH", help="The folder that --kv-fs-path names.")]
+Age = Annotated[
+    Any, typer.Option("--older-than", parser=parse_age, metavar="AGE", help="Only what was last used so long ago: 7d, 12h.")
+]
+DATE = "%Y-%m-%d %H:%M"
+
+
+@app.command()
+def ls(
+    path: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Show what the folder holds of which model."""
+    with _problems_told():
+        from starling_engine.tiers.folder.inspect import list_models
+
+        models = list_models(path)
+    if as_json:
+        typer.echo(json.dumps([asdict(model) for model in models], indent=2, ensure_ascii=False))
+        return
+    for line in _table(models):
+        typer.echo(line)
+
+
+@app.command()
+def verify(
+    path: Folder,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what is damaged.")] = False,
+) -> None:
+    """Read everything and compare all checksums. Exit status 1 when anything is damaged."""
+    objects = held = damaged = 0
+    with _problems_told():
+        from starling_engine.tiers.folder.inspect import verify as verified
+
+        for found, wrong in verified(path):
+            objects, held = objects + 1, held + found.size
+            if wrong is not None:
+                damaged += 1
+                typer.echo(f"{found.path} {wrong}")
+                if delete:
+                    Path(found.path).unlink(missing_ok=True)
+    typer.echo(f"{objects} objects, {format_bytes(held)}, {damaged} damaged{' and removed' if damaged and delete else ''}")
+    if damaged:
+        raise typer.Exit(1)
+
+
+@app.command()
+def purge(
+    path: Folder,
+    model: Annotated[
+        str, typer.Option("--model", metavar="FINGERPRINT", help="Only this model's: how its fingerprint begins.")
+    ] = "",
+    older_than: Age = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove objects: all, one model's, or what has not been used for long."""
+    with _problems_told():
+        from starling_engine.tiers.folder.inspect import list_models
+        from starling_engine.tiers.folder.inspect import purge as purged
+
+        if not yes:
+            _ask(list_models(path), path, model, older_than)
+        before = float("inf") if older_than is None else time.time() - older_than
+        sizes = [found.size for found in purged(path, model, before)]
+    typer.echo(f"removed {len(sizes)} objects, {format_bytes(sum(sizes))}")
+
+
+def _ask(models: "list[Model]", path: Path, prefix: str, older_than: float | None) -> None:
+    """Raises Abort when the answer is no."""
+    meant = [model for model in models if model.fingerprint.startswith(prefix)]
+    held = f"{sum(model.objects for model in meant)} objects, {format_bytes(sum(model.bytes for model in meant))}"
+    age = "" if older_than is None else ", as far as not used lately"
+    typer.confirm(f"Remove from {path} {held} of {len(meant)} models{age}?", abort=True)
+
+
+def _table(models: "list[Model]") -> Iterator[str]:
+    yield f"{'FINGERPRINT':<18}{'OBJECTS':>9}{'SIZE':>12}  {'OLDEST':<18}{'NEWEST':<18}MODEL"
+    for model in models:
+        oldest, newest = (time.strftime(DATE, time.localtime(at)) for at in (model.oldest, model.newest))
+        name = f"{model.model} {model.dtype}"
+        yield f"{model.fingerprint:<18}{model.objects:>9}{format_bytes(model.bytes):>12}  {oldest:<18}{newest:<18}{name}"
+    objects, held = sum(model.objects for model in models), sum(model.bytes for model in models)
+    yield f"{'total':<18}{objects:>9}{format_bytes(held):>12}"
+
+
+@contextmanager
+def _problems_told() -> Iterator[None]:
+    """What is wrong with the folder or the installation, without a traceback."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed", "pip install 'starling[agent]'")
+    except OSError as error:
+        fail(str(error), "name the folder that --kv-fs-path names, mounted and yours to change")

@@ -1,0 +1,365 @@
+"""KV events: what a listener with vLLM's own structures hears, and that it then knows what is cached."""
+
+import asyncio
+import random
+import socket
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from starling_engine import SamplingParams
+from starling_engine.errors import ConfigError
+from starling_engine.kv import publisher
+from starling_engine.kv.endpoint import REPLAY_PORT, Endpoint, parse_endpoint
+from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, EventLog
+from starling_engine.kv.hashing import GRANULE, chain_root
+from starling_engine.kv.publisher import EventPublisher
+from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
+
+from tests.engine.running import running
+from tests.engine.toy import ToyEngine
+
+PUBLISHED = [AllBlocksCleared()]
+
+
+# The structures of vllm/distributed/kv_events.py (after change 42892), as a listener declares them.
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None = None
+
+
+class VLLMEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    pass
+
+
+class Stored(VLLMEvent, tag="BlockStored"):
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class Removed(VLLMEvent, tag="BlockRemoved"):
+    block_hashes: list[bytes | int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class Cleared(VLLMEvent, tag="AllBlocksCleared"):
+    pass
+
+
+class Batch(EventBatch):
+    events: list[Stored | Removed | Cleared]
+
+
+class Router:
+    """Knows of one engine what it has been told; checks that a prefix is what its hash says."""
+
+    def __init__(self) -> None:
+        self.cached: dict[int, set[bytes]] = {}
+        self.cleared = 0
+        self.kinds: set[tuple[str, int | None]] = set()
+
+    def hear(self, events: list[Stored | Removed | Cleared]) -> None:
+        for event in events:
+            match event:
+                case Cleared():
+                    self.cached.clear()
+                    self.cleared += 1
+                case Removed(hashes, "GPU", group):
+                    for name in hashes:
+                        self.cached[group].remove(name)
+                case Stored():
+                    self._store(event)
+
+    def _store(self, event: Stored) -> None:
+        assert len(event.token_ids) == event.block_size * len(event.block_hashes)
+        assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)
+        assert event.medium == "GPU" and event.lora_id is None
+        self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
+        salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
+        head = event.parent_block_hash or chain_root(event.lora_name, *(salts or (None,)))
+        for at, name in enumerate(event.block_hashes):
+            tokens = event.token_ids[at * event.block_size : (at + 1) * event.block_size]
+            for start in range(0, len(tokens), GRANULE):
+                head = sha256(head + array("I", tokens[start : start + GRANULE]).tobytes()).digest()
+            assert head == name
+            known = self.cached.setdefault(event.group_idx, set())
+            assert name not in known
+            known.add(name)
+
+
+def heard(log: EventLog) -> list[Stored | Removed | Cleared]:
+    """What a listener makes of the log's events, over the wire's bytes."""
+    payload = msgspec.msgpack.encode(publisher.KVEventBatch(1.0, log.take(), 0))
+    return msgspec.msgpack.decode(payload, type=Batch).events
+
+
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_router_knows_what_the_pool_knows(seed: int, window: int) -> None:
+    """Random traffic in a small pool, with and without salts, evictions and resets."""
+    rng = random.Random(seed)
+    engine = ToyEngine(num_blocks=40, window=window, depth=rng.choice([1, 2]), events=True)
+    assert engine.log is not None
+    router = Router()
+    prefixes = [[rng.randrange(50) for _ in range(48)] for _ in range(4)]
+    for number in range(60):
+        prompt = rng.choice(prefixes)[: rng.randrange(8, 48)] + [rng.randrange(50) for _ in range(rng.randrange(1, 20))]
+        salt = rng.choice([None, None, "tenant"])
+        engine.add(str(number), prompt, SamplingParams(max_tokens=rng.randrange(1, 30)), cache_salt=salt)
+        for _ in range(rng.randrange(12)):
+            engine.step()
+        if rng.random() < 0.1:
+            engine.scheduler.reset_prefix_cache()
+        router.hear(heard(engine.log))
+        assert {g: set(names) for g, names in enumerate(engine.kv.pool._cached) if names} == {
+            g: names for g, names in router.cached.items() if names
+        }
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    assert heard(engine.log) == [Cleared()]
+    expected = {("full_attention", None)} | ({("sliding_window", window)} if window else set())
+    assert router.kinds == expected
+
+
+def test_a_reset_beside_running_requests_removes_the_rest_only() -> None:
+    engine = ToyEngine(events=True)
+    assert engine.log is not None
+    engine.add("ended", list(range(20)), SamplingParams(max_tokens=1))
+    engine.run()
+    engine.add("running", [7] * 20, SamplingParams(max_tokens=60))
+    engine.step()
+    router = Router()
+    router.hear(heard(engine.log))
+    engine.scheduler.reset_prefix_cache()
+    events = heard(engine.log)
+    assert [type(event) for event in events] == [Removed]
+    router.hear(events)
+    assert router.cached == {0: set(engine.kv.pool._cached[0])} and len(router.cached[0]) == 2
+
+
+def test_adapters_salts_and_latents_are_told() -> None:
+    log = EventLog([KVGroup(LatentSpec(8, 1, 8, 4), (0,)), KVGroup(KVSpec(8, 1, 8, 4), (1,))])
+    for group in (0, 1):
+        log.stored(group, b"1" * 32, None, [1] * 8, "lora", ("media", "salt"))
+    for group in (0, 1):
+        log.stored(group, b"2" * 32, b"1" * 32, [2] * 8, "lora", ("media", "salt"))
+    log.stored(0, b"9" * 32, b"8" * 32, [3] * 8, None, ())
+    _, first, second, other = heard(log)
+    assert isinstance(first, Stored) and isinstance(other, Stored)
+    assert first.token_ids == [1] * 8 + [2] * 8 and first.lora_name == "lora"
+    assert first.extra_keys == [("lora", "media", "salt"), ("lora",)]
+    assert (first.kv_cache_spec_kind, second.kv_cache_spec_kind) == ("mla_attention", "full_attention")
+    assert other.parent_block_hash == b"8" * 32 and other.extra_keys == [None]
+
+
+def test_the_bytes_are_those_that_vllm_sends() -> None:
+    """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26, but for the hash, which is bytes here."""
+    log = EventLog([KVGroup(KVSpec(8, 1, 8, 4), (0,))])
+    log.take()
+    log.stored(0, b"h" * 32, None, list(range(8)), None, ())
+    log.removed(0, b"h" * 32)
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.KVEventBatch(1.5, log.take(), 0)))
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": [b"h" * 32],
+        "parent_block_hash": None,
+        "token_ids": list(range(8)),
+        "block_size": 8,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None],
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    assert decoded == [1.5, [stored, {"type": "BlockRemoved", "block_hashes": [b"h" * 32], "medium": "GPU", "group_idx": 0}], 0]
+
+
+# ---- over ZeroMQ ----
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[Any]"]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def free_port() -> int:
+    """The first of four that are free, as are those for what is asked for again."""
+    while True:
+        with ExitStack() as stack, suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.socket())
+            first.bind(("", 0))
+            port = int(first.getsockname()[1])
+            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT, port + REPLAY_PORT + 4)):
+                stack.enter_context(socket.socket()).bind(("", other))
+            return port
+
+
+@contextmanager
+def listening(context: "zmq.Context[Any]", port: int, topic: str = "") -> Iterator["zmq.Socket[bytes]"]:
+    with context.socket(zmq.SUB) as sub:
+        sub.connect(f"tcp://127.0.0.1:{port}")
+        sub.setsockopt_string(zmq.SUBSCRIBE, topic)
+        yield sub
+
+
+def take(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, Batch]:
+    assert sub.poll(5000), "nothing came"
+    topic, number, payload = sub.recv_multipart()
+    return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)
+
+
+def replay(context: "zmq.Context[Any]", port: int, first: int) -> list[tuple[int, Batch]]:
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(f"tcp://127.0.0.1:{port + REPLAY_PORT}")
+        dealer.send_multipart((b"", first.to_bytes(8, "big")))
+        batches = []
+        while True:
+            assert dealer.poll(5000), "the end did not come"
+            empty, number, payload = dealer.recv_multipart()
+            assert empty == b""
+            if int.from_bytes(number, "big", signed=True) == -1:
+                assert payload == b""
+                return batches
+            batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)))
+
+
+def subscribed(events: EventPublisher, sub: "zmq.Socket[bytes]") -> int:
+    """Publishes until something is heard; returns its number."""
+    for _ in range(500):
+        events.publish(PUBLISHED)
+        if sub.poll(10):
+            break
+    number = take(sub)[1]
+    while sub.poll(50):
+        number = take(sub)[1]
+    return number
+
+
+def test_what_was_missed_is_asked_for_again(context: "zmq.Context[Any]") -> None:
+    port = free_port()
+    with closing(EventPublisher(f"tcp://*:{port}/kv@pod@model", rank=0)) as events, listening(context, port, "kv@") as sub:
+        last = subscribed(events, sub)
+        sub.disconnect(f"tcp://127.0.0.1:{port}")
+        time.sleep(0.1)
+        for name in (b"a", b"b", b"c"):
+            events.publish([BlockRemoved([name], "GPU", 0)])
+        sub.connect(f"tcp://127.0.0.1:{port}")
+        current = subscribed(events, sub)
+        assert current > last + 3
+        missed = replay(context, port, last + 1)
+        assert [number for number, _ in missed] == list(range(last + 1, current + 1))
+        assert [batch.events[0].block_hashes for _, batch in missed[:3]] == [[b"a"], [b"b"], [b"c"]]
+        assert replay(context, port, current + 1) == []
+
+
+def test_what_is_kept_is_bounded(context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "KEPT", 50)
+    monkeypatch.setattr(publisher, "KEPT_BYTES", 4000)
+    port = free_port()
+    with closing(EventPublisher(f"tcp://*:{port}")) as events:
+        for _ in range(100):
+            events.publish(PUBLISHED)
+        assert [number for number, _ in replay(context, port, 0)] == list(range(50, 100))
+        for _ in range(10):
+            events.publish([BlockRemoved([b"x" * 900], "GPU", 0)])
+        assert [number for number, _ in replay(context, port, 0)] == list(range(106, 110))
+
+
+def test_a_listener_that_does_not_read_holds_nobody_up(context: "zmq.Context[Any]") -> None:
+    port = free_port()
+    with closing(EventPublisher(f"tcp://*:{port}")) as events, listening(context, port) as sub:
+        subscribed(events, sub)
+        batch = [BlockRemoved([b"x" * 32] * 100, "GPU", 0)]
+        slowest = 0.0
+        for _ in range(30_000):
+            began = time.perf_counter()
+            events.publish(batch)
+            slowest = max(slowest, time.perf_counter() - began)
+        assert slowest < 1.0
+        assert take(sub)[1] < 30_000
+
+
+def test_ranks_have_ports_of_their_own(context: "zmq.Context[Any]") -> None:
+    port = free_port()
+    with closing(EventPublisher(f"tcp://*:{port}", rank=3)) as events, listening(context, port + 3) as sub:
+        subscribed(events, sub)
+        events.publish(PUBLISHED)
+        topic, _, batch = take(sub)
+        assert topic == b"" and batch.data_parallel_rank == 3 and abs(batch.ts - time.time()) < 60
+
+
+def test_it_connects_to_a_listener_that_is_named(context: "zmq.Context[Any]") -> None:
+    port = free_port()
+    with context.socket(zmq.SUB) as sub:
+        sub.bind(f"tcp://127.0.0.1:{port}")
+        sub.setsockopt_string(zmq.SUBSCRIBE, "")
+        with closing(EventPublisher(f"tcp://127.0.0.1:{port}")) as events:
+            subscribed(events, sub)
+
+
+def test_a_port_in_use_names_the_argument() -> None:
+    port = free_port()
+    with closing(EventPublisher(f"tcp://*:{port}")), pytest.raises(ConfigError, match=str(port)) as caught:
+        EventPublisher(f"tcp://*:{port}")
+    assert caught.value.field == "kv_events"
+
+
+def test_endpoints() -> None:
+    assert parse_endpoint("tcp://*:5557") == Endpoint("*", 5557, "") and parse_endpoint("tcp://*:5557").binds
+    assert parse_endpoint("tcp://[::]:1/kv@a@b") == Endpoint("[::]", 1, "kv@a@b") and parse_endpoint("tcp://[::]:1").binds
+    assert not parse_endpoint("tcp://router.svc:5557").binds
+    for wrong in ("5557", "tcp://*", "tcp://*:0", "tcp://*:65500", "ipc:///x", "tcp://*:5557/"):
+        with pytest.raises(ConfigError, match=r"tcp://\*:PORT"):
+            parse_endpoint(wrong)
+
+
+async def test_an_engine_tells_of_its_cores(context: "zmq.Context[Any]") -> None:
+    """Two data parallel ranks: each tells of its own, from the start on."""
+    port = free_port()
+    prompt = list(range(300, 340))
+    async with running(kv_events=f"tcp://*:{port}", data_parallel_size=2) as engine:
+        await engine.complete(prompt, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+        routers = []
+        for rank in range(2):
+            batches = replay(context, port + rank, 0)
+            assert [number for number, _ in batches] == list(range(len(batches)))
+            assert all(batch.data_parallel_rank == rank for _, batch in batches)
+            router = Router()
+            for _, batch in batches:
+                router.hear(batch.events)
+            routers.append(router)
+        assert all(router.cleared == 1 for router in routers)
+        assert sorted(len(router.cached.get(0, ())) for router in routers) == [0, 3]
+        with pytest.raises(ConfigError, match="kv_events: cannot publish"):
+            async with running(kv_events=f"tcp://*:{port}"):
+                pass
+        await engine.reset_prefix_cache()
+        for rank in range(2):
+            for _ in range(50):
+                last = replay(context, port + rank, 0)[-1][1]
+                if last.events == [Cleared()]:
+                    break
+                await asyncio.sleep(0.05)
+            assert last.events == [Cleared()]

@@ -1,0 +1,191 @@
+"""The scheduler with tiers below the device, on a toy worker that checks every page it reads."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starling_engine.params import SamplingParams
+
+from tests.engine.toy import ToyEngine, expected_output
+
+Outside = dict[tuple[int, bytes], np.ndarray]
+LENGTH = 400
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(50), k=length)
+
+
+def params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def engine_of(**fields: object) -> ToyEngine:
+    return ToyEngine(**{"num_blocks": 60, "max_model_len": LENGTH, "slots": 40, "budget": 128, **fields})
+
+
+def run_one(engine: ToyEngine, name: str, prompt: list[int], count: int = 3) -> int:
+    """Returns the cached tokens."""
+    assert engine.add(name, prompt, params(count)) is None
+    engine.run()
+    assert engine.outputs[name] == expected_output(prompt, params(count), 0, LENGTH)
+    return engine.cached[name]
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, policy: str) -> None:
+    engine = engine_of(block_size=block_size, num_blocks=480 // block_size, cpu_policy=policy)
+    first = prompt_of(200)
+    assert run_one(engine, "first", first) == 0
+    for i in range(1, 6):
+        run_one(engine, f"other {i}", prompt_of(200, i))
+    assert run_one(engine, "again", first) == 192, "whole chunks, from slots"
+    assert engine.tiers.counts["LoadChunks"] == 3
+
+
+def test_without_pressure_nothing_is_copied() -> None:
+    engine = engine_of(num_blocks=1000)
+    for i in range(5):
+        run_one(engine, str(i), prompt_of(200, i))
+    assert not engine.tiers.counts
+
+
+@pytest.mark.parametrize("window", [0, 40, 100])
+def test_a_new_engine_finds_what_the_old_one_left_outside(window: int) -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    assert run_one(engine_of(outside=outside, window=window, num_blocks=120), "old", prompt) == 0
+    engine = engine_of(outside=outside, window=window, num_blocks=120)
+    assert run_one(engine, "new", prompt) == 256
+    assert run_one(engine, "continued", prompt + prompt_of(60, 1)) >= 256
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_another_block_size_finds_it_too(block_size: int) -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside, block_size=16), "old", prompt)
+    assert run_one(engine_of(outside=outside, block_size=block_size), "new", prompt) == 256
+
+
+def test_the_device_has_the_beginning_and_slots_the_rest() -> None:
+    engine = engine_of(outside={}, block_size=8)
+    prompt = prompt_of(300)
+    run_one(engine, "old", prompt)
+    engine.kv.pool.forget_free()
+    run_one(engine, "beginning", prompt[:100])
+    assert run_one(engine, "all", prompt) == 256
+
+
+def test_what_cannot_be_fetched_is_computed() -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside), "old", prompt)
+    engine = engine_of(outside=outside)
+    engine.tiers.fails = 1.0
+    assert run_one(engine, "new", prompt) == 0
+
+
+def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside), "old", prompt)
+    engine = engine_of(outside=outside)
+    now = [0.0]
+    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(engine.tiers, "carry_out", lambda **_: [])
+    engine.add("new", prompt, params(3))
+    for _ in range(5):
+        engine.step()
+    assert "new" not in engine.outputs, "it is worth waiting a little"
+    now[0] += 10
+    for _ in range(10):
+        engine.step()
+    assert engine.outputs["new"] == expected_output(prompt, params(3), 0, LENGTH)
+    monkeypatch.undo()
+    engine.run()
+
+
+def test_two_requests_load_a_prefix_once() -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside), "old", prompt)
+    engine = engine_of(outside=outside, num_blocks=100)
+    for name in "ab":
+        engine.add(name, prompt, params(3))
+    engine.run()
+    assert engine.cached == {"a": 256, "b": 256}
+    assert engine.tiers.counts["FetchChunks"] == engine.tiers.counts["LoadChunks"] == 4
+
+
+def test_aborted_while_its_blocks_are_on_their_way() -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside), "old", prompt)
+    engine = engine_of(outside=outside)
+    engine.add("new", prompt, params(3))
+    while not engine.offload.swapping and "LoadChunks" not in {type(o).__name__ for o in engine.tiers.orders}:
+        engine.step()
+        engine.tiers.orders += engine.offload.take_orders()
+    engine.scheduler.abort("new")
+    assert engine.kv.pool.num_used, "what is being written stays pinned"
+    engine.scheduler.check_integrity()
+    run_one(engine, "next", prompt_of(300, 1))
+
+
+@pytest.mark.parametrize("preempt", ["swap", "recompute", "auto"])
+def test_preempted_requests_go_on(preempt: str) -> None:
+    engine = engine_of(block_size=8, num_blocks=50, preempt=preempt, depth=2)
+    for i in range(4):
+        engine.add(str(i), prompt_of(80, i), params(120), arrival=i)
+    engine.run()
+    for i in range(4):
+        assert engine.outputs[str(i)] == expected_output(prompt_of(80, i), params(120), 0, LENGTH)
+    assert engine.scheduler.stats.preemptions_total
+    computed = sum(plan.total_tokens for plan in engine.plans)
+    if preempt == "swap":
+        assert engine.tiers.counts["LoadChunks"]
+        assert computed < 4 * 200 + engine.scheduler.stats.preemptions_total * 100, "only what is no whole chunk is computed again"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_random_traffic(seed: int, data: st.DataObject) -> None:
+    """Whatever moves when, and whatever fails: outputs are as if there were no tiers, and all is given back."""
+    rng = random.Random(seed)
+    outside: Outside = {}
+    tokens = data.draw(st.integers(26, 80)) * 16
+    fields = {
+        "window": data.draw(st.sampled_from([0, 0, 24, 100])),
+        "depth": data.draw(st.integers(1, 2)),
+        "max_num_seqs": data.draw(st.integers(1, 6)),
+        "slots": data.draw(st.integers(2, 40)),
+        "outside": data.draw(st.sampled_from([None, outside])),
+        "preempt": data.draw(st.sampled_from(["auto", "swap", "recompute"])),
+        "cpu_policy": data.draw(st.sampled_from(["lru", "arc"])),
+        "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
+    }
+    prefixes = [prompt_of(rng.randint(30, 250), i) for i in range(4)]
+    for restart in range(data.draw(st.integers(1, 2))):
+        block_size = data.draw(st.sampled_from([8, 16, 32]))
+        engine = engine_of(**fields, block_size=block_size, num_blocks=tokens // block_size, rng=rng)
+        engine.tiers.fails = data.draw(st.sampled_from([0.0, 0.0, 0.3]))
+        wanted = {}
+        for i in range(rng.randint(1, 14)):
+            prompt = rng.choice(prefixes)[: rng.randint(1, 250)] + prompt_of(rng.randint(1, 60), rng.randint(0, 5))
+            asked, name = params(rng.randint(1, 60)), f"{restart}/{i}"
+            if engine.add(name, prompt, asked, seed=i, priority=rng.randint(0, 2), arrival=float(i)) is None:
+                wanted[name] = (prompt, asked, i)
+            for _ in range(rng.randint(0, 6)):
+                engine.step()
+            if rng.random() < 0.1 and wanted:
+                gone = rng.choice(list(wanted))
+                engine.scheduler.abort(gone)
+                wanted.pop(gone)
+        engine.run()
+        longest = min(LENGTH, engine.kv.max_tokens)
+        for name, (prompt, asked, number) in wanted.items():
+            assert engine.outputs[name] == expected_output(prompt, asked, number, longest)

@@ -1,0 +1,87 @@
+"""A real master of Mooncake Store for tests, that can be stopped, killed and started again on the same ports."""
+
+import contextlib
+import ctypes
+import importlib.util
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2")
+
+
+def missing() -> str | None:
+    """What this machine lacks for a store, or None."""
+    if importlib.util.find_spec("mooncake") is None:
+        return "Mooncake Store is not installed: pip install 'starling[store]'"
+    for library in LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            return f"no {library}: `make libraries` installs it, as root, on Debian and Ubuntu"
+    return None
+
+
+class Master:
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "master.log"
+        self._ports = _free_ports(3)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"mooncake://127.0.0.1:{self._ports[0]}?metadata=http://127.0.0.1:{self._ports[1]}/metadata&buffer=16MiB"
+
+    def start(self) -> None:
+        spec = importlib.util.find_spec("mooncake")
+        assert spec is not None and spec.origin is not None
+        rpc, metadata, metrics = self._ports
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    Path(spec.origin).with_name("mooncake_master"),
+                    f"--rpc_port={rpc}",
+                    "--enable_http_metadata_server=true",
+                    "--http_metadata_server_host=127.0.0.1",
+                    f"--http_metadata_server_port={metadata}",
+                    f"--metrics_port={metrics}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        self._await(rpc)
+        self._await(metadata)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """It takes connections, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _await(self, port: int) -> None:
+        assert self._process is not None
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            assert self._process.poll() is None, self._log.read_text()[-2000:]
+            time.sleep(0.05)
+        raise AssertionError(self._log.read_text()[-2000:])
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

@@ -1,0 +1,187 @@
+"""One process of several evicts, by what all have written."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from starling_engine.tiers.folder.keeper import Keeper
+from starling_engine.tiers.folder.layout import Layout, Process, this_process
+from starling_engine.tiers.folder.lease import DURATION, Lease
+from starling_engine.tiers.folder.outage import Health
+from starling_engine.tiers.folder.sweep import Found, Oldest
+from starling_engine.tiers.folder.usage import Amount, Usage
+
+from tests.engine.tiers.objects import FILE, MODEL, file_of, keep, quiet_tier, write
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease_of(root: Path, name: str, clock: Clock, machine: str | None = None) -> Lease:
+    layout = Layout(root, MODEL.digest, Process(name, machine or name, 1))
+    layout.make()
+    return Lease(layout, clock)
+
+
+def test_one_holds_the_lease_and_another_takes_it_over_when_it_falls_silent(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second = lease_of(tmp_path, "first", clock), lease_of(tmp_path, "second", clock)
+    assert not first.hold(Amount()), "it counts at the second look"
+    assert first.hold(Amount())
+    for _ in range(5):
+        clock.now += 0.7 * DURATION
+        assert first.hold(Amount(7, 1)) and not second.hold(Amount())
+    assert second.heard is not None and second.heard.amount == Amount(7, 1)
+    clock.now += DURATION + 1
+    assert not second.hold(Amount()), "it took it, and looks again"
+    assert second.hold(Amount())
+    assert not first.hold(Amount()), "the one that was paused sees that it lost it"
+
+
+def test_of_two_that_take_it_at_once_one_keeps_it(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = [lease_of(tmp_path, name, clock) for name in "ab"]
+    for lease in leases:
+        lease._look()
+    for lease in leases:
+        lease._write(Amount(), 0)
+    assert [lease.hold(Amount()) for lease in leases] == [False, True]
+
+
+def test_a_lease_that_was_given_back_is_free_and_keeps_the_count(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second = lease_of(tmp_path, "first", clock), lease_of(tmp_path, "second", clock)
+    first.hold(Amount())
+    first.hold(Amount())
+    first.give_back(Amount(5, 1))
+    assert not second.hold(Amount()) and second.hold(Amount(5, 1))
+    assert second.heard is not None and second.heard.amount == Amount(5, 1)
+
+
+def test_the_lease_of_a_process_that_ended_here_is_free_at_once(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = this_process()
+    for machine, waits in (("elsewhere", True), (here.machine, False)):
+        (tmp_path / machine).mkdir()
+        layout = Layout(tmp_path / machine, MODEL.digest, Process("dead", machine, ended.pid))
+        layout.make()
+        Lease(layout).hold(Amount())
+        mine = Lease(Layout(tmp_path / machine, MODEL.digest, here))
+        assert [mine.hold(Amount()), mine.hold(Amount())] == [False, not waits]
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b'{"owner": 3}'])
+def test_a_damaged_lease_is_free(tmp_path: Path, garbage: bytes) -> None:
+    lease = lease_of(tmp_path, "first", Clock())
+    (tmp_path / "lease").write_bytes(garbage)
+    assert not lease.hold(Amount()) and lease.hold(Amount())
+
+
+def test_the_holder_hears_what_others_write_and_they_learn_the_sum(tmp_path: Path) -> None:
+    holder, other = quiet_tier(tmp_path, 10 * FILE), quiet_tier(tmp_path, 10 * FILE)
+    keep(holder)
+    for number in range(6):
+        write(other, number)
+    write(holder, 6)
+    other.keeper.tick()
+    holder.keeper.tick()
+    holder.keeper.tick()
+    other.keeper.tick()
+    assert holder.counters.bytes == other.counters.bytes == 7 * FILE
+    for number in range(10, 13):
+        write(other, number)
+    assert other.counters.bytes == 10 * FILE
+    other.keeper.tick()
+    holder.keeper.tick()
+    assert (holder.counters.evicted, holder.counters.bytes) == (1, 9 * FILE)
+    assert len(list(tmp_path.rglob("*.kv"))) == 9
+
+
+def test_a_limit_that_was_lowered_takes_effect(tmp_path: Path) -> None:
+    wide = quiet_tier(tmp_path, 100 * FILE)
+    for number in range(50):
+        write(wide, number)
+    tier = quiet_tier(tmp_path, 10 * FILE)
+    keep(tier)
+    tier.keeper.tick()
+    assert len(list(tmp_path.rglob("*.kv"))) == tier.counters.objects == 9
+
+
+def test_what_was_read_since_it_was_found_old_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = quiet_tier(tmp_path, 4 * FILE)
+    for number in range(4):
+        write(tier, number)
+        os.utime(file_of(tmp_path, number), (number, number))
+    tier.keeper.tick()
+    used = file_of(tmp_path, 0)
+    monkeypatch.setattr(Oldest, "__iter__", lambda oldest: os.utime(used) or iter(sorted(f for _, f in oldest._newest_first)))
+    tier.keeper.tick()
+    assert used.exists()
+
+
+def test_the_oldest_are_as_many_as_are_asked_for() -> None:
+    oldest = Oldest(25)
+    for used in (5, 3, 9, 1, 7, 2):
+        oldest.offer(Found(used, 10, str(used)))
+    assert [found.used for found in oldest] == [1, 2, 3]
+    none = Oldest(0)
+    none.offer(Found(1, 10, "1"))
+    assert not list(none)
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = this_process()
+    tier = quiet_tier(tmp_path)
+    dead, living, elsewhere, old = (
+        Layout(tmp_path, MODEL.digest, process).new_temporary()
+        for process in (Process("d", here.machine, ended.pid), here, Process("e", "elsewhere", 1), Process("o", "elsewhere", 1))
+    )
+    for path in (dead, living, elsewhere, old):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    keep(tier)
+    assert [path.exists() for path in (dead, living, elsewhere, old)] == [False, True, True, False]
+
+
+def test_files_of_others_in_the_folder_are_let_alone(tmp_path: Path) -> None:
+    tier = quiet_tier(tmp_path, 2 * FILE)
+    strangers = [tmp_path / "notes.txt", tmp_path / "objects" / "notes.txt", tmp_path / "objects" / "ab" / "c" / "notes.txt"]
+    strangers[2].parent.mkdir(parents=True)
+    for path in strangers:
+        path.write_bytes(bytes(5 * FILE))
+    write(tier, 1)
+    keep(tier)
+    assert all(path.exists() for path in strangers)
+    assert tier.counters.bytes == FILE
+
+
+def test_eviction_that_can_remove_nothing_is_not_tried_at_every_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = quiet_tier(tmp_path, 4 * FILE)
+    for number in range(4):
+        write(tier, number)
+    tried = []
+    monkeypatch.setattr("starling_engine.tiers.folder.sweep.evict", lambda found: tried.append(found) and False)
+    for _ in range(6):
+        tier.keeper.tick()
+    assert len(tried) == 1
+
+
+def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
+    layout = Layout(tmp_path, MODEL.digest, this_process())
+    layout.make()
+    keeper = Keeper(layout, Usage(1 << 30), Health(tmp_path))
+    keeper.start()
+    began = time.monotonic()
+    keeper.stop()
+    assert time.monotonic() - began < 1
+    assert not keeper._thread.is_alive()

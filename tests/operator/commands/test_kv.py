@@ -1,0 +1,108 @@
+"""`starling kv` on folders that an engine has written."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starling_operator.commands.values import format_bytes, parse_age
+
+from tests.engine.tiers.objects import FILE, MODEL, content, file_of, quiet_tier, read, write
+from tests.operator.commands.running import starling, starling_process
+
+OTHER = replace(MODEL, model="org/other@commit", identity="other", dtype="bfloat16")
+DAY = 86400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three objects of one model, numbers 0 to 2 and so many days old, and one of another."""
+    tier = quiet_tier(tmp_path)
+    now = time.time()
+    for number in range(3):
+        write(tier, number)
+        os.utime(file_of(tmp_path, number), (now - number * DAY - 60,) * 2)
+    write(quiet_tier(tmp_path, fingerprint=OTHER), 0)
+    return tmp_path
+
+
+def numbers(folder: Path) -> list[int]:
+    return [number for number in range(3) if file_of(folder, number).exists()]
+
+
+def test_ls_shows_models_objects_and_bytes(folder: Path) -> None:
+    lines = starling("kv", "ls", folder).stdout.splitlines()
+    assert lines[1].split()[:4] == [MODEL.digest.hex()[:16], "3", "48.00", "KiB"]
+    assert lines[1].endswith("org/model@commit float32")
+    assert lines[2].endswith("org/other@commit bfloat16")
+    assert lines[-1].split() == ["total", "4", "64.00", "KiB"]
+
+
+def test_ls_as_json(folder: Path) -> None:
+    first, second = json.loads(starling("kv", "ls", folder, "--json").stdout)
+    assert (first["model"], first["objects"], first["bytes"]) == ("org/model@commit", 3, 3 * FILE)
+    assert first["newest"] - first["oldest"] == pytest.approx(2 * DAY, abs=1)
+    assert second["fingerprint"] == OTHER.digest.hex()[:16]
+
+
+def test_verify_names_what_is_damaged_and_removes_it_when_asked(folder: Path) -> None:
+    assert starling("kv", "verify", folder).returncode == 0
+    path = file_of(folder, 1)
+    data = bytearray(path.read_bytes())
+    data[8000] ^= 1
+    path.write_bytes(data)
+    file_of(folder, 2).rename(file_of(folder, 2).with_name(f"moved-{MODEL.digest.hex()[:16]}.kv"))
+    os.truncate(file_of(folder, 0), 5000)
+    answer = starling("kv", "verify", folder)
+    assert answer.returncode == 1
+    assert f"{path} is damaged in layer 1" in answer.stdout
+    assert "is another object's file" in answer.stdout and "has 5000 bytes" in answer.stdout
+    assert answer.stdout.endswith("3 damaged\n") and path.exists()
+    assert "3 damaged and removed" in starling("kv", "verify", folder, "--delete").stdout
+    assert starling("kv", "verify", folder).stdout.startswith("1 objects")
+
+
+def test_purge_asks(folder: Path) -> None:
+    refused = starling("kv", "purge", folder, input="n\n")
+    assert refused.returncode == 1 and "4 objects, 64.00 KiB of 2 models" in refused.stdout
+    assert numbers(folder) == [0, 1, 2]
+    assert "removed 4 objects" in starling("kv", "purge", folder, input="y\n").stdout
+    assert not list(folder.rglob("*.kv"))
+
+
+def test_purge_by_age_and_by_model(folder: Path) -> None:
+    assert "removed 1 objects, 16.00 KiB" in starling("kv", "purge", folder, "--older-than", "36h", "--yes").stdout
+    assert numbers(folder) == [0, 1]
+    assert "removed 1 objects" in starling("kv", "purge", folder, "--model", OTHER.digest.hex()[:6], "--yes").stdout
+    assert numbers(folder) == [0, 1]
+
+
+def test_an_engine_that_uses_the_folder_goes_on(folder: Path) -> None:
+    tier = quiet_tier(folder)
+    assert read(tier, 0) == content(0)
+    starling("kv", "purge", folder, "--yes")
+    write(tier, 0)
+    assert read(tier, 0) == content(0)
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "purge"])
+def test_a_folder_without_a_cache_is_told(tmp_path: Path, command: str) -> None:
+    answer = starling("kv", command, tmp_path)
+    assert answer.returncode == 1
+    assert "holds no KV cache" in answer.stderr and "--kv-fs-path" in answer.stderr
+
+
+def test_wrong_ages_are_told(folder: Path) -> None:
+    answer = starling("kv", "purge", folder, "--older-than", "yesterday", "--yes")
+    assert answer.returncode == 2 and "7d" in answer.stderr
+    assert [parse_age(text) for text in ("90s", "30m", "12h", "7d", "2w")] == [90, 1800, 43200, 7 * DAY, 14 * DAY]
+    assert [format_bytes(size) for size in (300, 12 << 10, 3 << 29, 1 << 40)] == ["300 B", "12.00 KiB", "1.50 GiB", "1.00 TiB"]
+
+
+def test_it_needs_no_torch(folder: Path) -> None:
+    answer = starling_process("kv", "verify", folder, PYTHONPROFILEIMPORTTIME="1")
+    assert answer.returncode == 0
+    assert "starling_engine.tiers.folder" in answer.stderr
+    assert not {"torch", "numpy"} & {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
