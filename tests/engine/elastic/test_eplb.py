@@ -1,6 +1,7 @@
 """Experts that move between ranks because of their load, while the group serves: less waiting, and the same tokens."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -55,8 +56,9 @@ async def test_imbalance_falls_and_tokens_stay(skewed: Reference, data: int, ten
         await traffic.stop()
 
 
-async def test_the_group_changes_its_size_meanwhile(skewed: Reference) -> None:
+async def test_the_group_changes_its_size_meanwhile(skewed: Reference, caplog: pytest.LogCaptureFixture) -> None:
     """Experts go on moving in every epoch, and a next one begins with where they are."""
+    caplog.set_level("INFO", "starling.parallel")
     sizes = {"data_parallel_size": 2, "enable_elastic_ep": True, "max_num_seqs": 8}
     async with group(skewed, **sizes, **{**EPLB, "eplb_step_interval": 20}) as engine:
         traffic = Traffic(engine, skewed)
@@ -74,6 +76,7 @@ async def test_the_group_changes_its_size_meanwhile(skewed: Reference) -> None:
             while engine.stats.eplb_experts_moved_total == moved:
                 await traffic.more(1)
         await traffic.stop()
+    assert re.search(r"experts come from \w+ \(checkpoint \d+ MB/s, peers [1-9]", caplog.text), "both were tried"
 
 
 def apart(placement: Placement, *experts: int) -> bool:

@@ -369,9 +369,7 @@ def test_the_faster_one_is_taken(
     assert sum(part.experts for part in fastest.loaded.values()) == 12
 
 
-def test_what_was_measured_holds_for_the_next_few(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_measured_holds_for_the_next_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clock, speeds = Clock(), Speeds()
     monkeypatch.setattr(expert_sources, "time", clock)
     sources = [Source("a", clock, [1.0]), Source("b", clock, [0.5])]
