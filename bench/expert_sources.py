@@ -82,12 +82,12 @@ def forget(folder: Path) -> None:
 def measure(folder: Path) -> list[str]:
     """Lines of a table."""
     size = sum(each.bytes_each * each.shape.num_experts for each in empty(folder).values())
-    names = ("files in the page cache", "files on the disk", "another rank")
+    names = ("files in the page cache", "files not in the page cache", "another rank")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with holder(folder) as peer:
         for _ in range(ROUNDS):
             for name in names:
-                if name == "files on the disk":
+                if name == "files not in the page cache":
                     forget(folder)
                 source = FromPeers(lambda _: [peer]) if name == "another rank" else FromCheckpoint(Checkpoint(folder))
                 seconds[name].append(load(empty(folder), source))
