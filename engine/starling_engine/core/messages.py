@@ -44,8 +44,8 @@ class Hello(msgspec.Struct, tag="hello"):
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
     port of the store that the core's rank 0 serves, where ranks of several cores can meet; 0 for none. `taking`: whether it takes
-    requests, which one that shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it; empty
-    where it listens for those of its own node only. `start_seconds` is how long each step of each rank's start took, by rank.
+    requests, which one that shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it;
+    empty where it listens for those of its own node only. `start_seconds` is how long each step of each rank's start took, by rank.
     """
 
     incarnation: str
