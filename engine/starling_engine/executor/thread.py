@@ -116,10 +116,10 @@ class ThreadExecutor:
 
     def _run(self) -> None:
         # torch keeps thread counts and inference mode per thread, so all of it is imported and set where it runs.
-        import_for_good("torch")
-        from starling_engine.worker.worker import Worker
-
         try:
+            import_for_good("torch")
+            from starling_engine.worker.worker import Worker
+
             worker = Worker(self._config, self._tick, self._report_phase, answer=self._answers.put)
             report = worker.prepare()
             self._transfers = worker.transfers

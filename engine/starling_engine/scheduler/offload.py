@@ -44,11 +44,15 @@ class Offload:
     """Of one scheduler. `slots` is the size of the CPU tier in chunks, `chunk_bytes` what one has on all ranks together."""
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        self.stats: dict[str, TierStats] = {"cpu": TierStats(capacity=slots * chunk_bytes)}
+        self.stats = {"cpu": TierStats(capacity=slots * chunk_bytes)}
+        """By tier; what is told of those outside comes with the answers of the ranks."""
+        if config.fs_path is not None:
+            self.stats["filesystem"] = TierStats(capacity=config.fs_bytes, shared=True)
+        if config.store is not None:
+            self.stats["store"] = TierStats(shared=True)
         self.costs = SwapCosts(preempt)
         self._kv = kv
         self._far = config.far
-        self._fs_bytes = config.fs_bytes
         self._host = HostIndex(slots, config.cpu_policy)
         self._jobs = Jobs()
         self.take_orders = self._jobs.take_orders
@@ -141,6 +145,13 @@ class Offload:
         count = self._map.longest(self._map.names(request.holding, request.tokens), hit // self._blocks, self._host.has)
         return count if count * self._blocks > hit else 0
 
+    def count_lookup(self, request: RequestState, hit: int, count: int) -> None:
+        """A request was admitted with `count` chunks, the first `hit` blocks of which the device had."""
+        names, cpu = self._map.names(request.holding, request.tokens), self.stats["cpu"]
+        first = hit // self._blocks
+        cpu.queries_total += sum(1 for _ in self._map.needed(names, first, len(names)))
+        cpu.hits_total += sum(1 for _ in self._map.needed(names, first, count))
+
     def parked(self, request: RequestState, hit: int, count: int) -> bool:
         """Whether others load the same now: it then waits for theirs."""
         names = self._map.names(request.holding, request.tokens)
@@ -162,9 +173,6 @@ class Offload:
             blocks += wanted
         for block in blocks:
             self._kv.pool.share(block)
-        cpu = self.stats["cpu"]
-        cpu.queries_total += (len(names) - hit // self._blocks) * len(self._map.groups)
-        cpu.hits_total += len(chunks)
         self._park(request, Job(LoadChunks(self._jobs.number(), after, moves), chunks, blocks), Gate.KV_LOAD)
 
     # ---- from the device to slots and outside ----
@@ -302,7 +310,7 @@ class Offload:
                 cpu.loaded_bytes_total += moved
                 cpu.load_seconds_total += done.seconds
         for name, report in done.far.items():
-            self.stats[name] = _far_stats(report, self._fs_bytes if name == "filesystem" else 0)
+            self.stats[name] = _far_stats(report, self.stats[name].capacity)
 
     def _settle(self, chunks: list[Chunk], arrived: list[bool]) -> None:
         for chunk, there in zip(chunks, arrived, strict=True):

@@ -191,7 +191,7 @@ class Scheduler:
         external = max(0, chunks * CHUNK - hit)
         request.planned = request.computed = request.cached_tokens = hit + external
         if request.reads_prefix_cache and not request.run:
-            self._count_hits(len(tokens), hit, external)
+            self._count_hits(request, hit, external)
         if self.offload is not None and external:
             kv.make_room(holding, hit + external)
             self.offload.load(request, len(tables[0]), chunks, after=self._step_id - 1)
@@ -205,12 +205,13 @@ class Scheduler:
         draft.add_row(request, count)
         return True
 
-    def _count_hits(self, tokens: int, hit: int, external: int) -> None:
-        self.stats.prefix_queries_total += tokens
+    def _count_hits(self, request: RequestState, hit: int, external: int) -> None:
+        self.stats.prefix_queries_total += len(request.tokens)
         self.stats.prefix_hits_total += hit
         if self.offload is not None:
-            self.stats.external_queries_total += tokens - hit
+            self.stats.external_queries_total += len(request.tokens) - hit
             self.stats.external_hits_total += external
+            self.offload.count_lookup(request, hit // self.kv.block_size, (hit + external) // CHUNK)
 
     # ---- blocks ----
 

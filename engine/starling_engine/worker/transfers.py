@@ -15,7 +15,7 @@ from starling_engine.tiers.share import FarShare
 
 logger = logging.getLogger("starling.worker")
 
-FAR_THREADS = 4
+FAR_THREADS = 8
 """Reads and writes of the tiers outside that go on at once."""
 READ, WRITE = 0, 1
 """Reads come first: a request waits for them."""
