@@ -52,13 +52,11 @@ def first_token(model: Path, folder: Path) -> list[str]:
     with start(model, kv_cpu_bytes=4 * GIB, **tiers) as engine:
         seconds(engine, [words(rng, 256)])
         computed = [seconds(engine, [prefix + words(rng, 8)])[0] for prefix in prefixes]
-        time.sleep(3)
-        seconds(engine, [words(rng, 4000) for _ in range(3)])  # the device forgets the prefixes
+        fill(engine, rng)
         from_cpu = [found(engine, prefix + words(rng, 8)) for prefix in prefixes]
-        time.sleep(3)
-    from_files = []
+        settle(engine)
     with start(model, **tiers) as engine:
-        seconds(engine, [words(rng, 256)])
+        fill(engine, rng)
         from_files = [found(engine, prefix + words(rng, 8)) for prefix in prefixes]
     miss, cpu, files = (statistics.median(each) for each in (computed, from_cpu, from_files))
     return [
@@ -68,6 +66,20 @@ def first_token(model: Path, folder: Path) -> list[str]:
         "|---:|---:|---:|",
         f"| {1e3 * miss:.0f} ms | {1e3 * cpu:.0f} ms, {cpu / miss:.1%} | {1e3 * files:.0f} ms, {files / miss:.1%} |",
     ]
+
+
+def fill(engine: LLM, rng: random.Random) -> None:
+    """The device forgets what it had, and all memory has been touched: the first time costs a virtual machine more than a copy."""
+    seconds(engine, [words(rng, 4000) for _ in range(3)])
+    settle(engine)
+
+
+def settle(engine: LLM) -> None:
+    """Until nothing is written any more."""
+    before = -1
+    while before != (now := sum(tier.stored_bytes_total for tier in engine.engine.stats.tiers.values())):
+        before = now
+        time.sleep(2.5)
 
 
 def found(engine: LLM, prompt: Prompt) -> float:
