@@ -3,6 +3,8 @@
 import datetime
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -24,12 +26,25 @@ def serve_store(host: str, timeout: float) -> TCPStore:
 
 
 def join_store(rendezvous: Rendezvous) -> TCPStore:
-    """Raises RankLost when nobody serves it."""
+    """Raises RankLost when nobody serves it, or whoever does has stopped: then TCPStore itself would wait for ever."""
+    joined: SimpleQueue[TCPStore | DistError] = SimpleQueue()
+    Thread(target=_join_store, args=(rendezvous, joined.put), name="rendezvous", daemon=True).start()
+    place = f"no rendezvous at {rendezvous.host}:{rendezvous.port}"
+    try:
+        store = joined.get(timeout=rendezvous.timeout)
+    except Empty:
+        raise RankLost(f"{place}: no answer within {rendezvous.timeout:g} s") from None
+    if isinstance(store, DistError):
+        raise RankLost(f"{place}: {store}") from store
+    return store
+
+
+def _join_store(rendezvous: Rendezvous, tell: Callable[[TCPStore | DistError], None]) -> None:
     wait = datetime.timedelta(seconds=rendezvous.timeout)
     try:
-        return TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=wait)
+        tell(TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=wait))
     except DistError as error:
-        raise RankLost(f"no rendezvous at {rendezvous.host}:{rendezvous.port}: {error}") from error
+        tell(error)
 
 
 class GlooCommunicator:

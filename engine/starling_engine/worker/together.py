@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
 from starling_engine.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.errors import RankLost
 from starling_engine.executor.counters import Counters
 from starling_engine.executor.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
 from starling_engine.step import StepPlan
@@ -128,9 +130,11 @@ class Together:
 
     def _prepare(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
         """In a thread of the preparer's."""
-        self._holders.tell(plan)
         if plan.dp is None:
+            with suppress(RankLost):  # whoever needs what is here misses the rendezvous too, and knows for whom it waits
+                self._holders.tell(plan)
             return None
+        self._holders.tell(plan)
         return self._worker.join_epoch(plan, self._loaded, cancelled, self._holders.address)
 
     def _loaded(self) -> tuple[int, bool]:

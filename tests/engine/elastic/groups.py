@@ -108,5 +108,19 @@ def worker_of(engine: AsyncEngine, core: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def all_asleep(engine: AsyncEngine) -> None:
+    """Waits until no rank has run for a while, or wants to: one that only waits for a processor does not sleep."""
+    ranks = [pid for core in engine.processes for pid in children(core.pid)]
+    before: list[tuple[str, float]] = []
+    while (now := [(_stat(pid)[0], cpu_seconds(pid)) for pid in ranks]) != before or any(state != "S" for state, _ in now):
+        before = now
+        await asyncio.sleep(0.3)
+
+
+def _stat(pid: int) -> list[str]:
+    """See proc(5): from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

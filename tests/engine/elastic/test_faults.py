@@ -22,7 +22,7 @@ from starling_engine.executor.processes import STOP_SECONDS
 
 from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
-from tests.engine.elastic.groups import Traffic, children, complete, group, when, worker_of
+from tests.engine.elastic.groups import Traffic, all_asleep, children, complete, group, when, worker_of
 
 PATIENCE = 5.0
 """Seconds; a busy machine keeps a rank from its step for some of them."""
@@ -183,6 +183,7 @@ async def test_a_serving_rank_that_dies_in_prepare_ends_the_group(reference: Ref
 async def test_a_serving_rank_that_hangs_in_prepare_while_all_sleep(reference: Reference) -> None:
     async with elastic(reference, data_parallel_size=2) as engine:
         hung = worker_of(engine, 0)
+        await all_asleep(engine)
         async with asyncio.timeout(4 * PATIENCE):
             with pytest.raises(EngineDead, match=f"engine core 0 died: RankLost: rank 0 made no progress for {2 * PATIENCE:g} s"):
                 await engine.scale(1, at("preparing", lambda: os.kill(hung, signal.SIGSTOP)))

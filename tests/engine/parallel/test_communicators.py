@@ -1,5 +1,6 @@
 """Ranks that talk: through gloo's sockets and through shared memory."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,13 @@ def test_a_group_that_never_meets() -> None:
 def test_without_a_store_there_is_no_group() -> None:
     with pytest.raises(RankLost, match=r"no rendezvous at 127\.0\.0\.1:9"):
         join_store(Rendezvous("127.0.0.1", 9, "127.0.0.1", 1.0))
+
+
+def test_a_store_that_has_stopped_is_waited_for_no_longer_than_it_may() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(RankLost, match=rf"no rendezvous at 127\.0\.0\.1:{port}: no answer within 0.5 s"):
+            join_store(Rendezvous("127.0.0.1", port, "127.0.0.1", 0.5))
 
 
 @pytest.mark.skipif(native.load() is None, reason="no native kernels")
