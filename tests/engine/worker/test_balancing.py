@@ -10,6 +10,7 @@ from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.errors import WeightError
 from starling_engine.models.moe import MoeConfig, Routing
 from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.expert_peers import FindPeers
 from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.placement import Placement, spread
@@ -41,7 +42,7 @@ class FakeMoves:
             raise self.loaded
         return self.loaded
 
-    def start(self, placement: Placement, _rank: int, _rest: float) -> None:
+    def start(self, placement: Placement, _rank: int, _rest: float, find_peers: FindPeers) -> None:  # noqa: ARG002
         assert self.wanted is None
         self.wanted = placement
 
@@ -112,7 +113,7 @@ def epoch(number: int) -> EpochPlan:
 
 def join_as(index: int, join: Join, load: list[int] = SKEWED) -> Rank:
     rank = Rank(join("experts", index, 2), load)
-    rank.balancing.begin(epoch(1))
+    rank.balancing.begin(epoch(1), [])
     return rank
 
 
@@ -179,7 +180,7 @@ def test_another_epoch_stops_it_on_all_ranks_at_one_step() -> None:
         rank.moves.flips.clear()
         rank.find()
         assert rank.moves.flips == [] and rank.moves.wanted is not None, "abandoned, it begins again"
-        rank.balancing.begin(epoch(2))
+        rank.balancing.begin(epoch(2), [])
         assert not rank.window.loads().any()
         return rank
 

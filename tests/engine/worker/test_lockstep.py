@@ -64,7 +64,7 @@ class Group:
         def join(at: int, member: int) -> None:
             own = plan(at // self.layout.tensor)
             place = Coordinates(0, 0, at % self.layout.tensor)
-            epoch = Epoch(own, self.layout, place, self.context, lambda: None)
+            epoch = Epoch(own, self.layout, place, self.context, lambda: None, "")
             self.ranks[member].steps.offer(own, epoch)
 
         self.together(*(lambda at=at, m=m: join(at, m) for at, m in enumerate(members)))

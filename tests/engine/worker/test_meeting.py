@@ -11,7 +11,7 @@ from starling_engine.layout import Coordinates, ParallelLayout
 from starling_engine.parallel.gloo import join_store, serve_store
 from starling_engine.parallel.placement import Placement
 from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.worker.meeting import Loaded, meet
+from starling_engine.worker.meeting import LoadedSoFar, meet
 
 HOST = "127.0.0.1"
 PATIENCE = 1.0
@@ -26,7 +26,7 @@ def never() -> tuple[int, bool]:
     return 1, False
 
 
-def slowly(every: float) -> Loaded:
+def slowly(every: float) -> LoadedSoFar:
     """One expert after another."""
     began = time.monotonic()
 
@@ -37,7 +37,7 @@ def slowly(every: float) -> Loaded:
     return loaded
 
 
-def meet_with(*ranks: Loaded, cancelled: Callable[[], bool] = lambda: False) -> list[BaseException | None]:
+def meet_with(*ranks: LoadedSoFar, cancelled: Callable[[], bool] = lambda: False) -> list[BaseException | None]:
     """What comes of it for each rank, of one core each."""
     store = serve_store(HOST, 10.0)
     members = tuple(range(len(ranks)))
