@@ -286,6 +286,7 @@ class Offload:
                 if self._far:
                     self._unkept.update((chunk, None) for chunk in job.chunks)
                     self._keep()
+                self.save()
             case LoadChunks():
                 self._unpin(job.chunks)
                 for chunk in job.chunks:
