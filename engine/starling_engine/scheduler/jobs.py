@@ -54,6 +54,10 @@ class Jobs:
         end = self._clock() - seconds
         return [job for job in self._jobs.values() if job.began < end]
 
+    def age(self, job: Job) -> float:
+        """Seconds since it was ordered."""
+        return self._clock() - job.began
+
     def of(self, kind: type[Order]) -> list[Job]:
         return [job for job in self._jobs.values() if isinstance(job.order, kind)]
 

@@ -13,9 +13,9 @@ from starling_engine.delta import TierStats
 from starling_engine.kv.chunks import ChunkMap
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import NULL_BLOCK
+from starling_engine.scheduler.costs import Costs
 from starling_engine.scheduler.jobs import Job, Jobs
 from starling_engine.scheduler.state import Gate, RequestState
-from starling_engine.scheduler.swap_costs import SwapCosts
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.host import Chunk, HostIndex
 from starling_engine.tiers.orders import (
@@ -50,7 +50,7 @@ class Offload:
             self.stats["filesystem"] = TierStats(capacity=config.fs_bytes, shared=True)
         if config.store is not None:
             self.stats["store"] = TierStats(shared=True)
-        self.costs = SwapCosts(preempt)
+        self.costs = Costs(preempt)
         self._kv = kv
         self._far = config.far
         self._host = HostIndex(slots, config.cpu_policy)
@@ -79,6 +79,8 @@ class Offload:
     def arrive(self, request: RequestState) -> None:
         """Asks the tiers outside for what a new request could use; it is parked until they have answered."""
         if not self._far or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
+            return
+        if not self.costs.fetch_pays(len(self._map.groups)):
             return
         names = self._map.names(request.holding, request.tokens)
         first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
@@ -234,7 +236,7 @@ class Offload:
     def swap_out(self, request: RequestState) -> None:
         """Copies what a request that is about to be preempted has computed, if that is cheaper than computing it again."""
         holding, count = request.holding, request.computed // CHUNK
-        if not self.costs.worth(request.computed, count * len(self._map.groups)) or Gate.KV_LOAD in request.gates:
+        if not self.costs.swap_pays(request.computed, count * len(self._map.groups)) or Gate.KV_LOAD in request.gates:
             return
         moves: list[ChunkMove] = []
         chunks: list[Chunk] = []
@@ -280,6 +282,7 @@ class Offload:
                         self._fetch(request, found)
             case FetchChunks():
                 self._settle(job.chunks, done.done)
+                self.costs.fetched(len(job.chunks), self._jobs.age(job))
             case StoreChunks():
                 self._settle(job.chunks, done.done)
                 self.costs.stored(len(job.chunks), done.seconds)

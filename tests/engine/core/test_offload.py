@@ -34,6 +34,12 @@ def run_one(engine: ToyEngine, name: str, prompt: list[int], count: int = 3) -> 
     return engine.cached[name]
 
 
+def emptied(engine: ToyEngine) -> ToyEngine:
+    """With an empty device and CPU tier."""
+    engine.scheduler.reset_prefix_cache()
+    return engine
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, policy: str) -> None:
@@ -107,6 +113,19 @@ def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: 
     assert engine.outputs["new"] == expected_output(prompt, params(3), 0, LENGTH)
     monkeypatch.undo()
     engine.run()
+
+
+def test_a_tier_outside_that_is_slower_than_computing_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside: Outside = {}
+    prompt = prompt_of(300)
+    run_one(engine_of(outside=outside), "old", prompt)
+    engine = engine_of(outside=outside)
+    costs = engine.offload.costs
+    costs.token = 1e-3
+    costs.fetched(1, 0.1)
+    monkeypatch.setattr(costs, "fetched", lambda *_: None)
+    cached = [run_one(emptied(engine), str(i), prompt) for i in range(20)]
+    assert 0 < sum(map(bool, cached)) <= 2
 
 
 def test_two_requests_load_a_prefix_once() -> None:
