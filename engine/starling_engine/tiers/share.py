@@ -91,9 +91,10 @@ class FarShare:
         share = self._groups[chunk[0]]
         if not share.covers:
             return True
-        if chunk not in self._found and not self.find([chunk])[0]:
+        place = self._found.pop(chunk, None)
+        if place is None:
             return False
-        tier, cover = self._found.pop(chunk)
+        tier, cover = place
         own, began = share.covers[0][0], time.perf_counter()
         try:
             if cover == [own]:
