@@ -153,6 +153,14 @@ class KVManager:
             table.extend(blocks)
         return new
 
+    def trim(self, tables: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """The tables without the blocks that a token after `num_tokens` does not read."""
+        firsts = [group.spec.first_needed_block(num_tokens) for group in self.groups]
+        return [
+            [NULL_BLOCK if index < first else block for index, block in enumerate(table)]
+            for first, table in zip(firsts, tables, strict=True)
+        ]
+
     def make_room(self, holding: Holding, num_tokens: int) -> None:
         """Makes the tables cover `num_tokens` tokens that come from elsewhere, as far as a next token reads them.
 
@@ -161,9 +169,9 @@ class KVManager:
         for group, table in zip(self.groups, holding.tables, strict=True):
             count = num_tokens // self.block_size - len(table)
             unread = min(count, max(0, group.spec.first_needed_block(num_tokens) - len(table)))
-            promised = min(holding.reserved, count - unread)
-            holding.reserved -= promised
-            self.reserved -= promised
+            assert count - unread <= holding.reserved, "what was reserved is enough"
+            holding.reserved -= count - unread
+            self.reserved -= count - unread
             table += [NULL_BLOCK] * unread + self.pool.take(count - unread)
 
     def fork_tables(self, parent: Holding, num_tokens: int) -> list[list[int]] | None:

@@ -19,8 +19,6 @@ class Job:
     waiting: list[tuple[RequestState, int]] = field(default_factory=list)
     """Requests that are parked till it ends, with their run at that time."""
     began: float = 0.0
-    swap: bool = False
-    """Somebody waits for the blocks."""
 
 
 class Jobs:

@@ -6,6 +6,7 @@ and again while they come to the device; others run meanwhile. Whatever fails or
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import islice
 
 from starling_engine.config import Preempt, TiersConfig
@@ -61,18 +62,23 @@ class Offload:
         self._blocks = self._map.blocks
         self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
+        self._fetched: dict[str, int] = {}
+        """Chunks that were fetched for requests which have not been admitted."""
+        self._headroom = 0
+        """Blocks that running requests may need next."""
         self._unkept: OrderedDict[Chunk, None] = OrderedDict()
         """Chunks in slots that are to be written outside."""
 
     @property
     def moving(self) -> bool:
-        """Whether answers are to come."""
-        return len(self._jobs) > 0
+        """Whether answers are to come, or something is to be written that a crash would lose."""
+        return len(self._jobs) > 0 or (self._far and bool(self._unsaved))
 
     @property
-    def swapping(self) -> bool:
+    def freeing(self) -> bool:
         """Whether blocks become free as soon as they are copied."""
-        return any(job.swap for job in self._jobs)
+        refs = self._kv.pool.refs
+        return any(refs[block] == 1 for job in self._jobs for block in job.blocks)
 
     # ---- from outside to slots ----
 
@@ -80,7 +86,7 @@ class Offload:
         """Asks the tiers outside for what a new request could use; it is parked until they have answered."""
         if not self._far or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
             return
-        if not self.costs.fetch_pays(len(self._map.groups)):
+        if self._unanswered() or not self.costs.fetch_pays(len(self._map.groups)):
             return
         names = self._map.names(request.holding, request.tokens)
         first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
@@ -100,8 +106,14 @@ class Offload:
         self._await_coming(request, needed)
         coming: list[ChunkAt] = []
         for chunk in needed:
-            if self._host.expects(chunk):
-                continue
+            if self._host.has(chunk):
+                self._host.use(chunk)
+        missing = [chunk for chunk in needed if not self._host.expects(chunk)]
+        others = sum(self._fetched.values())
+        if others and others + len(missing) > self._host.num_slots // 2:
+            return  # what they wait for would go
+        self._fetched[request.record.id] = len(missing)
+        for chunk in missing:
             slot = self._host.take(chunk)
             if slot is None:
                 break
@@ -109,6 +121,10 @@ class Offload:
         if coming:
             order = FetchChunks(self._jobs.number(), coming)
             self._park(request, Job(order, [(at.group, at.name) for at in coming]), Gate.KV_FETCH)
+
+    def forget(self, request: RequestState) -> None:
+        """A request that was waiting does so no more: nothing has to be kept for it."""
+        self._fetched.pop(request.record.id, None)
 
     def _await_coming(self, request: RequestState, chunks: list[Chunk]) -> None:
         wanted = set(chunks)
@@ -131,6 +147,10 @@ class Offload:
             if request.run == run and not request.awaited:
                 request.gates -= {Gate.KV_FETCH, Gate.KV_LOAD}
         job.waiting = []
+
+    def _unanswered(self) -> bool:
+        """Whether the tiers outside hang: nobody else is to wait for them."""
+        return any(isinstance(job.order, FindChunks | FetchChunks) for job in self._jobs.older_than(FETCH_SECONDS))
 
     def open_late(self) -> None:
         """Lets requests go whose chunks take too long. What still comes is of use to others."""
@@ -191,67 +211,63 @@ class Offload:
         while len(self._unsaved) > self._kv.pool.num_blocks:
             self._unsaved.popitem(last=False)
 
-    def save(self) -> None:
-        """Has some chunks copied to slots, where it is time."""
+    def save(self, running: int) -> None:
+        """Has some chunks copied to slots, where it is time; leaves the `running` requests blocks to grow into."""
+        self._headroom = running * len(self._map.groups)
+        self._save()
+
+    def _save(self) -> None:
         if not self._unsaved or self._jobs.of(StoreChunks) or not (self._far or self._under_pressure()):
             return
-        moves: list[ChunkMove] = []
-        chunks: list[Chunk] = []
-        for chunk, names in list(islice(self._unsaved.items(), STORE_BATCH)):
+        batch = list(islice(self._unsaved.items(), STORE_BATCH))
+        for chunk, _ in batch:
             del self._unsaved[chunk]
-            move = self._save_move(chunk, names)
-            if move is not None:
-                moves.append(move)
-                chunks.append(chunk)
-        self._store(moves, chunks, swap=False)
+        self._store(batch)
 
     def _under_pressure(self) -> bool:
         """Whether the next steps may take blocks that hold something."""
         pool = self._kv.pool
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
-    def _save_move(self, chunk: Chunk, names: list[bytes]) -> ChunkMove | None:
-        """None when it is of no use, or there is no room: in slots, or to keep blocks from those who have been promised them."""
+    def _store(self, chunks: Iterable[tuple[Chunk, list[bytes]]]) -> None:
+        """Has chunks, with the names of their blocks, copied to slots: as far as there is room for them, and use."""
+        moves: list[ChunkMove] = []
+        stored: list[Chunk] = []
+        blocks: list[int] = []
+        for chunk, names in chunks:
+            found = self._found_blocks(chunk, names)
+            slot = self._host.take(chunk) if found else None
+            if slot is None:
+                continue
+            for block in found:
+                self._kv.pool.share(block)
+            moves.append(ChunkMove(slot, chunk[0], 0, found))
+            stored.append(chunk)
+            blocks += found
+        if moves:
+            self._jobs.add(Job(StoreChunks(self._jobs.number(), moves), stored, blocks))
+
+    def _found_blocks(self, chunk: Chunk, names: list[bytes]) -> list[int]:
+        """Empty when it is in a slot already, not all of it is on the device, or what is free of it has been promised to others."""
+        if self._host.expects(chunk):
+            return []
         found = [self._kv.pool.find(chunk[0], name) for name in names]
         blocks = [block for block in found if block is not None]
-        if len(blocks) < len(names) or self._host.expects(chunk):
-            return None
-        if self._kv.num_available < sum(map(self._kv.pool.is_free, blocks)):
-            return None
-        return self._store_move(chunk, blocks)
-
-    def _store_move(self, chunk: Chunk, blocks: list[int]) -> ChunkMove | None:
-        slot = self._host.take(chunk)
-        if slot is None:
-            return None
-        for block in blocks:
-            self._kv.pool.share(block)
-        return ChunkMove(slot, chunk[0], 0, blocks)
-
-    def _store(self, moves: list[ChunkMove], chunks: list[Chunk], *, swap: bool) -> None:
-        if moves:
-            blocks = [block for move in moves for block in move.blocks]
-            self._jobs.add(Job(StoreChunks(self._jobs.number(), moves), chunks, blocks, swap=swap))
+        free = sum(map(self._kv.pool.is_free, blocks))
+        if len(blocks) < len(names) or (free and free > self._kv.num_available - self._headroom):
+            return []
+        return blocks
 
     def swap_out(self, request: RequestState) -> None:
         """Copies what a request that is about to be preempted has computed, if that is cheaper than computing it again."""
-        holding, count = request.holding, request.computed // CHUNK
-        if not self.costs.swap_pays(request.computed, count * len(self._map.groups)) or Gate.KV_LOAD in request.gates:
+        chain, count = request.holding.chain.names, request.computed // CHUNK
+        count = min(count, len(chain) // self._blocks)
+        needed = list(self._map.needed(chain[self._blocks - 1 :: self._blocks], 0, count))
+        if Gate.KV_LOAD in request.gates or not self.costs.swap_pays(request.computed, len(needed)):
             return
-        moves: list[ChunkMove] = []
-        chunks: list[Chunk] = []
-        for at in range(min(count, len(holding.chain.names) // self._blocks)):
-            names = holding.chain.names[at * self._blocks : (at + 1) * self._blocks]
-            for group in self._map.groups:
-                chunk, blocks = (group, names[-1]), holding.tables[group][at * self._blocks : (at + 1) * self._blocks]
-                if NULL_BLOCK in blocks or self._host.expects(chunk):
-                    continue
-                self._unsaved.pop(chunk, None)
-                move = self._store_move(chunk, blocks)
-                if move is not None:
-                    moves.append(move)
-                    chunks.append(chunk)
-        self._store(moves, chunks, swap=True)
+        for chunk, _ in needed:
+            self._unsaved.pop(chunk, None)
+        self._store((chunk, chain[at * self._blocks : (at + 1) * self._blocks]) for chunk, at in needed)
 
     def _keep(self) -> None:
         """Has some of what came to slots written outside: in turns, so that most slots stay free to be used for others."""
@@ -288,8 +304,10 @@ class Offload:
                 self.costs.stored(len(job.chunks), done.seconds)
                 if self._far:
                     self._unkept.update((chunk, None) for chunk in job.chunks)
+                    while len(self._unkept) > self._host.num_slots:
+                        self._unkept.popitem(last=False)
                     self._keep()
-                self.save()
+                self._save()
             case LoadChunks():
                 self._unpin(job.chunks)
                 for chunk in job.chunks:
@@ -314,7 +332,7 @@ class Offload:
                 cpu.loaded_bytes_total += moved
                 cpu.load_seconds_total += done.seconds
         for name, report in done.far.items():
-            self.stats[name] = _far_stats(report, self.stats[name].capacity)
+            _take_report(self.stats[name], report)
 
     def _settle(self, chunks: list[Chunk], arrived: list[bool]) -> None:
         for chunk, there in zip(chunks, arrived, strict=True):
@@ -347,21 +365,17 @@ class Offload:
         return [job.blocks for job in self._jobs]
 
 
-def _far_stats(report: FarReport, capacity: int) -> TierStats:
+def _take_report(stats: TierStats, report: FarReport) -> None:
+    """Reports of several threads and ranks may pass each other: what only grows does so here too."""
     held = report.held
-    return TierStats(
-        bytes=held.bytes,
-        capacity=capacity,
-        blocks=held.objects,
-        shared=True,
-        queries_total=report.queries,
-        hits_total=report.hits,
-        stored_bytes_total=report.written_bytes,
-        loaded_bytes_total=report.read_bytes,
-        store_seconds_total=report.write_seconds,
-        load_seconds_total=report.read_seconds,
-        evictions_total=held.evicted,
-        errors_total=held.errors,
-        corrupt_total=held.corrupt,
-        refused_total=held.refused,
-    )
+    stats.bytes, stats.blocks = held.bytes, held.objects
+    stats.queries_total = max(stats.queries_total, report.queries)
+    stats.hits_total = max(stats.hits_total, report.hits)
+    stats.stored_bytes_total = max(stats.stored_bytes_total, report.written_bytes)
+    stats.loaded_bytes_total = max(stats.loaded_bytes_total, report.read_bytes)
+    stats.store_seconds_total = max(stats.store_seconds_total, report.write_seconds)
+    stats.load_seconds_total = max(stats.load_seconds_total, report.read_seconds)
+    stats.evictions_total = max(stats.evictions_total, held.evicted)
+    stats.errors_total = max(stats.errors_total, held.errors)
+    stats.corrupt_total = max(stats.corrupt_total, held.corrupt)
+    stats.refused_total = max(stats.refused_total, held.refused)

@@ -119,7 +119,7 @@ class Scheduler:
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
             self.offload.open_late()
-            self.offload.save()
+            self.offload.save(len(self.running))
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)
@@ -182,9 +182,13 @@ class Scheduler:
             chunks = self.offload.match(request, len(tables[0]))
             if chunks and self.offload.parked(request, len(tables[0]), chunks):
                 return True
+        if chunks:
+            tables = kv.trim(tables, chunks * CHUNK)
         if not kv.admit(holding, tables, len(tokens) + (kv.block_size if forked else 0), headroom=len(self.running)):
             return False
         self.waiting.remove(request)
+        if self.offload is not None:
+            self.offload.forget(request)
         self.running.append(request)
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
@@ -192,6 +196,8 @@ class Scheduler:
         request.planned = request.computed = request.cached_tokens = hit + external
         if request.reads_prefix_cache and not request.run:
             self._count_hits(request, hit, external)
+        if hit + external >= request.num_prompt:
+            self._open_forks(request)
         if self.offload is not None and external:
             kv.make_room(holding, hit + external)
             self.offload.load(request, len(tables[0]), chunks, after=self._step_id - 1)
@@ -224,7 +230,7 @@ class Scheduler:
                         draft.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
             except OutOfBlocks:
-                if self.offload is not None and self.offload.swapping:
+                if self.offload is not None and self.offload.freeing:
                     return False
                 victim = self._victim()
                 if victim in draft.requests:
@@ -267,7 +273,7 @@ class Scheduler:
         parent = self._parent(request)
         if parent is None or not request.reads_prefix_cache or parent.computed < len(request.tokens) - 1:
             return None
-        if parent.status is not Status.RUNNING or request.tokens != parent.tokens[: len(request.tokens)]:
+        if parent.status is not Status.RUNNING or parent.gates or request.tokens != parent.tokens[: len(request.tokens)]:
             return None
         return self.kv.fork_tables(parent.holding, len(request.tokens) - 1)
 
@@ -353,6 +359,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             request.run += 1
+            if self.offload is not None:
+                self.offload.forget(request)
         request.status = Status.FINISHED
         del self.requests[request.record.id]
         self._open_forks(request)

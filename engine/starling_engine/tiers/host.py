@@ -16,6 +16,8 @@ class HostIndex:
         self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
         self._slots: dict[Chunk, int] = {}
         self._coming: set[Chunk] = set()
+        self._doomed: set[Chunk] = set()
+        """To be given up as soon as they are not pinned any more."""
         self._pins: dict[Chunk, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -25,10 +27,10 @@ class HostIndex:
 
     def find(self, chunk: Chunk) -> int | None:
         """Its slot, if it is there and not only on its way."""
-        return None if chunk in self._coming else self._slots.get(chunk)
+        return self._slots[chunk] if self.has(chunk) else None
 
     def has(self, chunk: Chunk) -> bool:
-        return chunk in self._slots and chunk not in self._coming
+        return chunk in self._slots and chunk not in self._coming and chunk not in self._doomed
 
     def expects(self, chunk: Chunk) -> bool:
         """Whether it is there or on its way."""
@@ -52,9 +54,9 @@ class HostIndex:
     def settle(self, chunk: Chunk, *, arrived: bool) -> None:
         """What `take` was for has come, or will not."""
         self._coming.discard(chunk)
-        self.unpin(chunk)
         if not arrived:
-            self._drop(chunk)
+            self._doomed.add(chunk)
+        self.unpin(chunk)
 
     def pin(self, chunk: Chunk) -> int:
         self._pins[chunk] = self._pins.get(chunk, 0) + 1
@@ -64,12 +66,18 @@ class HostIndex:
         self._pins[chunk] -= 1
         if not self._pins[chunk]:
             del self._pins[chunk]
+            if chunk in self._doomed:
+                self._doomed.discard(chunk)
+                self._drop(chunk)
 
     def use(self, chunk: Chunk) -> None:
-        self._eviction.use(chunk)
+        """It was wanted again."""
+        if chunk in self._slots:
+            self._eviction.use(chunk)
 
     def clear(self) -> None:
-        """Gives up all that is not pinned."""
+        """Gives up all of it; what is pinned, once it is not."""
+        self._doomed.update(self._pins)
         for chunk in [c for c in self._slots if c not in self._pins]:
             self._drop(chunk)
 

@@ -7,7 +7,7 @@ from starling_engine.models.kv import DTYPE_BYTES, kv_specs
 from starling_engine.parallel.shard import Shard
 from starling_engine.tiers.far import CHUNK, FarTier
 from starling_engine.tiers.fingerprint import fingerprint_of
-from starling_engine.tiers.parts import covers
+from starling_engine.tiers.parts import covers, part_of
 from starling_engine.tiers.share import FarShare, GroupShare
 
 
@@ -36,5 +36,7 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
     shares = []
     for group in groups:
         row = group.spec.page_bytes // (planes * group.spec.num_kv_heads * config.block_size)
-        shares.append(GroupShare(covers(model, group, tensor, stage), planes, row * CHUNK))
+        own = part_of(model, group, tensor, stage)
+        writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != own for lower in range(place.tp))
+        shares.append(GroupShare(covers(model, group, tensor, stage), planes, row * CHUNK, writes))
     return shares

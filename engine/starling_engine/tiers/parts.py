@@ -21,7 +21,10 @@ def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> 
 
 
 def covers(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> list[list[Part]]:
-    """Sets of objects that each hold all that a rank needs: first the one that it writes itself, then other layouts'."""
+    """Sets of objects that each hold all that a rank needs: first the one that it writes itself, then one for each other layout.
+
+    Layouts are in the same order for every group of a model.
+    """
     own = part_of(model, group, tensor, stage)
     if own is None:
         return []
@@ -32,8 +35,7 @@ def covers(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> l
                 continue
             written = {part_of(model, group, Shard(t, ways), Shard(p, pipeline)) for t in range(ways) for p in range(pipeline)}
             cover = sorted(part for part in written if part is not None and overlap(part, own) is not None)
-            if cover not in found:
-                found.append(cover)
+            found.append(cover)
     return found
 
 

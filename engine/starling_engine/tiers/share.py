@@ -16,6 +16,8 @@ from starling_engine.tiers.host import Chunk
 from starling_engine.tiers.orders import FarReport
 from starling_engine.tiers.parts import overlap
 
+PROBES = 4
+"""Chunks of a group with which a layout is tried."""
 REMEMBERED = 65536
 """Chunks of which is known where they were found."""
 
@@ -27,6 +29,8 @@ class GroupShare:
     covers: list[list[Part]]
     planes: int
     run_bytes: int
+    writes: bool = True
+    """Whether it is this rank that writes what several hold alike."""
 
     def shape(self, part: Part) -> tuple[int, int, int, int]:
         """[layers, planes, heads, bytes of a run]."""
@@ -64,12 +68,12 @@ class FarShare:
         return found
 
     def _find_in(self, tier: FarTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
-        """One layout after another, of which most are unlike what anybody wrote: each is tried with one chunk first."""
+        """One layout after another; most are unlike what anybody wrote, so each is tried with a few chunks of each group first."""
         for at in range(max((len(g.covers) for g in self._groups), default=0)):
             missing = [i for i, done in enumerate(found) if not done and at < len(self._groups[chunks[i][0]].covers)]
             if not missing:
                 return
-            if at and not self._has_all(tier, chunks, missing[:1], at)[0]:
+            if at and not any(self._has_all(tier, chunks, _probes(chunks, missing), at)):
                 continue
             for i, has in zip(missing, self._has_all(tier, chunks, missing, at), strict=True):
                 if has:
@@ -118,12 +122,11 @@ class FarShare:
 
     def keep(self, chunk: Chunk, data: memoryview) -> bool:
         """Writes this rank's part to every tier; whether each took it."""
-        covers = self._groups[chunk[0]].covers
-        kept = True
-        for tier in self.tiers if covers else ():
+        share, kept = self._groups[chunk[0]], True
+        for tier in self.tiers if share.covers and share.writes else ():
             began = time.perf_counter()
             try:
-                tier.write(ObjectKey(chunk[1], chunk[0], covers[0][0]), data)
+                tier.write(ObjectKey(chunk[1], chunk[0], share.covers[0][0]), data)
             except FarError:
                 kept = False
             else:
@@ -133,6 +136,15 @@ class FarShare:
     def close(self) -> None:
         for tier in self.tiers:
             tier.close()
+
+
+def _probes(chunks: Sequence[Chunk], missing: list[int]) -> list[int]:
+    """Some of each group, from its first on: of a window, the first ones may be gone that nobody needs."""
+    picked: list[int] = []
+    for group in {chunks[i][0] for i in missing}:
+        own = [i for i in missing if chunks[i][0] == group]
+        picked += own[:: -(-len(own) // PROBES)]
+    return picked
 
 
 def _within(part: Part, whole: Part) -> tuple[slice, slice, slice]:

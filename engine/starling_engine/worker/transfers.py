@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import GroupPages, load_chunk, store_chunk
 from starling_engine.tiers.orders import ChunkAt, Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
@@ -97,20 +99,24 @@ class Transfers:
         _be_nice()
         while True:
             order = self._stores.get()
-            began = time.perf_counter()
-            for move in order.moves:
-                store_chunk(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
-            self._answer(Done(order.job, [True] * len(order.moves), time.perf_counter() - began))
+            self._copy(order, store_chunk)
 
     def _load(self) -> None:
         while True:
             order = self._loads.get()
             with self._stepped:
                 self._stepped.wait_for(lambda after=order.after: self._step >= after)  # type: ignore[misc]
-            began = time.perf_counter()
+            self._copy(order, load_chunk)
+
+    def _copy(self, order: StoreChunks | LoadChunks, copy: Callable[[GroupPages, list[int], int, torch.Tensor], None]) -> None:
+        began, done = time.perf_counter(), True
+        try:
             for move in order.moves:
-                load_chunk(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
-            self._answer(Done(order.job, [True] * len(order.moves), time.perf_counter() - began))
+                copy(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
+        except Exception:
+            logger.exception("chunks could not be copied")
+            done = False
+        self._answer(Done(order.job, [done] * len(order.moves), time.perf_counter() - began))
 
     # ---- between slots and the tiers outside ----
 
@@ -169,4 +175,5 @@ class Transfers:
 def _be_nice() -> None:
     """Linux has a niceness for each thread; elsewhere this would be the whole process's."""
     if hasattr(os, "sched_getaffinity"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STORE_NICENESS)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(STORE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -146,7 +146,7 @@ def test_aborted_while_its_blocks_are_on_their_way() -> None:
     run_one(engine_of(outside=outside), "old", prompt)
     engine = engine_of(outside=outside)
     engine.add("new", prompt, params(3))
-    while not engine.offload.swapping and "LoadChunks" not in {type(o).__name__ for o in engine.tiers.orders}:
+    while "LoadChunks" not in {type(o).__name__ for o in engine.tiers.orders}:
         engine.step()
         engine.tiers.orders += engine.offload.take_orders()
     engine.scheduler.abort("new")
@@ -170,6 +170,70 @@ def test_preempted_requests_go_on(preempt: str) -> None:
         assert computed < 4 * 200 + engine.scheduler.stats.preemptions_total * 100, "only what is no whole chunk is computed again"
 
 
+def test_what_is_being_saved_preempts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that take their time hold blocks that a request is to grow into: it waits for them."""
+    engine = engine_of(block_size=8, num_blocks=60, preempt="recompute")
+    for i in range(2):
+        run_one(engine, f"before {i}", prompt_of(128, i))
+    engine.add("alone", prompt_of(200, 5), params(180))
+    monkeypatch.setattr(engine.tiers, "carry_out", lambda **_: [])
+    for _ in range(100):
+        engine.step()
+    assert engine.kv.num_available < 8, "the device is full of what is being saved"
+    monkeypatch.undo()
+    engine.run()
+    assert engine.outputs["alone"] == expected_output(prompt_of(200, 5), params(180), 0, LENGTH)
+    assert engine.scheduler.stats.preemptions_total == 0
+
+
+def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
+    """The parent has lost its place meanwhile, and both are admitted in one step."""
+    engine = engine_of(block_size=8, num_blocks=150, max_num_seqs=2, preempt="swap")
+    prompt = prompt_of(190)
+    for name, fork_of in (("x", None), ("a/0", None), ("a/1", "a/0")):
+        engine.add(name, prompt_of(20, 1) if name == "x" else prompt, params(40), seed=int(name[-1] == "1"), fork_of=fork_of)
+    for _ in range(8):
+        engine.step()
+    parent = engine.scheduler.requests["a/0"]
+    assert parent.computed > 192 and not engine.scheduler.requests["a/1"].gates
+    engine.offload.swap_out(parent)
+    engine.scheduler._preempt(parent)
+    engine._move()
+    engine.kv.pool.forget_free()
+    engine.scheduler.abort("x")
+    engine.run()
+    assert engine.tiers.counts["LoadChunks"] >= 3
+    for i in range(2):
+        assert engine.outputs[f"a/{i}"] == expected_output(prompt, params(40), i, LENGTH)
+
+
+@pytest.mark.parametrize("window", [40, 100, 200])
+def test_a_window_larger_than_a_step_may_come_from_slots(window: int) -> None:
+    """The device has the beginning, and the end of what slots have needs a whole window of its own."""
+    outside: Outside = {}
+    prompt = prompt_of(390)
+    run_one(engine_of(outside=outside, window=window, num_blocks=200), "old", prompt, 2)
+    engine = engine_of(outside=outside, window=window, num_blocks=60, block_size=16, budget=16)
+    run_one(engine, "beginning", prompt[:200])
+    assert run_one(engine, "all", prompt, 2) >= 320
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_swapped_request_finds_its_chunks(window: int) -> None:
+    engine = engine_of(block_size=8, num_blocks=120, window=window, preempt="swap")
+    engine.add("a", prompt_of(220), params(40))
+    for _ in range(8):
+        engine.step()
+    request = engine.scheduler.requests["a"]
+    engine.offload.swap_out(request)
+    engine.scheduler._preempt(request)
+    engine._move()
+    engine.kv.pool.forget_free()
+    engine.run()
+    assert engine.tiers.counts["LoadChunks"] >= 3
+    assert engine.outputs["a"] == expected_output(prompt_of(220), params(40), 0, LENGTH)
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
@@ -179,6 +243,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(26, 80)) * 16
     fields = {
         "window": data.draw(st.sampled_from([0, 0, 24, 100])),
+        "budget": data.draw(st.sampled_from([24, 128])),
         "depth": data.draw(st.integers(1, 2)),
         "max_num_seqs": data.draw(st.integers(1, 6)),
         "slots": data.draw(st.integers(2, 40)),
@@ -196,8 +261,11 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         for i in range(rng.randint(1, 14)):
             prompt = rng.choice(prefixes)[: rng.randint(1, 250)] + prompt_of(rng.randint(1, 60), rng.randint(0, 5))
             asked, name = params(rng.randint(1, 60)), f"{restart}/{i}"
-            if engine.add(name, prompt, asked, seed=i, priority=rng.randint(0, 2), arrival=float(i)) is None:
-                wanted[name] = (prompt, asked, i)
+            for copy in range(rng.choice([1, 1, 3])):
+                own = f"{name}/{copy}"
+                order = {"priority": rng.randint(0, 2), "arrival": float(i)}
+                if engine.add(own, prompt, asked, seed=i + copy, fork_of=f"{name}/0" if copy else None, **order) is None:
+                    wanted[own] = (prompt, asked, i + copy)
             for _ in range(rng.randint(0, 6)):
                 engine.step()
             if rng.random() < 0.1 and wanted:

@@ -1,0 +1,110 @@
+"""What ranks of one layout keep outside, ranks of any other layout find and put together."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import group_layers
+from starling_engine.layout import ParallelLayout
+from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.models.kv import kv_specs
+from starling_engine.tiers.far import FarCounters, Missing, ObjectKey
+from starling_engine.tiers.outside import group_shares
+from starling_engine.tiers.share import FarShare, GroupShare
+
+MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
+NAMES = [bytes([i]) * 32 for i in range(4)]
+
+
+class Shelf:
+    """A tier outside in memory."""
+
+    name = "shelf"
+
+    def __init__(self) -> None:
+        self.counters = FarCounters()
+        self.objects: dict[ObjectKey, bytes] = {}
+        self.writes = 0
+
+    def find(self, keys: list[ObjectKey]) -> list[bool]:
+        return [key in self.objects for key in keys]
+
+    def read(self, key: ObjectKey, into: memoryview) -> None:
+        if key not in self.objects:
+            raise Missing(key)
+        into[:] = self.objects[key]
+
+    def write(self, key: ObjectKey, data: memoryview) -> None:
+        self.writes += 1
+        self.objects[key] = bytes(data)
+
+    def close(self) -> None: ...
+
+
+def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
+    model = load_model_config(MODEL)
+    pattern = tuple(itertools.islice(itertools.cycle(windows), layers))
+    return replace(model, num_layers=layers, num_heads=8, num_kv_heads=heads, head_dim=4, windows=pattern)
+
+
+def worker_of(layout: ParallelLayout, rank: int) -> WorkerConfig:
+    return WorkerConfig(
+        model_path=str(MODEL),
+        load_format="auto",
+        device="cpu",
+        dtype="float32",
+        seed=0,
+        max_model_len=256,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        block_size=16,
+        kv_cache_memory_bytes=None,
+        memory_fraction=0.5,
+        attention_backend="auto",
+        num_threads=1,
+        layout=layout,
+        rank=rank,
+    )
+
+
+def shares(model: ModelConfig, layout: ParallelLayout) -> list[list[GroupShare]]:
+    return [group_shares(model, worker_of(layout, rank)) for rank in range(layout.world_size)]
+
+
+def own(share: GroupShare, whole: np.ndarray) -> np.ndarray:
+    part = share.covers[0][0]
+    return np.ascontiguousarray(whole[part.first_layer : part.end_layer, :, part.first_head : part.end_head])
+
+
+@pytest.mark.parametrize(
+    "layers, heads, windows", [(4, 2, (0,)), (12, 4, (0, 64, 64, 64)), (10, 4, (64, 64, 64, 64, 64, 0)), (9, 1, (0, 64))]
+)
+def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows: tuple[int, ...]) -> None:
+    model = model_of(layers, heads, windows)
+    layouts = [ParallelLayout(pipeline=p, tensor=t) for p in (1, 2, 4) for t in (1, 2, 4) if t <= heads or t % heads == 0]
+    groups = group_layers(kv_specs(model, 16, 4))
+    rng = np.random.default_rng(0)
+    run_bytes = 64 * 4 * 4
+    whole = [[rng.integers(0, 256, (len(g.layers), 2, heads, run_bytes), np.uint8) for _ in NAMES] for g in groups]
+    for writer, reader in itertools.product(layouts, layouts):
+        shelf = Shelf()
+        for rank in shares(model, writer):
+            share = FarShare([shelf], rank)
+            for group, name in itertools.product(range(len(groups)), range(len(NAMES))):
+                if rank[group].covers and (group or name or not windows[0]):  # a window's first chunk is gone
+                    assert share.keep((group, NAMES[name]), own(rank[group], whole[group][name]).reshape(-1).data)
+        assert shelf.writes == len(shelf.objects), "what several ranks hold alike is written by one"
+        for rank in shares(model, reader):
+            share = FarShare([shelf], rank)
+            chunks = [(group, name) for group in range(len(groups)) for name in range(len(NAMES))]
+            found = share.find([(group, NAMES[name]) for group, name in chunks])
+            for (group, name), has in zip(chunks, found, strict=True):
+                assert has == (not rank[group].covers or bool(group or name or not windows[0])), (writer, reader, group, name)
+                if has and rank[group].covers:
+                    expected = own(rank[group], whole[group][name])
+                    into = bytearray(expected.nbytes)
+                    assert share.fetch((group, NAMES[name]), memoryview(into))
+                    assert bytes(into) == expected.tobytes()
