@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
 from typing import TypeVar
 
 import pytest
@@ -23,13 +25,19 @@ Join = Callable[[str, int, int], Communicator]
 """(name of the group, this rank in it, its ranks) -> their communicator."""
 
 
+JOIN_SECONDS = 20.0
+"""To find the store, on a machine that does other things too."""
+
+
 def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: float = 20.0) -> list[T]:
-    """What `work` gives for each rank. The first error that one raises is raised."""
-    store = serve_store("127.0.0.1", timeout)
+    """What `work` gives for each rank. The first error that one raises is raised. `timeout` is that of the groups they join."""
+    store = serve_store("127.0.0.1", JOIN_SECONDS)
     place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", timeout)
+    together = Barrier(count, timeout=JOIN_SECONDS)
 
     def rank(index: int) -> T:
-        mine = join_store(place)
+        mine = join_store(replace(place, timeout=JOIN_SECONDS))
+        together.wait()
 
         def join(name: str, at: int, of: int) -> Communicator:
             if of == 1:
