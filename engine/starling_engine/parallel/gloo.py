@@ -1,6 +1,8 @@
 """Ranks that talk through gloo, over TCP: on one machine or many, on CPUs."""
 
+import ctypes
 import datetime
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -20,13 +22,27 @@ MAX_SENT = 4
 """Tensors that may be on their way to other ranks at once."""
 
 
+@functools.cache
+def _look_up_no_names() -> None:
+    """For this process, whose ranks have addresses: names are those of /etc/hosts alone.
+
+    TCPStore looks up the name of whoever connects, to say it in its log, and waits as long as the network's resolver does: five
+    seconds for each answer that is lost. https://github.com/pytorch/pytorch/issues/159007
+    """
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # the GNU C library's
+    if configure is not None:
+        configure(b"hosts", b"files")
+
+
 def serve_store(host: str, timeout: float) -> TCPStore:
     """The store itself, on a free port of `host`. It lives as long as the object."""
+    _look_up_no_names()
     return TCPStore(host, 0, is_master=True, timeout=datetime.timedelta(seconds=timeout), wait_for_workers=False)
 
 
 def join_store(rendezvous: Rendezvous) -> TCPStore:
     """Raises RankLost when nobody serves it, or whoever does has stopped: then TCPStore itself would wait for ever."""
+    _look_up_no_names()
     joined: SimpleQueue[TCPStore | DistError] = SimpleQueue()
     Thread(target=_join_store, args=(rendezvous, joined.put), name="rendezvous", daemon=True).start()
     place = f"no rendezvous at {rendezvous.host}:{rendezvous.port}"

@@ -33,14 +33,13 @@ class StoreAddress:
     def __str__(self) -> str:
         return f"{self.master}:{self.port}"
 
-    def own_host(self) -> str:
-        """`host`, or the address from which this machine would speak to the master. Raises OSError where its name has none."""
-        if self.host is not None:
-            return self.host
-        family, _, _, _, target = socket.getaddrinfo(self.master, self.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # of a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
+
+def own_host(master: str, port: int) -> str:
+    """The address from which this machine would speak to the master. Raises OSError where its name has none."""
+    family, _, _, _, target = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # of a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def parse_address(url: str) -> StoreAddress:

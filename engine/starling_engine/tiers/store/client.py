@@ -54,7 +54,7 @@ class StoreClient:
     def __init__(self, address: StoreAddress, on_end: Callable[[], None]) -> None:
         """Start it in a thread that lives longer than the helper is to. `on_end` is called, in another, when it has ended.
 
-        Raises OSError where there can be no helper: no address leads to the master, or this machine is out of something.
+        Raises OSError where there can be no helper: this machine is out of something.
         """
         self.ready = threading.Event()
         """Set as well when it never will be: see `failure`."""
@@ -73,7 +73,7 @@ class StoreClient:
         self._start(address)
 
     def _start(self, address: StoreAddress) -> None:
-        setup = Setup(address.own_host(), address.metadata, address.segment, self._size, address.master, address.port)
+        setup = Setup(address.host, address.metadata, address.segment, self._size, address.master, address.port)
         memory = os.memfd_create("starling-store")
         os.ftruncate(memory, self._size)
         self._map = mmap.mmap(memory, self._size)

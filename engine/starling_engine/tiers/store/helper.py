@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from starling_engine.child import die_with_parent
+from starling_engine.tiers.store.address import own_host
 from starling_engine.tiers.store.messages import (
     LATE,
     PACKET,
@@ -60,8 +61,9 @@ class Helper:
         """Waits until there is a master: the library, by itself, would go on trying for a minute and a half."""
         setup = self._setup
         self._await_master()
+        host = setup.host or own_host(setup.master, setup.port)
         code = self._store.setup(
-            setup.host, setup.metadata, setup.segment, LIBRARY_BUFFER, "tcp", "", f"{setup.master}:{setup.port}"
+            host, setup.metadata, setup.segment, LIBRARY_BUFFER, "tcp", "", f"{setup.master}:{setup.port}"
         ) or self._store.register_buffer(self._base, self._size)
         if code:
             self.send(Failed(f"it answers {code} to a new client"))

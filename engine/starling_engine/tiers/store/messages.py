@@ -24,7 +24,7 @@ PACKET = 1 << 17
 class Setup(msgspec.Struct, tag="setup"):
     """`memory` bytes are in the file that the helper inherits, mapped by both; the rest as in `StoreAddress`."""
 
-    host: str
+    host: str | None
     metadata: str
     segment: int
     memory: int
