@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from starling_engine.kv.manager import Holding, KVManager
+from starling_engine.kv.manager import Holding, KVManager, agreed_length
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.host import Chunk
 
@@ -23,14 +23,7 @@ class ChunkMap:
 
     def longest(self, names: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
         """The most chunks of a prefix, of which the device has the first ones, that all groups have, as far as they need them."""
-        length = len(names)
-        while True:
-            agreed = length
-            for group in self.groups:
-                agreed = self._group_length(group, names, first, agreed, has)
-            if agreed == length:
-                return length
-            length = agreed
+        return agreed_length(self.groups, len(names), lambda group, limit: self._group_length(group, names, first, limit, has))
 
     def _group_length(self, group: int, names: list[bytes], first: int, limit: int, has: Callable[[Chunk], bool]) -> int:
         while limit > first:

@@ -4,7 +4,7 @@ A sequence is admitted only when the pool can hold all of its known tokens. What
 two half-prefilled prompts never wait for each other; only growth by new output tokens can run out of blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from starling_engine.kv.events import EventLog
@@ -33,6 +33,17 @@ class Holding:
     @property
     def num_blocks(self) -> int:
         return len(self.tables[0])
+
+
+def agreed_length(groups: Iterable[int], limit: int, longest: Callable[[int, int], int]) -> int:
+    """The largest length that all groups have; `longest(group, limit)` is one group's that is at most `limit`."""
+    while True:
+        agreed = limit
+        for group in groups:
+            agreed = longest(group, agreed)
+        if agreed == limit:
+            return limit
+        limit = agreed
 
 
 class KVManager:
@@ -92,14 +103,9 @@ class KVManager:
             return [[] for _ in self.groups]
         holding.chain.extend(tokens, len(tokens))
         names = holding.chain.names[: (len(tokens) - 1) // self.block_size]
-        length = len(names)
-        while True:
-            agreed = length
-            for group in range(len(self.groups)):
-                agreed = self._hit_length(group, names, agreed)
-            if agreed == length:
-                return [self._hit_table(group, names[:length]) for group in range(len(self.groups))]
-            length = agreed
+        groups = range(len(self.groups))
+        length = agreed_length(groups, len(names), lambda group, limit: self._hit_length(group, names, limit))
+        return [self._hit_table(group, names[:length]) for group in groups]
 
     def _hit_length(self, group: int, names: list[bytes], limit: int) -> int:
         """The largest length <= limit, in blocks, of which the group has all that a next token would read."""

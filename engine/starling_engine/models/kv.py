@@ -12,8 +12,13 @@ def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
     """The groups of all layers, so that block tables are the same on every rank; in each, the layers that this rank holds."""
     place, layout = config.layout.coordinates(config.rank), config.layout
     own = stage_layers(model, Shard(place.pp, layout.pipeline))
-    specs = kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype], Shard(place.tp, layout.tensor))
-    return [KVGroup(group.spec, tuple(i for i in group.layers if i in own)) for group in group_layers(specs)]
+    groups = whole_groups(model, config, Shard(place.tp, layout.tensor))
+    return [KVGroup(group.spec, tuple(i for i in group.layers if i in own)) for group in groups]
+
+
+def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
+    """The groups with the layers of all stages, of the heads that `tensor` holds."""
+    return group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype], tensor))
 
 
 def stage_layers(model: ModelConfig, stage: Shard) -> range:

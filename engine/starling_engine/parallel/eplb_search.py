@@ -1,21 +1,18 @@
 """Looks for a better placement of experts beside what serves."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from starling_engine.niceness import be_nice
 from starling_engine.parallel.eplb import rebalance
 from starling_engine.parallel.expert_load import Ints, as_holds, evenness, rank_loads
 from starling_engine.parallel.placement import Placement
 
 logger = logging.getLogger("starling.parallel")
-
-NICENESS = 10
-"""Of the thread that searches: steps go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Search:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+        be_nice()
         try:
             self.found = self._look()
         except Exception:

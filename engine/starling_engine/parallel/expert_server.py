@@ -1,7 +1,6 @@
 """Experts for other ranks: each rank sends those that it holds, as it keeps them, to ranks that are to hold them too."""
 
 import logging
-import os
 import threading
 from collections.abc import Mapping
 
@@ -10,11 +9,10 @@ import zmq
 
 from starling_engine.core.listening import listen
 from starling_engine.layers.experts import Experts
+from starling_engine.niceness import be_nice
 
 logger = logging.getLogger("starling.parallel")
 
-NICENESS = 10
-"""Of the thread that sends, and of ZeroMQ's: steps go first."""
 PIECE = 1 << 18
 """Bytes of an answer. Between two of them whatever else wants the interpreter gets it."""
 
@@ -62,7 +60,7 @@ class ExpertServer:
         self._thread.join()
 
     def _run(self, host: str) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+        be_nice()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its threads are as nice as who makes its first socket
         socket = self._context.socket(zmq.ROUTER)
         try:

@@ -1,7 +1,6 @@
 """Experts on the move: a rank loads what a new placement gives it while it serves, and changes over between two steps."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ import torch
 from starling_engine.epoch import Loaded
 from starling_engine.errors import EpochFailed
 from starling_engine.layers.experts import Experts
+from starling_engine.niceness import be_nice
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.expert_peers import FindPeers, FromPeers
 from starling_engine.parallel.expert_ranks import ExpertRanks
@@ -19,9 +19,6 @@ from starling_engine.parallel.placement import Placement
 from starling_engine.weights.slot import WeightSource
 
 logger = logging.getLogger("starling.parallel")
-
-NICENESS = 10
-"""Of the thread that loads: steps go first."""
 
 
 class ExpertLoading:
@@ -46,7 +43,7 @@ class ExpertLoading:
         self._thread.join()
 
     def _run(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: ExpertSource) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+        be_nice()
         try:
             with torch.inference_mode():
                 for row, wanted in missing.items():

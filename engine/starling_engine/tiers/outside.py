@@ -1,9 +1,8 @@
 """Opens the tiers that outlive the engine, as a rank's configuration names them."""
 
 from starling_engine.config import TiersConfig, WorkerConfig
-from starling_engine.kv.spec import group_layers
 from starling_engine.models.config import ModelConfig
-from starling_engine.models.kv import DTYPE_BYTES, kv_specs
+from starling_engine.models.kv import whole_groups
 from starling_engine.parallel.shard import Shard
 from starling_engine.tiers.far import CHUNK, FarTier
 from starling_engine.tiers.fingerprint import fingerprint_of
@@ -31,7 +30,7 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
     """What one rank holds of each KV group's chunks, in the layout of objects."""
     place, layout = config.layout.coordinates(config.rank), config.layout
     tensor, stage = Shard(place.tp, layout.tensor), Shard(place.pp, layout.pipeline)
-    groups = group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype]))
+    groups = whole_groups(model, config)
     planes = 1 if model.mla else 2
     shares = []
     for group in groups:

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.kv.spec import group_layers
 from starling_engine.ledger import GIB, amount, block_bytes
 from starling_engine.models.config import ModelConfig
-from starling_engine.models.kv import DTYPE_BYTES, kv_groups, kv_specs
+from starling_engine.models.kv import kv_groups, whole_groups
 from starling_engine.tiers.far import CHUNK
 
 
@@ -21,7 +20,7 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
     """Slots of every rank's CPU tier. Raises ConfigError when not even one request's last chunks would fit."""
     assert config.tiers is not None
     size = chunk_bytes(model, config)
-    groups = len(group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype])))
+    groups = len(whole_groups(model, config))
     slots = config.tiers.cpu_bytes // size
     if slots < groups:
         raise ConfigError(
@@ -32,6 +31,6 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
 
 def passage_bytes(model: ModelConfig, config: WorkerConfig) -> int:
     """Host memory that tiers outside need to pass through, where there is no CPU tier: that of the longest request, up to 1 GiB."""
-    groups = len(group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype])))
+    groups = len(whole_groups(model, config))
     size = chunk_bytes(model, config)
     return max(groups * size, min(GIB, -(-config.max_model_len // CHUNK) * groups * size))

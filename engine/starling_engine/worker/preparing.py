@@ -1,6 +1,5 @@
 """Makes the next epoch ready beside the one that serves."""
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +9,8 @@ from queue import SimpleQueue
 import zmq
 
 from starling_engine.epoch import EpochPlan
+from starling_engine.niceness import be_nice
 from starling_engine.worker.lockstep import Epoch
-
-NICENESS = 10
-"""What prepares gives way to what serves."""
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ class Preparer:
         return wanted
 
     def _run(self, preparation: Preparation) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        be_nice()
         began = time.monotonic()
         try:
             preparation.epoch = self._make(preparation.plan, lambda: preparation.cancelled)

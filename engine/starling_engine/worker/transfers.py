@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from starling_engine.niceness import be_nice
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import GroupPages, load_chunk, store_chunk
 from starling_engine.tiers.orders import ChunkAt, Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
@@ -21,8 +21,6 @@ FAR_THREADS = 8
 """Reads and writes of the tiers outside that go on at once."""
 READ, WRITE = 0, 1
 """Reads come first: a request waits for them."""
-STORE_NICENESS = 10
-"""Of threads for which nobody waits, where the system has it for each thread."""
 
 
 class FarJob:
@@ -96,7 +94,7 @@ class Transfers:
     # ---- between pages and slots ----
 
     def _store(self) -> None:
-        _be_nice()
+        be_nice()
         while True:
             order = self._stores.get()
             self._copy(order, store_chunk)
@@ -170,10 +168,3 @@ class Transfers:
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()
-
-
-def _be_nice() -> None:
-    """Linux has a niceness for each thread; elsewhere this would be the whole process's."""
-    if hasattr(os, "sched_getaffinity"):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(STORE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
