@@ -76,9 +76,16 @@ def test_a_killed_operator_is_replaced(service: MakeService, kubectl: Kubectl) -
 
 
 def acting(operators: Kubectl) -> Manifest:
-    """The pod of the operator that holds the Lease."""
-    (lease,) = [one for one in operators.find("leases") if "starling" in one["metadata"]["name"]]
-    (pod,) = [pod for pod in operators.find("pods") if pod["metadata"]["name"] in lease["spec"]["holderIdentity"]]
+    """The pod of the operator that holds the Lease; after a kill the Lease names a pod that is gone, until it runs out."""
+    held: list[Manifest] = []
+
+    def is_held() -> bool:
+        holders = [lease["spec"]["holderIdentity"] for lease in operators.find("leases") if "starling" in lease["metadata"]["name"]]
+        held[:] = [pod for pod in operators.find("pods") if any(pod["metadata"]["name"] in holder for holder in holders)]
+        return bool(held)
+
+    wait_until("an operator holds the Lease", is_held, 60)
+    (pod,) = held
     return pod
 
 

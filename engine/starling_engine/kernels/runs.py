@@ -1,0 +1,28 @@
+"""Where Triton's kernels run. Imports neither torch nor triton."""
+
+import importlib.util
+import os
+from typing import Protocol
+
+INTERPRETED = "TRITON_INTERPRET"
+"""Triton's own variable: with 1, set before a kernel is imported, it runs as numpy on CPU tensors, for tests."""
+
+
+class Device(Protocol):
+    """A torch.device, of which only the type matters."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def triton_runs(device: Device) -> bool:
+    """Whether kernels of this room take tensors of `device`: on CUDA, and on a CPU in the interpreter."""
+    return why_not_triton(device) is None
+
+
+def why_not_triton(device: Device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRETED) == "1"):
+        return None
+    return f"Triton's kernels run on a {device.type} only in its interpreter ({INTERPRETED}=1), for tests"
