@@ -25,6 +25,10 @@ class Platform(Protocol):
         """Threads for the work on the CPU."""
         ...
 
+    def keep_scratch(self) -> None:
+        """Called once what stays has been allocated: from now on memory that a step frees is kept for the next one."""
+        ...
+
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raises ConfigError for a dtype that this device cannot compute in."""
         ...

@@ -129,6 +129,7 @@ class Worker:
                 assert self._answer is not None, "somebody has to hear of what has moved"
                 self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
         with self._phase("warm up"):
+            platform.keep_scratch()
             self._warm_up(groups)
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
 
