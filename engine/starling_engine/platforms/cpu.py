@@ -8,6 +8,7 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cgroup import cpu_limit, read_limits
+from starling_engine.platforms.queue import DeviceQueue
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -21,6 +22,9 @@ class CpuPlatform:
     name = "cpu"
     # The planner would take the core that the model computes on.
     async_scheduling = False
+    memory_fraction = 0.5
+    shared_memory = True
+    queue: DeviceQueue | None = None
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

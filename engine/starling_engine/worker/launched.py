@@ -1,0 +1,40 @@
+"""Steps that have been given to a device."""
+
+from typing import Protocol
+
+from starling_engine.step import StepPlan, StepResult
+
+
+class Launched(Protocol):
+    """A step on its way."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `finish` returns at once."""
+        ...
+
+    def finish(self) -> StepResult:
+        """Waits for the device. Called once, by any thread, for one step after the other. Raises what went wrong there."""
+        ...
+
+
+class Runner(Protocol):
+    """Steps are launched in the order of their plans, by one thread."""
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Raises what goes wrong before the device has it."""
+        ...
+
+    def free_slot(self, slot: int) -> None: ...
+
+
+class Finished:
+    """A step whose result is there already."""
+
+    ready = True
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def finish(self) -> StepResult:
+        return self._result
