@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cgroup import cpu_limit
-from starling_engine.platforms.queue import Mark, Replay
+from starling_engine.platforms.queue import DeviceQueue, Mark, Replay
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BF16_CAPABILITY = (8, 0)
@@ -27,7 +27,7 @@ class CudaPlatform:
             raise ConfigError(f"rank {index} of this node has no GPU of its own: torch sees {count}", "device")
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self.queue = CudaQueue(self.device)
+        self.queue: DeviceQueue | None = CudaQueue(self.device)
 
     def total_memory(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[1])
@@ -65,7 +65,7 @@ class CudaQueue:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return _CudaMark(event)
 

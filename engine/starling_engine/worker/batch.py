@@ -49,8 +49,8 @@ class StepInputs:
 class Gathered:
     """One step of R rows and T tokens, flat, as the host has it.
 
-    slots [R], ids [T] int32 and positions [T], targets[g] [T] where each token's keys and values go in KV group g, query_end [R] one
-    past each row's last token, ends [R] the position after it, longest the most tokens of a row.
+    slots [R], ids [T] int32 and positions [T]; targets[g] [T], where each token's keys and values go in KV group g; query_end [R],
+    one past each row's last token, and ends [R], the position after it; longest, the most tokens of a row.
     """
 
     slots: Ints

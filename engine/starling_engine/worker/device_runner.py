@@ -24,7 +24,7 @@ from starling_engine.worker.graphs import Graphs
 from starling_engine.worker.launched import Launched
 from starling_engine.worker.pinned import PinnedRing
 from starling_engine.worker.sampler import add_logprobs, adjust_rows, token_rows
-from starling_engine.worker.special import Model, Special
+from starling_engine.worker.special import Model, NoModel, Special
 from starling_engine.worker.stage import StageLink
 from starling_engine.worker.step_buffer import Host, Shape, StepBuffer, StepFields
 
@@ -88,7 +88,6 @@ class DeviceRunner:
         max_tokens: int,
         recorded: bool,
     ) -> None:
-        self._model = model
         self._kv = kv
         self._groups = groups
         self._batch = batch
@@ -98,8 +97,9 @@ class DeviceRunner:
         self._queue = queue
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._place = {layer: at for at, layer in enumerate(sorted(self._group_of))}
-        self._special = Special(model, batch)
+        self._use(model)
         device, rows = kv[0].device, len(batch.occupants)
+        self._max_tokens = max_tokens
         self._padding = rows
         """The slot of rows that only fill a step up."""
         self._tables = DeviceTables(batch, queue, device)
@@ -148,13 +148,31 @@ class DeviceRunner:
                 self._graphs.run(shape, self._work(self._padded(shape), shape))
                 self._tick()
 
-    def forget_graphs(self) -> None:
-        """Memory has moved. Steps are recorded anew as they come."""
+    def on_sleep(self) -> None:
+        self._use(NoModel())
+        self._hidden = None
         if self._graphs is not None:
             self._graphs.forget()
 
-    def run_largest(self, tokens: int, rows: int) -> None:
-        """The most that a step can compute, with nothing of it kept: for its memory to be measured."""
+    def on_wake(self, model: Model) -> None:
+        """Steps are recorded anew as they come: nobody who wakes the engine waits for that."""
+        self._use(model)
+
+    def _use(self, model: Model) -> None:
+        self._model = model
+        self._special = Special(model, self._batch)
+
+    def peak_bytes(self) -> int | None:
+        """Memory that steps take besides weights and cache; None where it cannot be measured."""
+        largest = self._queue.peak_bytes(partial(self._run_largest, self._max_tokens, self._padding))
+        if largest is None or self._graphs is None:
+            return largest
+        # Recorded steps have memory of their own, which all of them share.
+        top = self._graphs.shapes[0].tokens
+        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._padding))) or 0)
+
+    def _run_largest(self, tokens: int, rows: int) -> None:
+        """A step of padding alone, all rows of which are sampled from."""
         hidden = self._forward(self._padded(Shape(tokens, 1)), None, tokens, None)
         self._head(self._padded(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
 

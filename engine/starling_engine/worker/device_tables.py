@@ -1,8 +1,7 @@
 """The block tables of all slots on the device: told of new blocks alone."""
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from starling_engine.platforms.queue import DeviceQueue
@@ -14,7 +13,7 @@ UPLOAD_BYTES = 1 << 18
 
 
 class DeviceTables:
-    """`tables[g]` [max_num_seqs + 1, width] int32 mirrors the batch's of KV group g. The last row is that of padding: block 0 alone."""
+    """`tables[g]` [max_num_seqs + 1, width] int32 mirrors the batch's of KV group g. The last row is padding's: block 0 alone."""
 
     def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device) -> None:
         rows, width = batch.tables[0].shape
@@ -22,8 +21,8 @@ class DeviceTables:
         self._width = width
         self._uploads = Uploads(queue, device, UPLOAD_BYTES)
 
-    def apply(self, plan: StepPlan, lengths: Sequence[Sequence[int]]) -> None:
-        """What the plan says is new. `lengths[g][slot]` is how many blocks a slot of group g has with that."""
+    def apply(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
+        """What the plan says is new. `lengths[g, slot]` is how many blocks a slot has in group g with that."""
         for group, table in enumerate(self.tables):
             added = [(new.slot, new.blocks[group]) for new in plan.new]
             added += [(append.slot, append.blocks) for append in plan.appends if append.group == group]
@@ -36,7 +35,7 @@ class DeviceTables:
             sent = self._uploads.send(np.concatenate((places, flat)))
             table.view(-1).index_copy_(0, sent[: len(flat)], sent[len(flat) :].int())
 
-    def _places(self, added: list[tuple[int, list[int]]], lengths: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _places(self, added: list[tuple[int, list[int]]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where each of the blocks goes in the flat table. Of a slot's several pieces the last one ends at its length."""
         ends = {slot: int(lengths[slot]) for slot, _ in added}
         firsts: list[int] = []

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.special import Model
 
 
 class Launched(Protocol):
@@ -26,6 +27,14 @@ class Runner(Protocol):
         ...
 
     def free_slot(self, slot: int) -> None: ...
+
+    def on_sleep(self) -> None:
+        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
+        ...
+
+    def on_wake(self, model: Model) -> None:
+        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same."""
+        ...
 
 
 class Finished:

@@ -11,7 +11,7 @@ from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.worker.batch import InputBatch, StepInputs
 from starling_engine.worker.launched import Finished, Launched
 from starling_engine.worker.sampler import Sampler
-from starling_engine.worker.special import Model, Special
+from starling_engine.worker.special import Model, NoModel, Special
 from starling_engine.worker.stage import StageLink
 
 
@@ -28,7 +28,7 @@ class ModelRunner:
         tick: Callable[[], None],
         link: StageLink,
     ) -> None:
-        self._model = model
+        self._model: Model = model
         self._kv = kv
         self._groups = groups
         self._batch = batch
@@ -64,6 +64,21 @@ class ModelRunner:
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
+
+    def on_sleep(self) -> None:
+        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
+        self._use(NoModel())
+
+    def on_wake(self, model: Model) -> None:
+        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same.
+
+        What a device is to replay has to be recorded anew, best when it is first wanted: whoever wakes the engine waits for this.
+        """
+        self._use(model)
+
+    def _use(self, model: Model) -> None:
+        self._model = model
+        self._special = Special(model, self._batch)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:

@@ -1,6 +1,6 @@
 """What some requests want of the hidden states of their prompts: log probabilities, or a vector."""
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,15 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+class NoModel:
+    """In the model's place while there is none."""
+
+    def forward(self, *_: object) -> NoReturn:
+        raise AssertionError("no step is planned for a core that sleeps")
+
+    logits = forward
+
+
 class Special:
     """Reads from the device what it gives, and so waits for it."""
 
@@ -29,7 +38,7 @@ class Special:
         self._batch = batch
 
     def serve(self, plan: StepPlan, last_token: npt.NDArray[np.int64], hidden: torch.Tensor, rows: list[RowResult]) -> None:
-        """Fills in `rows`. `hidden` [T, hidden_size] is of all the step's tokens, `last_token[r]` the index of each row's last one."""
+        """Fills in `rows`. `hidden` [T, hidden_size] is of all tokens, `last_token[r]` the index of each row's last one."""
         for r, slot in enumerate(plan.slots):
             if slot not in self._batch.special:
                 continue

@@ -31,7 +31,9 @@ class StageLink:
         shard = self._stages.shard
         if shard.first:
             return None
-        return self._stages.receive(torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device), shard.index - 1)
+        return self._stages.receive(
+            torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device), shard.index - 1
+        )
 
     def send(self, hidden: torch.Tensor) -> None:
         """[T, hidden_size] to the next stage."""
