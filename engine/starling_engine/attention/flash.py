@@ -14,6 +14,7 @@ class FlashAttention:
     """bf16 or fp16, heads of at most 256 elements. Waits for the device, so that its steps are not captured. See `AttentionBackend`."""
 
     name = "flash_attn"
+    capturable = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
@@ -35,9 +36,7 @@ class FlashAttention:
         return out.flatten(1)
 
 
-def gather(
-    kv: torch.Tensor, meta: AttentionMetadata, window: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def gather(kv: torch.Tensor, meta: AttentionMetadata, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Keys and values [N, KVH, D] that some query sees, where each sequence's begin in them [S + 1] int32, and the most of one.
 
     What lies before the window is left out: its pages may hold anything by now. Causality counts from the end, so that is no matter.

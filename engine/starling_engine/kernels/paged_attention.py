@@ -42,10 +42,9 @@ def _rows_of(pages, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr
     pointers = pages + at[:, None] + dims[None, :]
     if MASKED:
         return tl.load(pointers, mask=here[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    elif dims.shape[0] != HEAD_DIM:
+    if dims.shape[0] != HEAD_DIM:
         return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    else:
-        return tl.load(pointers)
+    return tl.load(pointers)
 
 
 @triton.jit

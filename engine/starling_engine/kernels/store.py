@@ -1,6 +1,5 @@
 """What happens between the projection of queries, keys and values and attention, in one pass over them."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -51,7 +51,7 @@ class CudaPlatform:
             raise ConfigError(f"{torch.cuda.get_device_name(self.device)} has no bfloat16; possible: float16, float32", "dtype")
 
     def attention_backends(self) -> tuple[str, ...]:
-        return ("triton", "torch")
+        return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
 
 
 class CudaQueue:

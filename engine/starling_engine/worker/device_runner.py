@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kernels.attention_plan import common_prefix
 from starling_engine.kv.spec import KVGroup
 from starling_engine.models.context import ForwardContext
 from starling_engine.platforms.queue import DeviceQueue, Mark
@@ -29,6 +30,10 @@ from starling_engine.worker.stage import StageLink
 from starling_engine.worker.step_buffer import Host, Shape, StepBuffer, StepFields
 
 Fields = StepFields[torch.Tensor]
+
+CASCADE_ROWS = 8
+CASCADE_BYTES = 16 << 30
+"""Of the cache, read by one step: about the time in which the host launches the kernels of a step one by one."""
 
 
 class OnDevice:
@@ -181,9 +186,9 @@ class DeviceRunner:
     def _run(self, plan: StepPlan, step: Gathered, sampled: list[int]) -> None:
         tokens, count = len(step.ids), len(sampled)
         decode = step.longest == 1 and count == tokens
-        graphs = self._graphs if self._link.alone else None
-        shape = None
-        if graphs is not None:
+        shared = self._shared(step)
+        graphs, shape = self._graphs, None
+        if graphs is not None and not shared:
             shape = graphs.decode(tokens) if decode else graphs.mixed(tokens, len(step.slots))
         if graphs is not None and shape is not None:
             fields = self._send(plan, step, sampled, shape)
@@ -196,7 +201,7 @@ class DeviceRunner:
         fields = self._send(plan, step, sampled, Shape(tokens, len(step.slots)))
         arrived = self._link.receive(tokens)
         rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
-        hidden = self._forward(fields, rows, step.longest, arrived)
+        hidden = self._forward(fields, rows, step.longest, arrived, shared)
         if count:
             self._head(_first(fields, count), hidden)
 
@@ -230,11 +235,25 @@ class DeviceRunner:
             self._hidden = torch.empty_like(hidden)
         self._hidden.copy_(hidden)
 
-    def _forward(self, f: Fields, rows: torch.Tensor | None, longest: int, arrived: torch.Tensor | None) -> torch.Tensor:
+    def _shared(self, step: Gathered) -> int:
+        """Leading blocks that all rows share, where to read them once for all saves more than a recorded step does."""
+        rows, size = len(step.slots), self._groups[0].spec.block_size
+        full = [g for g, group in enumerate(self._groups) if not group.spec.window]
+        if rows < CASCADE_ROWS or not full or len(set(self._batch.tables[full[0]][step.slots, 0])) > 1:
+            return 0
+        computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
+        width = int(computed.min()) // size
+        shared = min(common_prefix(self._batch.tables[g][step.slots, :width], computed, size) for g in full)
+        page_bytes = sum(len(self._groups[g].layers) * self._groups[g].spec.page_bytes for g in full)
+        return shared if shared * (rows - 1) * page_bytes > CASCADE_BYTES or self._graphs is None else 0
+
+    def _forward(
+        self, f: Fields, rows: torch.Tensor | None, longest: int, arrived: torch.Tensor | None, shared: int = 0
+    ) -> torch.Tensor:
         f.ids.index_copy_(0, f.feed_at, self._last.index_select(0, f.feed_slots))
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
-            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest)
+            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared)
             for g, table in enumerate(tables)
         ]
         per_layer = [metadata[self._group_of[layer]] for layer in self._place]

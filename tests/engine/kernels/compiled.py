@@ -84,6 +84,8 @@ def _look(kernel: Any) -> Compiled:
     from triton import knobs
 
     cubin = next(path for path in kernel.metadata_group.values() if path.endswith(".cubin"))
-    usage = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True)
+    usage = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+    )
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage.stdout)[1]) for word in ("REG", "STACK"))
     return Compiled(kernel.metadata.name, kernel.metadata.shared, registers, stack, kernel.asm["ptx"])

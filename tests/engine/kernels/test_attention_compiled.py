@@ -87,5 +87,3 @@ def test_decode_reads_the_cache_sixteen_bytes_at_a_time() -> None:
     decode, merge = kernels
     assert "cp.async.cg.shared.global" in decode.ptx
     assert "ld.global.v4" in merge.ptx
-
-

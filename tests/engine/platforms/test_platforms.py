@@ -15,7 +15,8 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_the_cpu_is_chosen(device: str) -> None:
+def test_the_cpu_is_chosen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     platform = select_platform(device)
     assert platform.name == "cpu" and platform.device == torch.device("cpu")
     assert not platform.async_scheduling
@@ -26,8 +27,8 @@ def test_the_cpu_is_chosen(device: str) -> None:
     ("device", "present", "words"),
     [
         ("cuda", False, "torch finds no CUDA device here; possible: cpu"),
-        ("cuda", True, "not supported in this release; possible: cpu"),
-        ("tpu", False, "'tpu' is not known; possible: auto, cpu"),
+        ("interpreter", False, "only in its interpreter .TRITON_INTERPRET=1., for tests"),
+        ("tpu", False, "'tpu' is not known; possible: auto, cpu, cuda, interpreter"),
     ],
 )
 def test_a_device_that_cannot_be_had_is_refused(device: str, present: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
