@@ -195,13 +195,13 @@ def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 
 
 def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
-    """A chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`; the layers may be on a device."""
+    """A chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
     _, runs, run_bytes = layers[0].shape
     size = len(layers) * runs * run_bytes * blocks_per_chunk
     chunk = slot[:size].view(len(layers), runs, blocks_per_chunk, run_bytes)[:, :, first : first + len(blocks)]
-    index = torch.tensor(blocks, device=layers[0].device)
+    index = torch.tensor(blocks)
     for layer, part in zip(layers, chunk, strict=True):
         if to_pages:
-            layer[index] = part.transpose(0, 1).to(layer.device)
+            layer[index] = part.transpose(0, 1)
         else:
             part.copy_(layer[index].transpose(0, 1))

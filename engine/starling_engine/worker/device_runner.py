@@ -16,64 +16,24 @@ from starling_engine.attention.base import AttentionMetadata
 from starling_engine.kernels.attention_plan import common_prefix
 from starling_engine.kv.spec import KVGroup
 from starling_engine.models.context import ForwardContext
-from starling_engine.platforms.queue import DeviceQueue, Mark
+from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
-from starling_engine.step import GIVEN, RowResult, StepPlan, StepResult
-from starling_engine.worker.batch import Gathered, InputBatch, Occupant
+from starling_engine.step import RowResult, StepPlan
+from starling_engine.worker.batch import Gathered, InputBatch
 from starling_engine.worker.device_tables import DeviceTables
 from starling_engine.worker.graphs import Graphs
 from starling_engine.worker.launched import Launched
+from starling_engine.worker.on_device import OnDevice
 from starling_engine.worker.pinned import PinnedRing
-from starling_engine.worker.sampler import add_logprobs, adjust_rows, token_rows
+from starling_engine.worker.sampler import add_logprobs, adjust_rows
 from starling_engine.worker.special import Model, NoModel, Special
 from starling_engine.worker.stage import StageLink
-from starling_engine.worker.step_buffer import Host, Shape, StepBuffer, StepFields
-
-Fields = StepFields[torch.Tensor]
+from starling_engine.worker.step_buffer import Shape
+from starling_engine.worker.step_writer import Fields, StepWriter
 
 CASCADE_ROWS = 8
 CASCADE_BYTES = 16 << 30
 """Of the cache, read by one step: about the time in which the host launches the kernels of a step one by one."""
-
-
-class OnDevice:
-    """A step that the device has been given. `rows` are the results as far as the host knows them; of `sampled` the tokens come."""
-
-    ready = False
-
-    def __init__(self, plan: StepPlan, began: float, mark: Mark, rows: list[RowResult], before: "OnDevice | None") -> None:
-        self._plan = plan
-        self._began = began
-        self._mark = mark
-        self._rows = rows
-        self._before = before
-        self._ended = 0.0
-        self.sampled: list[int] = []
-        self.output: torch.Tensor | None = None
-        """[2, samples] int64 in pinned memory: tokens, and whether their logits are finite."""
-        self.places: list[tuple[int, Occupant, int]] = []
-        """Of each sample the slot, who is in it, and the position."""
-        self.tokens: list[int] | None = None
-
-    def wait(self) -> None:
-        """Until its tokens are known."""
-        self._mark.wait()
-        if self.tokens is None and self.output is not None:
-            self.tokens = self.output[0].tolist()
-
-    def finish(self) -> StepResult:
-        self.wait()
-        if self.output is not None:
-            assert self.tokens is not None
-            for r, row in zip(self.sampled, token_rows(self.tokens, self.output[1].bool().tolist()), strict=True):
-                row.logprobs = self._rows[r].logprobs
-                row.prompt_logprobs = self._rows[r].prompt_logprobs
-                self._rows[r] = row
-        self._ended = time.perf_counter()
-        # The device had the one before to do first.
-        began = self._began if self._before is None else max(self._began, self._before._ended)
-        self._before = None
-        return StepResult(self._plan.step_id, self._plan.epoch, self._rows, self._ended - began)
 
 
 class DeviceRunner:
@@ -105,11 +65,9 @@ class DeviceRunner:
         self._use(model)
         device, rows = kv[0].device, len(batch.occupants)
         self._max_tokens = max_tokens
-        self._padding = rows
-        """The slot of rows that only fill a step up."""
+        self._max_rows = rows
         self._tables = DeviceTables(batch, queue, device)
-        largest = Shape(max(max_tokens, rows), rows + 1)
-        self._buffer = StepBuffer(queue, device, largest, len(groups))
+        self._writer = StepWriter(batch, queue, device, max_tokens)
         self._last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         """The token that was sampled last in each slot."""
         self._out = torch.zeros(2, rows + 1, dtype=torch.int64, device=device)
@@ -133,7 +91,7 @@ class DeviceRunner:
         rows = [RowResult() for _ in plan.slots]
         if not self._link.last:
             arrived = self._link.receive(len(step.ids))
-            fields = self._send(plan, step, [], Shape(len(step.ids), len(step.slots)))
+            fields = self._writer.write(plan, step, [], Shape(len(step.ids), len(step.slots)))
             self._link.send(self._forward(fields, None, step.longest, arrived))
             return self._launched(plan, step, [], [], began)
         sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
@@ -150,7 +108,7 @@ class DeviceRunner:
         """Records all sizes, with steps of padding alone."""
         if self._graphs is not None:
             for shape in self._graphs.shapes:
-                self._graphs.run(shape, self._work(self._padded(shape), shape))
+                self._graphs.run(shape, self._work(self._writer.padding(shape), shape))
                 self._tick()
 
     def on_sleep(self) -> None:
@@ -169,17 +127,17 @@ class DeviceRunner:
 
     def peak_bytes(self) -> int | None:
         """Memory that steps take besides weights and cache; None where it cannot be measured."""
-        largest = self._queue.peak_bytes(partial(self._run_largest, self._max_tokens, self._padding))
+        largest = self._queue.peak_bytes(partial(self._run_largest, self._max_tokens, self._max_rows))
         if largest is None or self._graphs is None:
             return largest
         # Recorded steps have memory of their own, which all of them share.
         top = self._graphs.shapes[0].tokens
-        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._padding))) or 0)
+        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_rows))) or 0)
 
     def _run_largest(self, tokens: int, rows: int) -> None:
         """A step of padding alone, all rows of which are sampled from."""
-        hidden = self._forward(self._padded(Shape(tokens, 1)), None, tokens, None)
-        self._head(self._padded(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
+        hidden = self._forward(self._writer.padding(Shape(tokens, 1)), None, tokens, None)
+        self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
 
     # ---- its parts ----
 
@@ -191,23 +149,23 @@ class DeviceRunner:
         if graphs is not None and not shared:
             shape = graphs.decode(tokens) if decode else graphs.mixed(tokens, len(step.slots))
         if graphs is not None and shape is not None:
-            fields = self._send(plan, step, sampled, shape)
+            fields = self._writer.write(plan, step, sampled, shape)
             graphs.run(shape, self._work(fields, shape))
             if shape.decode or not count:
                 return
             assert self._hidden is not None
-            self._head(_first(fields, count), self._hidden.index_select(0, fields.sampled[:count]))
+            self._head(fields.samples(count), self._hidden.index_select(0, fields.sampled[:count]))
             return
-        fields = self._send(plan, step, sampled, Shape(tokens, len(step.slots)))
+        fields = self._writer.write(plan, step, sampled, Shape(tokens, len(step.slots)))
         arrived = self._link.receive(tokens)
         rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
         hidden = self._forward(fields, rows, step.longest, arrived, shared)
         if count:
-            self._head(_first(fields, count), hidden)
+            self._head(fields.samples(count), hidden)
 
     def _run_special(self, plan: StepPlan, step: Gathered, sampled: list[int], results: list[RowResult]) -> None:
         """Some rows want more than a token: what they want is read from the device at once."""
-        fields = self._send(plan, step, sampled, Shape(len(step.ids), len(step.slots)))
+        fields = self._writer.write(plan, step, sampled, Shape(len(step.ids), len(step.slots)))
         arrived = self._link.receive(len(step.ids))
         every = self._batch.reads_prompts(plan.slots)
         picked = fields.last.index_select(0, fields.sampled[: len(sampled)])
@@ -216,7 +174,7 @@ class DeviceRunner:
             slots, ends = [plan.slots[r] for r in sampled], step.ends[sampled]
             logits = self._model.logits(hidden.index_select(0, picked) if every else hidden)
             raw = adjust_rows(logits, self._batch, slots, ends)
-            chosen = self._sample(_first(fields, len(sampled)), logits)
+            chosen = self._sample(fields.samples(len(sampled)), logits)
             of_samples = [RowResult() for _ in sampled]
             add_logprobs(of_samples, logits, raw, chosen, self._batch, slots)
             for r, row in zip(sampled, of_samples, strict=True):
@@ -270,70 +228,13 @@ class DeviceRunner:
         out[1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
         return chosen
 
-    # ---- what it is given ----
-
-    def _send(self, plan: StepPlan, step: Gathered, sampled: list[int], shape: Shape) -> Fields:
-        tokens, rows, count = len(step.ids), len(step.slots), len(sampled)
-        f = self._buffer.host(shape)
-        if (tokens, rows) != shape[:2]:
-            self._fill_up(f, shape, tokens, rows, count)
-        f.ids[:tokens] = step.ids
-        f.positions[:tokens] = step.positions
-        f.targets[:, :tokens] = step.targets
-        f.query_start[0] = 0
-        f.query_start[1 : rows + 1] = step.query_end
-        f.context_lens[:rows] = step.ends
-        f.slots[:rows] = step.slots
-        fed = np.array([at != GIVEN for at in plan.sampled_in]) & (not plan.inputs)
-        f.feed_slots[:rows] = np.where(fed, step.slots, self._padding)
-        f.last[:rows] = step.query_end - 1
-        f.feed_at[:rows] = np.where(fed, step.query_end - 1, shape.tokens)
-        if count:
-            slots = step.slots[sampled]
-            f.sampled[:count] = sampled
-            f.sampled_slots[:count] = slots
-            f.ends[:count] = step.ends[sampled]
-            f.temperature[:count] = self._batch.temperature[slots]
-            f.top_k[:count] = self._batch.top_k[slots]
-            f.top_p[:count] = self._batch.top_p[slots]
-            f.min_p[:count] = self._batch.min_p[slots]
-            f.seeds[:count] = self._batch.seed[slots]
-        return self._buffer.send(shape)
-
-    def _padded(self, shape: Shape) -> Fields:
-        """A step of nothing else."""
-        self._fill_up(self._buffer.host(shape), shape, 0, 0, 0)
-        return self._buffer.send(shape)
-
-    def _fill_up(self, f: StepFields[Host], shape: Shape, tokens: int, rows: int, count: int) -> None:
-        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else all in the first of
-        them. What they compute is finite, and stored nowhere.
-        """
-        alone, rest = shape.decode, shape.tokens - tokens
-        f.ids[tokens:] = 0
-        f.positions[tokens:] = 0 if alone else np.arange(rest)
-        f.targets[:, tokens:] = -1
-        f.query_start[0] = 0
-        f.query_start[rows + 1 :] = np.arange(tokens + 1, shape.tokens + 1) if alone else shape.tokens
-        f.context_lens[rows:] = 1 if alone else 0
-        if not alone and rest:
-            f.context_lens[rows] = rest
-        f.slots[rows:] = f.feed_slots[rows:] = self._padding
-        f.feed_at[rows:] = shape.tokens
-        f.last[rows:] = np.arange(tokens, shape.tokens) if alone else shape.tokens - 1
-        f.sampled[count:] = 0
-        f.sampled_slots[count:] = self._padding
-        f.ends[count:] = 1
-        f.temperature[count:] = f.top_k[count:] = f.min_p[count:] = f.seeds[count:] = 0
-        f.top_p[count:] = 1
+    # ---- what comes of it ----
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:
             for layer in self._groups[copy.group].layers:
                 pages = self._kv[self._place[layer]]
                 pages[copy.target] = pages[copy.source]
-
-    # ---- what comes of it ----
 
     def _launched(self, plan: StepPlan, step: Gathered, sampled: list[int], rows: list[RowResult], began: float) -> OnDevice:
         count = len(sampled)
@@ -359,15 +260,3 @@ class DeviceRunner:
             for token, (slot, occupant, end) in zip(launched.tokens, launched.places, strict=True):
                 if self._batch.occupants[slot] is occupant:
                     self._batch.tokens[slot, end] = token
-
-
-def _first(f: Fields, count: int) -> Fields:
-    """What concerns sampling, of the first `count` samples."""
-    return StepFields(
-        **{name: getattr(f, name) for name in SHARED},
-        **{name: getattr(f, name)[:count] for name in SAMPLED},
-    )
-
-
-SAMPLED = ("sampled", "sampled_slots", "ends", "temperature", "top_k", "top_p", "min_p", "seeds")
-SHARED = tuple(name for name in StepFields.__slots__ if name not in SAMPLED)

@@ -1,7 +1,7 @@
 """What the device is told of a step: one copy to the same place for every step of the same size."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -15,6 +15,8 @@ from starling_engine.worker.pinned import ENTRIES, PinnedRing
 ALIGNMENT = 16
 KEPT_SHAPES = 256
 """Whose views are kept: those of recorded steps come again, while prompts have many lengths."""
+SAMPLED = ("sampled", "sampled_slots", "ends", "temperature", "top_k", "top_p", "min_p", "seeds")
+"""Fields of which only so many elements are of use as rows are sampled from."""
 Array = TypeVar("Array")
 Host = npt.NDArray[np.generic]
 
@@ -63,6 +65,10 @@ class StepFields(Generic[Array]):
     top_p: Array
     min_p: Array
     seeds: Array
+
+    def samples(self, count: int) -> "StepFields[Array]":
+        """With the first `count` samples alone."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED})
 
 
 def _dimensions(shape: Shape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
