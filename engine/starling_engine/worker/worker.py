@@ -100,7 +100,7 @@ class Worker:
                 config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
             )
             methods = select_linear_method(dtype, platform.device)
-            ranks = join_ranks(config, self._tick)
+            ranks = join_ranks(config, self._tick, platform.device)
             model = Decoder(
                 *(model_config, dtype, platform.device, methods, attention),
                 max_position=config.max_model_len,
