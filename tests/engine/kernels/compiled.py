@@ -1,0 +1,89 @@
+"""Compiles for an H200, without one, the kernels that a function launches: what Triton made of them, and what ptxas says of it.
+
+A kernel that was imported to be interpreted cannot be compiled, so this goes on in a process of its own, kept for the session.
+"""
+
+import atexit
+import functools
+import multiprocessing
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from starling_engine.kernels.runs import INTERPRETED
+
+MAX_SHARED = 227 << 10
+"""Bytes of shared memory that a block may have on Hopper."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel. Bytes of shared memory a block, registers a thread, bytes of stack a thread (where ptxas spills)."""
+
+    name: str
+    shared: int
+    registers: int
+    stack: int
+    ptx: str
+
+
+def compiled(launch: Callable[..., object], *args: object) -> list[Compiled]:
+    """The kernels that `launch(*args)` launches, in order, with all that its arguments specialise them to.
+
+    `launch` is a function of a module that can be imported by name; it makes its tensors on the device "meta". Nothing runs.
+    """
+    return _process().submit(_compile, launch, args).result()
+
+
+@functools.cache
+def _process() -> ProcessPoolExecutor:
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _not_interpreted)
+    atexit.register(executor.shutdown)
+    return executor
+
+
+def _not_interpreted() -> None:
+    os.environ.pop(INTERPRETED, None)
+
+
+class _H200:
+    """The part of Triton's driver that compiling asks."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile(launch: Callable[..., object], args: tuple[object, ...]) -> list[Compiled]:
+    from triton.runtime import JITFunction, driver
+
+    driver.set_active(_H200())
+    run, kernels = JITFunction.run, []
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernels.append(run(self, *args, grid=grid, warmup=True, **options))
+
+    with mock.patch.object(JITFunction, "run", compile_only):
+        launch(*args)
+    return [_look(kernel) for kernel in kernels]
+
+
+def _look(kernel: Any) -> Compiled:
+    from triton import knobs
+
+    cubin = next(path for path in kernel.metadata_group.values() if path.endswith(".cubin"))
+    usage = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True)
+    registers, stack = (int(re.search(rf"{word}:(\d+)", usage.stdout)[1]) for word in ("REG", "STACK"))
+    return Compiled(kernel.metadata.name, kernel.metadata.shared, registers, stack, kernel.asm["ptx"])
