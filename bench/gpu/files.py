@@ -72,4 +72,5 @@ def _draw(shape: tuple[int, ...]) -> torch.Tensor:
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (torch.randn(shape, dtype=torch.bfloat16, device=device) * shape[1] ** -0.5).cpu()
+    numbers = torch.randn(shape, dtype=torch.bfloat16, device=device)
+    return numbers.mul_(shape[1] ** -0.5).cpu()

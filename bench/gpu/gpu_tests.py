@@ -11,12 +11,16 @@ from bench.gpu.table import Row
 
 ROOT = Path(__file__).parents[2]
 KERNELS, TOY = "tests/engine/kernels", "tests/bench/test_gpu_table.py"
+MOST_AT_ONCE = 12
+"""Processes, each with a CUDA context of half a gigabyte."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|warnings?|deselected)")
 
 
 def rows(*, toy: bool) -> Iterator[Row]:
     """Raises SystemExit after its figures when a test failed, with pytest's own words on the error stream."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", TOY if toy else KERNELS]
+    # Compiling is most of the work, and the CPU's.
+    tests = [TOY] if toy else [KERNELS, "-n", str(min(MOST_AT_ONCE, os.cpu_count() or 1))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     counts = parse_counts(done.stdout)
     for what, count in counts.items():

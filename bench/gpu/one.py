@@ -20,7 +20,8 @@ def main() -> None:
     with file.open("w") as found:
         print(json.dumps(describe_machine(toy=toy)), file=found, flush=True)
         for row in importlib.import_module(SECTIONS[name].module).rows(toy=toy):
-            print(json.dumps(dataclasses.asdict(row)), file=found, flush=True)
+            shown = dataclasses.replace(row, share=None, goal=None) if toy else row
+            print(json.dumps(dataclasses.asdict(shown)), file=found, flush=True)
 
 
 def describe_machine(*, toy: bool) -> str:

@@ -23,18 +23,19 @@ WINDOW, GOAL = 2.0, 0.97
 class Watcher(threading.Thread):
     """Looks at two windows of a batch that another thread runs: while prompts are read, and once all requests decode."""
 
-    def __init__(self, llm: LLM, folder: Path, requests: int, window: float) -> None:
+    def __init__(self, llm: LLM, folder: Path, prompt_tokens: int, window: float) -> None:
+        """`prompt_tokens` of the whole batch: counted when a request gets its first token."""
         super().__init__(daemon=True)
         self.seen: dict[str, list[Interval]] = {}
         self.error: BaseException | None = None
-        self._llm, self._folder, self._requests, self._window = llm, folder, requests, window
-        self._generated = llm.engine.stats.generated_tokens_total
+        self._llm, self._folder, self._tokens, self._window = llm, folder, prompt_tokens, window
+        self._answered = llm.engine.stats.prompt_tokens_total
 
     def run(self) -> None:
         try:
             self._wait(lambda: self._llm.engine.stats.running > 0)
             self.seen["while prompts are read"] = watch(self._folder, 1, self._window)
-            self._wait(lambda: self._llm.engine.stats.generated_tokens_total - self._generated >= 4 * self._requests)
+            self._wait(lambda: self._llm.engine.stats.prompt_tokens_total - self._answered >= self._tokens)
             self.seen["while all decode"] = watch(self._folder, 2, self._window)
         except BaseException as error:  # noqa: BLE001 - for whoever joins it
             self.error = error
@@ -59,7 +60,7 @@ def rows(*, toy: bool) -> Iterator[Row]:
     ):
         seconds(llm, prompts(requests, 16, random), 4)
         took = seconds(llm, prompts(requests, prompt, random), new)
-        watcher = Watcher(llm, folder, requests, window)
+        watcher = Watcher(llm, folder, requests * prompt, window)
         watcher.start()
         slowed = seconds(llm, prompts(requests, prompt, random), new)
         watcher.join()

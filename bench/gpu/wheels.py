@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NEEDED = {
+    "execnet": "execnet",
     "iniconfig": "iniconfig",
     "msgspec": "msgspec",
     "pluggy": "pluggy",
     "pytest": "pytest",
     "pytest-asyncio": "pytest_asyncio",
     "pytest-timeout": "pytest_timeout",
+    "pytest-xdist": "xdist",
     "pyzmq": "zmq",
     "xxhash": "xxhash",
 }

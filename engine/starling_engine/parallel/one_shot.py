@@ -1,6 +1,7 @@
 """Small sums over the GPUs of one machine: each reads every other's part itself, in one kernel (`kernels.one_shot`).
 
-A ring passes each part on as often as there are ranks, and each hop costs a few microseconds, whatever the size. Not run yet on two GPUs.
+A ring passes each part on as often as there are ranks, and each hop costs a few microseconds, whatever the size. Not run yet on
+two GPUs.
 """
 
 import logging

@@ -15,7 +15,7 @@ _LAZY_PEER_ACCESS = 1
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = [("reserved", ctypes.c_char * 64)]  # noqa: RUF012 - as ctypes wants it
+    _fields_ = [("reserved", ctypes.c_char * 64)]
 
 
 @functools.cache
@@ -53,8 +53,8 @@ class PeerMemory:
 
 
 def _open(handle: bytes) -> int:
-    memory = ctypes.c_void_p()
-    result = _runtime().cudaIpcOpenMemHandle(ctypes.byref(memory), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_PEER_ACCESS))
+    memory, own = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
+    result = _runtime().cudaIpcOpenMemHandle(ctypes.byref(memory), own, ctypes.c_uint(_LAZY_PEER_ACCESS))
     _check(result, "cudaIpcOpenMemHandle")
     return memory.value or 0
 

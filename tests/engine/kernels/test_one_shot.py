@@ -98,4 +98,4 @@ def test_it_compiles_for_an_h200(dtype):
     (kernel,) = compiled(launch, 4096, dtype)
     assert kernel.stack == 0 and kernel.shared <= MAX_SHARED
     assert "st.global.v4" in kernel.ptx and "ld.global.v4" in kernel.ptx, "16 bytes at a time"
-    assert "release.sys" in kernel.ptx and "acquire.sys" in kernel.ptx, "other devices see it"
+    assert ".sys.release." in kernel.ptx and ".sys.acquire." in kernel.ptx, "other devices see it"
