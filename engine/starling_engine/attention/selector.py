@@ -1,18 +1,28 @@
 """Chooses the attention backend: once, before the model is built."""
 
+import importlib.util
 import logging
 
 import torch
 
 from starling_engine import native
+from starling_engine.attention import native_cpu
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.mla import TorchMla
-from starling_engine.attention.native_cpu import DTYPES, HEAD_DIM_STEP, MAX_HEAD_DIM, NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ConfigError
+from starling_engine.kernels.runs import why_not_triton
 from starling_engine.platforms.base import Platform
 
 Backend = AttentionBackend | TorchMla
+
+BY_NAME_ONLY = ("flash_attn", "flashinfer")
+"""Backends of packages that the product does not bring: never taken unless asked for."""
+
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
 logger = logging.getLogger("starling.attention")
 
@@ -26,11 +36,12 @@ def select_attention(
     cannot, with what can.
     """
     offered = platform.attention_backends()
-    refused = {other: why for other in offered if (why := _why_not(other, dtype, head_dim, latent))}
+    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent))}
     possible = [other for other in offered if other not in refused]
     if name == "auto":
-        chosen = possible[0]
-        reason = "; ".join(f"not {other}: {why}" for other, why in refused.items()) or "the fastest here"
+        chosen = next(other for other in possible if other not in BY_NAME_ONLY)
+        better = [other for other in offered[: offered.index(chosen)] if other not in BY_NAME_ONLY]
+        reason = "; ".join(f"not {other}: {refused[other]}" for other in better) or "the fastest here"
     elif name in possible:
         chosen, reason = name, "asked for"
     else:
@@ -40,20 +51,55 @@ def select_attention(
     return _make(chosen, latent), reason
 
 
-def _why_not(name: str, dtype: torch.dtype, head_dim: int, latent: bool) -> str | None:
+def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool) -> str | None:
     """Why the backend cannot serve the model; None when it can."""
-    if name != "native":
+    if name in ("torch", "sdpa"):
         return None
     if latent:
         return "its kernels serve grouped-query attention, and this model caches latents"
-    if dtype not in DTYPES:
+    match name:
+        case "native":
+            return _why_not_native(dtype, head_dim)
+        case "triton":
+            return why_not_triton(platform.device) or _beyond(dtype, head_dim, TRITON_DTYPES)
+    if importlib.util.find_spec(name) is None:
+        return f"the package {name} is not installed"
+    if name == "flashinfer" and head_dim not in FLASHINFER_HEAD_DIMS:
+        return f"head_dim {head_dim} is none of {', '.join(map(str, FLASHINFER_HEAD_DIMS))}"
+    return _beyond(dtype, head_dim, LIBRARY_DTYPES)
+
+
+def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
+    if dtype not in native_cpu.DTYPES:
         return f"its kernels have no {dtype}"
-    if head_dim % HEAD_DIM_STEP or head_dim > MAX_HEAD_DIM:
-        return f"head_dim {head_dim} is no multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+    if head_dim % native_cpu.HEAD_DIM_STEP or head_dim > native_cpu.MAX_HEAD_DIM:
+        return f"head_dim {head_dim} is no multiple of {native_cpu.HEAD_DIM_STEP} up to {native_cpu.MAX_HEAD_DIM}"
     return None if native.load() is not None else "the native kernels are not available on this machine"
 
 
+def _beyond(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    if dtype not in dtypes:
+        return f"its kernels have no {dtype}"
+    return None if head_dim <= MAX_HEAD_DIM else f"head_dim {head_dim} is above {MAX_HEAD_DIM}"
+
+
 def _make(name: str, latent: bool) -> Backend:
+    """What the backend needs is imported here and not above: other machines have no triton, and few the libraries."""
     if latent:
         return TorchMla()
-    return NativeAttention() if name == "native" else TorchPagedAttention()
+    match name:
+        case "native":
+            return native_cpu.NativeAttention()
+        case "triton":
+            from starling_engine.attention.triton_paged import TritonAttention
+
+            return TritonAttention()
+        case "flash_attn":
+            from starling_engine.attention.flash import FlashAttention
+
+            return FlashAttention()
+        case "flashinfer":
+            from starling_engine.attention.flashinfer import FlashInferAttention
+
+            return FlashInferAttention()
+    return TorchPagedAttention()

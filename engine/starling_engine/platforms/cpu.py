@@ -39,7 +39,7 @@ class CpuPlatform:
             raise ConfigError(f"{dtype} does not run on a CPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
 
     def attention_backends(self) -> tuple[str, ...]:
-        return ("native", "torch")
+        return ("native", "torch", "triton")
 
 
 def _machine_available() -> int:

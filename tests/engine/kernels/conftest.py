@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import pkgutil
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from starling_engine import kernels
@@ -25,7 +27,10 @@ def import_kernels() -> None:
     try:
         for module in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
             _check(module.name)
-        _check("triton.language")
+        # What Triton imports at the first launch is decided by the same variable.
+        for name in ("triton.language", "triton.experimental.gluon"):
+            _check(name)
+        _round_as_hardware()
     finally:
         os.environ.pop(INTERPRETED) if before is None else os.environ.update({INTERPRETED: before})
 
@@ -36,6 +41,27 @@ def _check(name: str) -> None:
     compiled = [key for key, value in vars(importlib.import_module(name)).items() if isinstance(value, JITFunction)]
     if compiled and not torch.cuda.is_available():
         raise pytest.UsageError(f"{name} was imported without {INTERPRETED}=1 before these tests: {compiled[0]} is not interpreted")
+
+
+def _round_as_hardware() -> None:
+    """The interpreter cuts off what does not fit in bf16 or fp8, where hardware rounds to the nearest, and multiplies the bits of
+    bf16 as if they were integers. Here torch converts, and products are of fp32."""
+    from triton.language import float32
+    from triton.runtime import interpreter
+
+    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
+
+    def convert(data: np.ndarray[Any, Any], source: Any, target: Any, _rounding: Any) -> np.ndarray[Any, Any]:
+        exact = torch.from_numpy(np.array(data)).view(getattr(torch, names[source.name]))
+        bits = getattr(torch, f"uint{target.primitive_bitwidth}")
+        return exact.to(getattr(torch, names[target.name])).view(bits).numpy()
+
+    def dot(_builder: Any, a: Any, b: Any, acc: Any, _precision: Any, _imprecise: Any) -> Any:
+        left, right = (convert(x.data, x.dtype.scalar, float32, None).view(np.float32) for x in (a, b))
+        return interpreter.TensorHandle(left @ right + acc.data, acc.dtype.scalar)
+
+    interpreter._convert_float = convert
+    interpreter.InterpreterBuilder.create_dot = dot
 
 
 import_kernels()

@@ -1,0 +1,54 @@
+"""Attention by the package flash-attn (its interface since 2.6), for those who ask for it. Importing it imports that and triton.
+
+Its paged kernel wants pages of 256 tokens, which are none of ours, so that keys and values are gathered for each layer.
+"""
+
+import torch
+from flash_attn import flash_attn_varlen_func
+
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.kernels.store import qk_norm_rope_store
+
+
+class FlashAttention:
+    """bf16 or fp16, heads of at most 256 elements. Waits for the device, so that its steps are not captured. See `AttentionBackend`."""
+
+    name = "flash_attn"
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        keys, values, key_start, longest = gather(kv, meta, layer.window)
+        out: torch.Tensor = flash_attn_varlen_func(
+            q,
+            keys,
+            values,
+            cu_seqlens_q=meta.query_start,
+            cu_seqlens_k=key_start,
+            max_seqlen_q=meta.max_query_len,
+            max_seqlen_k=longest,
+            softmax_scale=layer.scale,
+            causal=True,
+            window_size=(layer.window - 1, 0) if layer.window else (-1, -1),
+            softcap=layer.soft_cap,
+        )
+        return out.flatten(1)
+
+
+def gather(
+    kv: torch.Tensor, meta: AttentionMetadata, window: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Keys and values [N, KVH, D] that some query sees, where each sequence's begin in them [S + 1] int32, and the most of one.
+
+    What lies before the window is left out: its pages may hold anything by now. Causality counts from the end, so that is no matter.
+    """
+    lengths = meta.context_lens
+    first = torch.zeros_like(lengths)
+    if window:
+        first = (lengths - meta.query_start.diff() - window + 1).clamp(min=0)
+    counts = (lengths - first).long()
+    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = torch.repeat_interleave(counts)
+    at = torch.arange(len(row), device=kv.device) - start[row] + first[row]
+    block, offset = meta.block_tables[row, at // kv.shape[3]].long(), at % kv.shape[3]
+    return kv[block, 0, :, offset], kv[block, 1, :, offset], start.int(), int(counts.max())

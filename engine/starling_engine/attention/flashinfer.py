@@ -1,0 +1,80 @@
+"""Attention by the package flashinfer, for those who ask for it. Importing it imports that and triton."""
+
+import torch
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.kernels.store import qk_norm_rope_store
+
+WORKSPACE = 128 << 20
+"""Bytes for its partial results, as its documentation advises."""
+
+
+class FlashInferAttention:
+    """bf16 or fp16, heads of 64, 128 or 256 elements. Waits for the device to plan a step, so that steps are not captured.
+
+    Keeps the plan of the last step's metadata, which the layers of a KV group share. See `AttentionBackend`.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self) -> None:
+        self._wrapper: BatchPrefillWithPagedKVCacheWrapper | None = None
+        self._planned: tuple[AttentionMetadata, AttentionWeights] | None = None
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        if self._wrapper is None:
+            workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=kv.device)
+            self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
+        if self._planned is None or not _same_plan(self._planned, (meta, layer)):
+            self._planned = None
+            self._plan(self._wrapper, layer, kv, meta)
+            self._planned = meta, layer
+        out: torch.Tensor = self._wrapper.run(q, kv)
+        return out.flatten(1)
+
+    def _plan(
+        self, wrapper: BatchPrefillWithPagedKVCacheWrapper, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
+    ) -> None:
+        page_start, pages, last = page_lists(meta, kv.shape[3], layer.window)
+        wrapper.plan(
+            meta.query_start,
+            page_start,
+            pages,
+            last,
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            kv.shape[3],
+            causal=True,
+            sm_scale=layer.scale,
+            window_left=layer.window - 1 if layer.window else -1,
+            logits_soft_cap=layer.soft_cap or None,
+            q_data_type=kv.dtype,
+            kv_data_type=kv.dtype,
+        )
+
+
+def page_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where each sequence's pages begin [S + 1], the pages that some query sees, one sequence behind the other, and the tokens in
+    each sequence's last page [S]; all int32.
+
+    Whole pages before the window are left out: they may hold anything by now. Causality counts from the end, so that is no matter.
+    """
+    lengths = meta.context_lens.long()
+    first = torch.zeros_like(lengths)
+    if window:
+        first = (lengths - meta.query_start.diff() - window + 1).clamp(min=0) // size
+    counts = (lengths + size - 1) // size - first
+    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = torch.repeat_interleave(counts)
+    at = torch.arange(len(row), device=lengths.device) - start[row] + first[row]
+    return start.int(), meta.block_tables[row, at], (lengths - 1).remainder(size).add(1).int()
+
+
+def _same_plan(old: tuple[AttentionMetadata, AttentionWeights], new: tuple[AttentionMetadata, AttentionWeights]) -> bool:
+    """By identity of the metadata: another step's may be equal in what is compared and not in what its tensors hold."""
+    fields = ("num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap")
+    return old[0] is new[0] and all(getattr(old[1], field) == getattr(new[1], field) for field in fields)

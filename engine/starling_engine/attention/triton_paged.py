@@ -1,0 +1,36 @@
+"""Paged attention by Triton's kernels: one pass to normalise, rotate and store, one to attend. Importing it imports triton."""
+
+import torch
+
+from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.kernels.attention_plan import cascade_pays
+from starling_engine.kernels.cascade import cascade_attention
+from starling_engine.kernels.paged_attention import Call, attend, sms
+from starling_engine.kernels.store import qk_norm_rope_store
+
+
+class TritonAttention:
+    """Needs `triton_runs(device)`, a dtype of DTYPES and a head size up to MAX_HEAD_DIM. See `AttentionBackend`.
+
+    Does not wait for the device, and what it launches depends on shapes, max_query_len and shared_blocks alone: a step may be captured.
+    """
+
+    name = "triton"
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        call = Call(
+            q=q,
+            kv=kv,
+            block_tables=meta.block_tables,
+            query_start=meta.query_start,
+            context_lens=meta.context_lens,
+            scale=layer.scale,
+            window=layer.window,
+            soft_cap=layer.soft_cap,
+        )
+        shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
+        if cascade_pays(call.shape, shared, sms(q.device)):
+            return cascade_attention(call, shared, meta.max_query_len).flatten(1)
+        return attend(call, meta.max_query_len).flatten(1)

@@ -1,0 +1,140 @@
+"""How attention is laid on the device: pure functions of shapes and of values that a captured graph holds fast. Imports no triton.
+
+A query block is BLOCK_M rows: tokens of one sequence times the query heads that share a key-value head (the group).
+
+| step            | head x bytes  | rows | keys | warps | stages | why                                                          |
+|-----------------|---------------|------|------|-------|--------|--------------------------------------------------------------|
+| prefill         | up to 128 x 2 |  128 |   64 |     8 |      3 | two warpgroups of 64 rows (wgmma)                            |
+| prefill         | 256 x 2       |  128 |   32 |     8 |      2 | the same in what shared memory holds                         |
+| prefill         | any x 4       |   32 |   32 |     4 |      2 | fp32 is exact, without tensor cores: small, lest it spills   |
+| decode          | up to 128 x 2 |   16 |   64 |     4 |      3 | two tiles of keys and values in flight; 2 to 4 blocks an SM  |
+| decode          | 256 x 2       |   16 |   32 |     4 |      3 | the same bytes in flight                                     |
+| decode          | any x 4       |   16 |   32 |     4 |      2 |                                                              |
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCKS_PER_SM = 4
+"""Programs of a decode step for each SM: fewer, and an SM with one more than the others is what the step waits for."""
+
+SEGMENT_KEYS = 256
+"""A segment of the context holds at least so many keys: less does not pay for its part in the reduction."""
+
+MAX_SEGMENTS = 64
+"""The reduction holds all of a row's segments at once."""
+
+MIN_ROWS = 16
+"""The least that tl.dot multiplies."""
+
+MAX_SHORT_ROWS, MAX_SHORT_ROWS_FP32 = 64, 32
+"""Rows of a query block that is still bound by memory: a few tokens of a draft, say, and not one prompt's."""
+
+CASCADE_BYTES = 16 << 20
+"""What cascade costs whatever the step: two more launches, about 4 us, in bytes that memory delivers meanwhile."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """rows of a query block, keys that a program takes at once, and what Triton is to make of it."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    def tokens(self, group: int) -> int:
+        """Tokens of a query block."""
+        return self.rows // group
+
+
+def decode_tiles(head_dim: int, itemsize: int, rows: int) -> Tiles | None:
+    """For sequences of at most so many rows, which make one query block: bound by memory. None where they are too many.
+
+    `itemsize` of the queries, in bytes.
+    """
+    if rows > (MAX_SHORT_ROWS if itemsize <= 2 else MAX_SHORT_ROWS_FP32):
+        return None
+    rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    if itemsize > 2:
+        return Tiles(rows, 32, 4, 2)
+    return Tiles(rows, 64, 4, 3) if head_dim <= 128 else Tiles(rows, 32, 4, 3)
+
+
+def prefill_tiles(head_dim: int, itemsize: int) -> Tiles:
+    """For all others: bound by the tensor cores."""
+    if itemsize > 2:
+        return Tiles(32, 32, 4, 2)
+    return Tiles(128, 64, 8, 3) if head_dim <= 128 else Tiles(128, 32, 8, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A step for one layer. `itemsize` of the queries, in bytes."""
+
+    tokens: int
+    sequences: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key-value head."""
+        return self.heads // self.kv_heads
+
+
+def decode_segments(shape: Shape, longest: int, sms: int) -> int:
+    """Parts of each context, where every sequence is one query block; `longest` is the longest context that is possible."""
+    return _segments(shape.sequences * shape.kv_heads, longest, BLOCKS_PER_SM * sms)
+
+
+def prefix_segments(shape: Shape, shared: int, sms: int) -> int:
+    """Parts of a prefix that all queries attend to in tiles for prefill, of which an SM holds one at a time."""
+    return _segments(_prefix_blocks(shape) * shape.kv_heads, shared, sms)
+
+
+def _segments(programs: int, longest: int, wanted: int) -> int:
+    """The power of two that makes `wanted` of `programs`, or as much of that as the keys give.
+
+    Not the longest context of the step decides but the longest possible: a captured graph serves both, and a segment finds its
+    bounds on the device.
+    """
+    segments = 1
+    while segments < MAX_SEGMENTS and programs * segments < wanted and longest >= 2 * segments * SEGMENT_KEYS:
+        segments *= 2
+    return segments
+
+
+def _prefix_blocks(shape: Shape) -> int:
+    return -(-shape.tokens // prefill_tiles(shape.head_dim, shape.itemsize).tokens(shape.group))
+
+
+def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.int32], block_size: int) -> int:
+    """Leading blocks [S, max_blocks] that all sequences share and that were full before this step; 0 for a lone sequence.
+
+    `computed` [S] counts each sequence's tokens in the cache before the step. Every query comes after all of them, so that no key
+    of these blocks is hidden from any.
+    """
+    if len(block_tables) < 2:
+        return 0
+    full = min(int(computed.min()) // block_size, block_tables.shape[1])
+    differs = (block_tables[1:, :full] != block_tables[0, :full]).any(0)
+    return int(differs.argmax()) if differs.any() else full
+
+
+def cascade_pays(shape: Shape, shared: int, sms: int) -> bool:
+    """Whether to attend to `shared` common keys apart, for all sequences at once.
+
+    That reads the shared pages once for each query block of the prefix instead of once a sequence. For it, each query writes and
+    reads a partial result (fp32) for every segment of the prefix, and one more for what follows.
+    """
+    if not shared or shape.sequences < 2:
+        return False
+    page = 2 * shape.kv_heads * shape.head_dim * shape.itemsize
+    saved = shared * page * (shape.sequences - _prefix_blocks(shape))
+    partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, shared, sms) + 1)
+    return saved > partial + CASCADE_BYTES

@@ -1,0 +1,25 @@
+"""Attention where all sequences begin with the same blocks: the shared keys are read for all queries at once, not for each sequence.
+
+The two passes of arXiv 2501.01005 (section 3.1.2): all tokens over the prefix as one prefill with nothing hidden, each sequence over
+what follows, merged by their LSE. `attention_plan.cascade_pays` says when that is cheaper.
+"""
+
+from torch import Tensor
+
+from starling_engine.kernels.attention_plan import decode_segments, decode_tiles, prefill_tiles, prefix_segments
+from starling_engine.kernels.paged_attention import Call, Part, launch, sms
+from starling_engine.kernels.split_attention import Partial, merge
+
+
+def cascade_attention(call: Call, shared: int, max_query_len: int) -> Tensor:
+    """As `paged_attention`, where all sequences share their first `shared` keys and every query comes after them. No window."""
+    assert not call.window and 0 < shared < call.longest
+    shape, cores = call.shape, sms(call.q.device)
+    wide = prefill_tiles(shape.head_dim, shape.itemsize)
+    narrow = decode_tiles(shape.head_dim, shape.itemsize, max_query_len * call.group)
+    first = prefix_segments(shape, shared, cores)
+    rest = 1 if narrow is None else decode_segments(shape, call.longest - shared, cores)
+    partial = Partial.empty(call.q, first + rest)
+    launch(call, Part(prefix=shared), wide, partial, first)
+    launch(call, Part(one_block=narrow is not None, suffix=shared), narrow or wide, partial, rest, segment_base=first)
+    return merge(partial, call.q.dtype)

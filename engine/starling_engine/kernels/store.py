@@ -1,0 +1,146 @@
+"""What happens between the projection of queries, keys and values and attention, in one pass over them."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEADS_AT_ONCE = 16
+"""Heads of a program: one of 128 elements and 4 warps has then two loads of 16 bytes a thread, and a step of one token still fills
+several SMs."""
+
+FP8_MAX = tl.constexpr(448.0)
+"""The largest number of float8_e4m3fn; what is larger must not become NaN."""
+
+
+@triton.jit
+def _normalised(low, high, rest, w_low, w_high, w_rest, eps, HEAD_DIM: tl.constexpr):
+    """Each row's three parts over the root of its mean square, rounded to the type of the input before and after the weight."""
+    squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
+    inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+    kind: tl.constexpr = w_low.dtype
+    low = ((low * inverse).to(kind).to(tl.float32) * w_low.to(tl.float32)).to(kind).to(tl.float32)
+    high = ((high * inverse).to(kind).to(tl.float32) * w_high.to(tl.float32)).to(kind).to(tl.float32)
+    rest = ((rest * inverse).to(kind).to(tl.float32) * w_rest.to(tl.float32)).to(kind).to(tl.float32)
+    return low, high, rest
+
+
+@triton.jit
+def _weights(q_norm, k_norm, at, real, is_key):
+    """[heads, at]: the row of k_norm for keys, of q_norm for all else."""
+    q_weight = tl.load(q_norm + at, mask=real, other=0.0)
+    k_weight = tl.load(k_norm + at, mask=real, other=0.0)
+    return tl.where(is_key[:, None], k_weight[None, :], q_weight[None, :])
+
+
+@triton.jit
+def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
+    """Rows x of queries to q_out and of keys and values to kv_out, both pointers [heads], at the elements `at`."""
+    mask = real[None, :]
+    tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=mask & is_query[:, None])
+    if kv_out.dtype.element_ty == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x * inverse_scale[:, None], -FP8_MAX), FP8_MAX)
+    tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
+
+
+@triton.jit
+def _qk_norm_rope_store(
+    qkv, positions, cos_sin, q_norm, k_norm, eps, kv, slots, out, key_scale, value_scale, stride_token, stride_block, stride_value,
+    stride_head, stride_offset,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Program (token, AT_ONCE heads). A head lies in three parts: the two halves that turn with one another, and what does not turn."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    exists = head < HEADS + 2 * KV_HEADS
+    is_query = head < HEADS
+    is_value = head >= HEADS + KV_HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+
+    half = tl.arange(0, PADDED_HALF)
+    turns = half < HALF
+    rest_at = 2 * HALF + tl.arange(0, PADDED_REST)
+    stays = rest_at < HEAD_DIM
+    rows = qkv + token * stride_token + head[:, None] * HEAD_DIM
+    low = tl.load(rows + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
+    high = tl.load(rows + HALF + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
+    rest = tl.load(rows + rest_at[None, :], mask=exists[:, None] & stays[None, :], other=0.0).to(tl.float32)
+
+    x_low, x_high, x_rest = low, high, rest
+    if NORM:
+        x_low, x_high, x_rest = _normalised(
+            low, high, rest, _weights(q_norm, k_norm, half, turns, is_key), _weights(q_norm, k_norm, HALF + half, turns, is_key),
+            _weights(q_norm, k_norm, rest_at, stays, is_key), eps, HEAD_DIM,
+        )  # fmt: skip
+    table = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * HALF)
+    cosine = tl.load(table + half, mask=turns, other=0.0)[None, :]
+    sine = tl.load(table + HALF + half, mask=turns, other=0.0)[None, :]
+    plain = is_value[:, None]
+    new_low = tl.where(plain, low, x_low * cosine - x_high * sine)
+    new_high = tl.where(plain, high, x_high * cosine + x_low * sine)
+    new_rest = tl.where(plain, rest, x_rest)
+
+    slot = tl.load(slots + token).to(tl.int64)
+    is_cached = exists & (head >= HEADS) & (slot >= 0)
+    cached_head = (head - HEADS) % KV_HEADS
+    place = tl.maximum(slot, 0)
+    at = (place // BLOCK_SIZE) * stride_block + (place % BLOCK_SIZE) * stride_offset
+    kv_out = kv + at + cached_head.to(tl.int64) * stride_head + tl.where(is_value, 1, 0) * stride_value
+    q_out = out + (token * HEADS + head) * HEAD_DIM
+    inverse_scale = 1.0 / tl.where(is_value, value_scale, key_scale)
+    _put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
+    _put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
+    _put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv: Tensor,
+    slots: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> Tensor:
+    """Splits qkv [T, (H + 2 KVH) D]; keys and values go to kv [num_blocks, 2, KVH, block_size, D], queries come back [T, H, D].
+
+    positions and slots [T] (a slot of -1 stores nothing), cos_sin [max_position, rotary_dim] fp32 and the norms [D], or None, as in
+    `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as `native.reference` does. Into a cache of
+    float8_e4m3fn goes what lies in qkv over key_scale or value_scale, held to the largest number that it has.
+    """
+    tokens, width = qkv.shape
+    kv_heads, block_size, dim = kv.shape[2:]
+    heads, half = width // dim - 2 * kv_heads, cos_sin.shape[1] // 2
+    assert (q_norm is None) == (k_norm is None) and qkv.stride(1) == 1 and kv.stride(4) == 1
+    out = qkv.new_empty(tokens, heads, dim)
+    _qk_norm_rope_store[tokens, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE)](
+        qkv,
+        positions,
+        cos_sin,
+        q_norm,
+        k_norm,
+        eps,
+        kv,
+        slots,
+        out,
+        key_scale,
+        value_scale,
+        qkv.stride(0),
+        *kv.stride()[:4],
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=dim,
+        HALF=half,
+        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_REST=triton.next_power_of_2(max(dim - 2 * half, 1)),
+        BLOCK_SIZE=block_size,
+        AT_ONCE=HEADS_AT_ONCE,
+        NORM=q_norm is not None,
+        num_warps=4,
+    )
+    return out

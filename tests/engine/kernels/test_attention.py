@@ -1,0 +1,207 @@
+"""Paged attention in Triton against its torch reference, over a cache whose unused places are NaN: a stray read shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from starling_engine.kernels.attention_plan import MAX_SEGMENTS, Shape, decode_segments, decode_tiles
+from starling_engine.native import reference
+from torch import Tensor
+
+pytestmark = pytest.mark.timeout(60)
+
+FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
+TOLERANCE = {FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
+"""Of the largest value of the reference, which is computed in fp32 of the same inputs: the weights are rounded to the type."""
+
+PREFILL = ((37, 37), (20, 20))
+"""(context, queries) of each sequence."""
+
+CHUNKS = ((0, 0), (70, 33), (9, 9))
+DECODE = ((70, 1), (0, 0), (1, 1), (33, 1))
+DRAFT = ((40, 3), (65, 5))
+MIXED = ((66, 1), (90, 41), (5, 1), (0, 0))
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: Sequence[tuple[int, int]]
+    group: int = 2
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    window: int = 0
+    soft_cap: float = 0.0
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None
+    max_blocks: int = 12
+
+
+CASES = {
+    "prefill": Case(PREFILL),
+    "chunks": Case(CHUNKS, group=4, head_dim=128),
+    "mixed": Case(MIXED, group=4, block_size=8),
+    "mixed in a window": Case(MIXED, group=3, block_size=32, window=21, max_blocks=3),
+    "mixed in a window of a block, capped": Case(MIXED, kv_heads=1, window=16, soft_cap=3.0, dtype=FP16),
+    "mixed, fp32": Case(MIXED, group=4, kv_heads=1, dtype=FP32),
+    "prefill, fp32": Case(PREFILL, group=1, kv_heads=1, block_size=8, window=10, soft_cap=2.0, dtype=FP32, head_dim=80),
+    "prefill, heads of 256": Case(PREFILL, head_dim=256, kv_heads=1),
+    "prefill, heads of 96, 5 each": Case(PREFILL, group=5, head_dim=96, kv_heads=1),
+    "prefill, fp8": Case(PREFILL, cache=FP8),
+    "decode": Case(DECODE, group=4, head_dim=128),
+    "decode, one head each": Case(DECODE, group=1, head_dim=80, dtype=FP16),
+    "decode, 16 heads each": Case(DECODE, group=16, kv_heads=1, head_dim=256, block_size=32, max_blocks=6),
+    "decode, 7 heads each, fp32": Case(DECODE, group=7, kv_heads=1, head_dim=96, block_size=8, dtype=FP32),
+    "decode in a window, capped": Case(DECODE, group=8, kv_heads=1, window=12, soft_cap=4.0),
+    "decode, fp8": Case(DECODE, cache=FP8, group=4),
+    "decode, split": Case(DECODE, group=4, max_blocks=48),
+    "decode, split in a window": Case(DECODE, window=520, max_blocks=80),
+    "decode, split, fp32": Case(DECODE, head_dim=80, dtype=FP32, max_blocks=64, soft_cap=4.0),
+    "drafts": Case(DRAFT, group=4),
+    "drafts, split": Case(DRAFT, group=6, max_blocks=32, kv_heads=1),
+}
+
+
+@dataclass
+class Inputs:
+    q: Tensor
+    kv: Tensor
+    block_tables: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+
+    def widened(self, key_scale: float, value_scale: float) -> "Inputs":
+        """The same in fp32, dequantised, and 0 where the cache holds nothing, for the reference multiplies by it."""
+        scales = torch.tensor([key_scale, value_scale], device=self.kv.device)[:, None, None, None]
+        return replace(self, q=self.q.float(), kv=(self.kv.float() * scales).nan_to_num(0.0))
+
+    def all(self) -> tuple[Tensor, ...]:
+        return self.q, self.kv, self.block_tables, self.query_start, self.context_lens
+
+
+def make(case: Case, device: torch.device, shared: int = 0) -> Inputs:
+    """Pages in shuffled order; what no query of a window reaches is page 0, of NaN as all that is not written.
+
+    The first `shared` keys are the first sequence's for all.
+    """
+    generator = torch.Generator().manual_seed(7)
+    contexts, counts = zip(*case.rows, strict=True)
+    sequences, size = len(contexts), case.block_size
+    pages = sequences * case.max_blocks + 1
+    tables = (torch.randperm(pages - 1, generator=generator) + 1).view(sequences, case.max_blocks).int()
+    tables[:, : shared // size] = tables[0, : shared // size]
+    kv = torch.full((pages, 2, case.kv_heads, size, case.head_dim), float("nan"), dtype=case.cache or case.dtype)
+    for table, context, queries in zip(tables, contexts, counts, strict=True):
+        first = max(0, context - queries - case.window + 1) if case.window else 0
+        table[: first // size] = 0
+        at = torch.arange(first // size * size, context)
+        new = torch.randn(len(at), 2, case.kv_heads, case.head_dim, generator=generator).to(kv.dtype)
+        kv[table[at // size].long(), :, :, at % size] = new
+    q = torch.randn(sum(counts), case.group * case.kv_heads, case.head_dim, generator=generator).to(case.dtype)
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    return Inputs(*(tensor.to(device) for tensor in (q, kv, tables, starts, torch.tensor(contexts, dtype=torch.int32))))
+
+
+def expected(case: Case, inputs: Inputs, key_scale: float = 1.0, value_scale: float = 1.0) -> Tensor:
+    wide = inputs.widened(key_scale, value_scale)
+    return reference.paged_attention(*wide.all(), case.head_dim**-0.5, case.window, case.soft_cap)
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    difference = (actual.float() - expected).abs().max().item()
+    assert difference <= TOLERANCE[actual.dtype] * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(name: str, device: torch.device) -> None:
+    from starling_engine.kernels.paged_attention import paged_attention
+
+    case = CASES[name]
+    inputs = make(case, device)
+    scales = {"key_scale": 0.5, "value_scale": 3.0} if case.cache else {}
+    longest = max(queries for _, queries in case.rows)
+    actual = paged_attention(
+        *inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap, max_query_len=longest, **scales
+    )
+    assert actual.dtype == case.dtype
+    assert_close(actual, expected(case, inputs, **scales))
+
+
+def test_the_cases_take_the_ways_that_they_name() -> None:
+    """Which way is taken depends on numbers that may be tuned; a case must not leave its way unseen."""
+    for name, case in CASES.items():
+        rows = max(queries for _, queries in case.rows) * case.group
+        short = decode_tiles(case.head_dim, case.dtype.itemsize, rows) is not None
+        assert short == name.startswith(("decode", "drafts")), name
+        shape = Shape(tokens=1, sequences=len(case.rows), heads=1, kv_heads=1, head_dim=64, itemsize=2)
+        room = case.max_blocks * case.block_size
+        split = decode_segments(shape, min(room, case.window or room), 132) > 1
+        assert split == ("split" in name), name
+
+
+def test_a_longest_query_that_is_not_known_may_be_any(device: torch.device) -> None:
+    from starling_engine.kernels.paged_attention import paged_attention
+
+    case = CASES["mixed"]
+    inputs = make(case, device)
+    assert_close(paged_attention(*inputs.all(), case.head_dim**-0.5), expected(case, inputs))
+
+
+def test_large_scores_overflow_nowhere(device: torch.device) -> None:
+    """Scores of thousands, below a cap and without one: one key takes all, and nothing is NaN."""
+    from starling_engine.kernels.paged_attention import paged_attention
+
+    for case in (CASES["prefill"], replace(CASES["prefill"], soft_cap=20.0)):
+        inputs = make(case, device)
+        inputs.q *= 300
+        with np.errstate(over="ignore"):
+            actual = paged_attention(*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap)
+        assert_close(actual, expected(case, inputs))
+
+
+@pytest.mark.parametrize("rows", [((90, 1), (64, 0), (70, 1), (65, 1)), ((90, 1), (128, 50), (66, 2))], ids=["decode", "mixed"])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+    from starling_engine.kernels.cascade import cascade_attention
+    from starling_engine.kernels.paged_attention import Call
+
+    case = Case(rows, group=4, soft_cap=5.0, dtype=dtype, max_blocks=60)
+    inputs = make(case, device, shared=64)
+    call = Call(
+        q=inputs.q,
+        kv=inputs.kv,
+        block_tables=inputs.block_tables,
+        query_start=inputs.query_start,
+        context_lens=inputs.context_lens,
+        scale=case.head_dim**-0.5,
+        soft_cap=case.soft_cap,
+    )
+    longest = max(queries for _, queries in rows)
+    assert_close(cascade_attention(call, 64, longest), expected(case, inputs))
+
+
+def test_merging_parts_of_the_keys_is_attention_over_all(device: torch.device) -> None:
+    """Against torch's softmax over all scores. A part without keys counts nothing, whatever lies in its place."""
+    from starling_engine.kernels.split_attention import Partial, merge
+
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(2, 3, 5 * 8, generator=generator).double() * 4
+    values = torch.randn(5 * 8, 80, generator=generator).double()
+    parts = scores.view(2, 3, 5, 8)
+    out = torch.einsum("thsk,skd->thsd", parts.softmax(-1), values.view(5, 8, 80)).float().contiguous()
+    lse = (parts.logsumexp(-1) / torch.log(torch.tensor(2.0))).float()
+    out[0, :, 2], lse[0, :, 2] = float("nan"), float("-inf")
+    scores[0, :, 16:24] = float("-inf")
+    actual = merge(Partial(out.to(device), lse.to(device)), FP32)
+    torch.testing.assert_close(actual.cpu(), (scores.softmax(-1) @ values).float())
+    assert (merge(Partial(out.to(device), torch.full_like(lse, float("-inf")).to(device)), BF16) == 0).all()
+
+
+def test_segments_are_bounded() -> None:
+    shape = Shape(tokens=1, sequences=1, heads=8, kv_heads=1, head_dim=128, itemsize=2)
+    assert [decode_segments(shape, longest, 132) for longest in (1, 511, 512, 4096, 1 << 20)] == [1, 1, 2, 16, MAX_SEGMENTS]
+    many = replace(shape, sequences=512, kv_heads=8)
+    assert decode_segments(many, 1 << 20, 132) == 1
