@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from starling_engine.attention.base import AttentionMetadata
 from starling_engine.layers.experts import ExpertsShape
 from starling_engine.models.moe import Routing
 from starling_engine.parallel.shard import Share
@@ -20,6 +21,7 @@ def cases(*, toy: bool) -> Iterator[Case]:
     for tokens in (3,) if toy else (1, 64, 8192):
         yield _route(tokens, routing)
         yield _experts(tokens, hidden, inner, routing)
+    yield _latents(*((2, 40, 4, 32, 16) if toy else (64, 4096, 128, 512, 64)))
 
 
 def _route(tokens: int, routing: Routing) -> Case:
@@ -58,3 +60,31 @@ def _experts(tokens: int, hidden: int, inner: int, routing: Routing) -> Case:
     return Case(
         what=f"experts, {tokens} tokens, {hidden} x {inner}, {routing.top_k} of {routing.num_experts}", make=make, cost=cost
     )
+
+
+def _latents(sequences: int, context: int, heads: int, rank: int, rope: int) -> Case:
+    """Latent attention of one token a sequence, all heads on one read of the latents; DeepSeek-V3's sizes."""
+    page = 16
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.mla import attend
+        from starling_engine.kernels.paged_attention import sms
+
+        blocks = -(-context // page)
+        kv = torch.randn(sequences * blocks, page, rank + rope, dtype=BF16, device=device)
+        q_latent = torch.randn(heads, sequences, rank, dtype=BF16, device=device)
+        q_rope = torch.randn(sequences, heads, rope, dtype=BF16, device=device)
+        at = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+        meta = AttentionMetadata(
+            positions=torch.full((sequences,), context - 1, device=device),
+            slots=torch.full((sequences,), -1, device=device),
+            query_start=at,
+            context_lens=torch.full((sequences,), context, dtype=torch.int32, device=device),
+            block_tables=torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks),
+            max_query_len=1,
+        )
+        return lambda: attend(q_latent, q_rope, kv, meta, (rank + rope) ** -0.5, processors=sms(device))
+
+    moved = sequences * (context * (rank + rope) + heads * (2 * rank + rope))
+    cost = Cost(2.0 * moved, 2.0 * sequences * heads * context * (2 * rank + rope))
+    return Case(what=f"latent attention, decode, {sequences} x 1 of {context} tokens, {heads} heads", make=make, cost=cost)

@@ -59,6 +59,7 @@ def _sample(rows: int, vocab: int, name: str, filters: Filters) -> Case:
         logits, at = 3 * torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
         columns = [torch.full((rows,), value, device=device) for value in (temperature, top_p, 0.0)]
         k = torch.full((rows,), top_k, dtype=torch.int32, device=device)
-        return lambda: sample(logits, columns[0], k, columns[1], columns[2], at, at)
+        filtered = bool(top_k) or top_p < 1
+        return lambda: sample(logits, columns[0], k, columns[1], columns[2], at, at, filtered=filtered)
 
     return Case(what=f"sampling, {rows} x {vocab}, {name}", make=make, cost=Cost(4.0 * rows * vocab))

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from bench.gpu.files import write_weights
 from bench.gpu.shapes import model_config, model_folder
 from bench.gpu.table import Row
@@ -23,6 +25,7 @@ def rows(*, toy: bool) -> Iterator[Row]:
         with tempfile.TemporaryDirectory(prefix="starling-gpu-") as root:
             folder = model_folder(shape, toy=toy, root=Path(root))
             size = write_weights(folder, model_config(shape, toy=toy), room=shutil.disk_usage(root).free)
+            torch.cuda.empty_cache()
             yield from _measure(shape, folder, size, toy=toy)
 
 

@@ -42,10 +42,10 @@ def pinned() -> list[str]:
     return [f"{name}=={versions[name]}" for name in NEEDED]
 
 
-def install(folder: Path, target: Path) -> None:
-    """Prints the folder that is to be on the path. Ends with an error that names what is neither here nor among the wheels."""
+def install(folder: Path, target: Path, needed: dict[str, str] = NEEDED) -> None:
+    """Prints the folder that is to be on the path. SystemExit names what is neither here nor among the wheels."""
     sys.path.append(str(target))
-    missing = [name for name, module in NEEDED.items() if find_spec(module) is None]
+    missing = [name for name, module in needed.items() if find_spec(module) is None]
     wheels = {name: next(folder.glob(f"{name.replace('-', '_')}-*.whl"), None) for name in missing}
     if unknown := [name for name, wheel in wheels.items() if wheel is None]:
         sys.exit(f"missing: {', '.join(unknown)}; `bench/gpu.sh --wheels` fetches them into {folder} where there is a network")

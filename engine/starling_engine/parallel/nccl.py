@@ -70,7 +70,7 @@ class NcclCommunicator:
             return self._host.all_gather(x)
         self.tick()
         out = x.new_empty((self.shard.count, *x.shape))
-        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
+        self._wait(self._group._allgather_base(out, x.contiguous()))
         return out
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
@@ -88,12 +88,12 @@ class NcclCommunicator:
 
     def send(self, x: torch.Tensor, to: int) -> None:
         if not self._has(x):
-            return self._host.send(x, to)
+            self._host.send(x, to)
+            return
         while len(self._sent) >= MAX_SENT:
             self._wait(self._sent.popleft()[0])
         x = x.contiguous()
         self._sent.append((self._group.send([x], to, 0), x))
-        return None
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
         if not self._has(x):
