@@ -44,7 +44,7 @@ def test_every_wheel_has_its_version():
 
 
 def test_what_is_missing_and_not_carried_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="missing: starling-nowhere; .*--wheels"):
+    with pytest.raises(SystemExit, match=r"missing: starling-nowhere; .*--wheels"):
         install(tmp_path, tmp_path / "site", {"pytest": "pytest", "starling-nowhere": "starling_nowhere"})
 
 

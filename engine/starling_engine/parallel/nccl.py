@@ -70,7 +70,7 @@ class NcclCommunicator:
             return self._host.all_gather(x)
         self.tick()
         out = x.new_empty((self.shard.count, *x.shape))
-        self._wait(self._group._allgather_base(out, x.contiguous()))
+        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
         return out
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
