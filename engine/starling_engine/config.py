@@ -3,7 +3,7 @@
 Argument names are vLLM's wherever they mean the same.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from starling_engine.errors import ConfigError
@@ -231,6 +231,8 @@ class WorkerConfig:
     local_ranks: int = 1
     """Ranks that share this machine's memory, those of other data parallel ranks included."""
     rank: int = 0
+    first_rank: int = 0
+    """Of this core, among those of all cores: ranks are dealt to nodes in their order, and to a node's GPUs."""
     rendezvous: Rendezvous | None = None
     """Where there are several ranks; the executor fills it in, as it does `counters`."""
     counters: str = ""
@@ -252,6 +254,10 @@ class EngineConfig:
     data_parallel_rank: int = 0
     kv_events: str | None = None
     """Where it publishes what is cached: see `kv.publisher`."""
+
+    def of_core(self, dp: int) -> "EngineConfig":
+        """That of one data parallel rank's core."""
+        return replace(self, data_parallel_rank=dp, worker=replace(self.worker, first_rank=dp * self.worker.layout.world_size))
     sleep_mode: bool = False
     """Whether clients of the endpoint may put it to sleep."""
 

@@ -98,7 +98,7 @@ class Worker:
         with self._phase("init"):
             torch.set_num_threads(config.num_threads)
             torch.manual_seed(config.seed)
-            platform = select_platform(config.device)
+            platform = select_platform(config.device, (config.first_rank + config.rank) % config.local_ranks)
             dtype: torch.dtype = getattr(torch, config.dtype)
             platform.check_dtype(dtype)
             model_config = load_model_config(Path(config.model_path))
@@ -106,7 +106,7 @@ class Worker:
                 config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
             )
             methods = select_linear_method(dtype, platform.device)
-            ranks = join_ranks(config, self._tick)
+            ranks = join_ranks(config, self._tick, platform.device)
 
             def build() -> Decoder:
                 return Decoder(
