@@ -258,6 +258,7 @@ class EngineConfig:
     def of_core(self, dp: int) -> "EngineConfig":
         """That of one data parallel rank's core."""
         return replace(self, data_parallel_rank=dp, worker=replace(self.worker, first_rank=dp * self.worker.layout.world_size))
+
     sleep_mode: bool = False
     """Whether clients of the endpoint may put it to sleep."""
 

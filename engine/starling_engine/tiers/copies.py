@@ -91,7 +91,7 @@ class CopyStream:
     """A thread's copies, beside what the device computes; when it is left, they have been made."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
         if self._stream is not None:
