@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from starling_engine.child import import_for_good
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
+from starling_engine.sleep import Release, Rested, RestOrder, Restore
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 class ThreadExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[StepResult | Done] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | RestOrder | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[StepResult | Rested | Done] = queue.SimpleQueue()
         self._results: deque[StepResult] = deque()
         self._moved: list[Done] = []
+        self._rested: Rested | None = None
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
         self._transfers: Transfers | None = None
@@ -78,6 +80,14 @@ class ThreadExecutor:
     def balances(self) -> list[Balance | Rearranged]:
         return []
 
+    def rest(self, order: RestOrder) -> None:
+        self._plans.put(order)
+
+    def rested(self) -> Rested | None:
+        self._take(0)
+        rested, self._rested = self._rested, None
+        return rested
+
     def move(self, orders: list[Order]) -> None:
         assert self._transfers is not None, "asked for where there are tiers"
         for order in orders:
@@ -96,6 +106,8 @@ class ThreadExecutor:
             while True:
                 if isinstance(answer, Done):
                     self._moved.append(answer)
+                elif isinstance(answer, Rested):
+                    self._rested = answer
                 else:
                     self._results.append(answer)
                 answer = self._answers.get_nowait()
@@ -128,7 +140,7 @@ class ThreadExecutor:
             return
         self._reports.put(report)
         while (plan := self._plans.get()) is not None:
-            self._answers.put(worker.attempt(plan))
+            self._answers.put(worker.rest(plan) if isinstance(plan, Release | Restore) else worker.attempt(plan))
             self._tick()
         if worker.transfers is not None:
             worker.transfers.close()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,15 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+class NoModel:
+    """In the model's place while there is none."""
+
+    def forward(self, *_: object) -> NoReturn:
+        raise AssertionError("no step is planned for a core that sleeps")
+
+    logits = forward
+
+
 class ModelRunner:
     """`kv` has each layer's view of the pool, of the layers that are here; `tick` is called as each ends."""
 
@@ -38,7 +47,7 @@ class ModelRunner:
         tick: Callable[[], None],
         link: StageLink,
     ) -> None:
-        self._model = model
+        self._model: Model = model
         self._kv = kv
         self._groups = groups
         self._batch = batch
@@ -70,6 +79,17 @@ class ModelRunner:
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
+
+    def on_sleep(self) -> None:
+        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
+        self._model = NoModel()
+
+    def on_wake(self, model: Model) -> None:
+        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same.
+
+        What a device is to replay has to be recorded anew, best when it is first wanted: whoever wakes the engine waits for this.
+        """
+        self._model = model
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:

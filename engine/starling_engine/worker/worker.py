@@ -34,6 +34,7 @@ from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sampling.select import select_sample_op
+from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tiers.orders import Done
 from starling_engine.weights.dummy import DummyWeights, load_dummy
@@ -44,6 +45,7 @@ from starling_engine.worker.holders import Holders
 from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.meeting import LoadedSoFar, meet
 from starling_engine.worker.report import Phase, WorkerReport
+from starling_engine.worker.rest import Rest
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
 from starling_engine.worker.stage import StageLink
@@ -83,7 +85,9 @@ class Worker:
         self._seconds: dict[str, float] = {}
         self._runner: ModelRunner | None = None
         self._model: Decoder | None = None
+        """Where experts come and go; else whoever has it sleep is the only one to keep it."""
         self._shared: ExpertRanks | None = None
+        self._rest: Rest | None = None
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
@@ -101,13 +105,17 @@ class Worker:
             )
             methods = select_linear_method(dtype, platform.device)
             ranks = join_ranks(config, self._tick)
-            model = Decoder(
-                *(model_config, dtype, platform.device, methods, attention),
-                max_position=config.max_model_len,
-                tensor=ranks.tensor,
-                stage=ranks.pipeline.shard,
-                expert_ranks=self._expert_ranks(model_config, ranks.tensor),
-            )
+
+            def build() -> Decoder:
+                return Decoder(
+                    *(model_config, dtype, platform.device, methods, attention),
+                    max_position=config.max_model_len,
+                    tensor=ranks.tensor,
+                    stage=ranks.pipeline.shard,
+                    expert_ranks=self._expert_ranks(model_config, ranks.tensor),
+                )
+
+            model = build()
         with self._phase("load"), torch.inference_mode():
             self._load(model)
         with self._phase("allocate"):
@@ -124,7 +132,10 @@ class Worker:
             sampler = Sampler(select_sample_op(platform.device))
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype)
             self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick, link)
-            self._model = model
+            if config.lockstep:
+                self._model = model
+            else:
+                self._rest = Rest(model, lambda: self._loaded(build()), self._runner, kv, platform.device)
             if config.tiers is not None:
                 assert self._answer is not None, "somebody has to hear of what has moved"
                 self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
@@ -153,6 +164,11 @@ class Worker:
         finally:
             if self.transfers is not None:
                 self.transfers.finished(plan.step_id)
+
+    def rest(self, order: RestOrder) -> Rested:
+        """Gives memory back, or takes it again; no step is in flight. Not for a rank whose config says `lockstep`."""
+        assert self._rest is not None, "prepare() comes first, and ranks that step with other cores' do not sleep"
+        return self._rest.carry_out(order)
 
     # ---- among the ranks of other cores ----
 
@@ -227,6 +243,11 @@ class Worker:
             load_dummy(model, self._config.seed)
             return
         load_weights(model, Path(self._config.model_path), self._report_load)
+
+    def _loaded(self, model: Decoder) -> Decoder:
+        with torch.inference_mode():
+            self._load(model)
+        return model
 
     def _report_load(self, done: int, total: int) -> None:
         self._on_phase(Phase("load", done, total))
