@@ -55,6 +55,7 @@ class EngineArgs:
     kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557, or tcp://*:5557/TOPIC
     max_num_waiting          requests that may queue before new ones are refused
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
+    enable_sleep_mode        clients of the endpoint may have the engine sleep and wake; scripts and the admin endpoint always may
     progress_timeout         seconds with work and without progress after which the engine counts as hung
     """
 
@@ -95,6 +96,7 @@ class EngineArgs:
     eplb_window_size: int = 1000
     eplb_step_interval: int = 3000
     num_threads: int | None = None
+    enable_sleep_mode: bool = False
     progress_timeout: float = 20.0
     show_progress: bool = True
 
@@ -246,6 +248,8 @@ class EngineConfig:
     data_parallel_rank: int = 0
     kv_events: str | None = None
     """Where it publishes what is cached: see `kv.publisher`."""
+    sleep_mode: bool = False
+    """Whether clients of the endpoint may put it to sleep."""
 
 
 def size_of(name: str, value: int | str | None) -> int | None:

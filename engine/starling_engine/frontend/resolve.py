@@ -11,6 +11,7 @@ from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.split import check_split
 from starling_engine.parallel.placement import even_slots
 from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.sleep import STEPS_WITH_OTHERS
 from starling_engine.tiers.sizes import host_slots, passage_bytes
 from starling_engine.weights.hub import resolve_model
 
@@ -42,6 +43,8 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
     lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
+    if lockstep and args.enable_sleep_mode:
+        raise ConfigError(STEPS_WITH_OTHERS, "enable_sleep_mode")
     expert_slots, eplb = _expert_slots(args, model) if lockstep else (0, None)
     local_ranks = layout.world_size if here is None else here.ranks
     worker = WorkerConfig(
@@ -76,6 +79,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         async_scheduling=args.async_scheduling,
         seed=args.seed,
         kv_events=args.kv_events,
+        sleep_mode=args.enable_sleep_mode,
     )
     return folder, model, config
 
