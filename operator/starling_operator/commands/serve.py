@@ -88,6 +88,9 @@ def serve(
     progress_timeout: Annotated[
         float, _option("--progress-timeout", text="Seconds without progress that count as hung.", panel=ENGINE)
     ] = 20.0,
+    enable_sleep_mode: Annotated[
+        bool, _option("--enable-sleep-mode", text="Clients may free its memory: POST /sleep, /wake_up.", panel=ENGINE)
+    ] = False,
     # memory
     block_size: Annotated[int, _option("--block-size", text="Tokens in a block of the KV cache.", panel=MEMORY)] = 16,
     kv_cache_memory_bytes: Annotated[
