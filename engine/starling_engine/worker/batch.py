@@ -135,6 +135,9 @@ class InputBatch:
         shared = (torch.from_numpy(positions), query_start, torch.from_numpy(ends.astype(np.int32)), longest)
         width = -(-int(ends.max()) // self.block_size)
         metadata = [self._metadata(table, rows, slots, width, *shared) for table in self.tables]
+        if longest > 1:
+            for meta in metadata:
+                meta.host_lens = ([0, *query_end.tolist()], ends.tolist())
         ids = torch.from_numpy(self.tokens[rows, positions].astype(np.int64))
         return StepInputs(ids, metadata, query_end - 1, ends)
 
