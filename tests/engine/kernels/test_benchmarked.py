@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench.gpu import cases_attention, cases_rows
+from bench.gpu import cases_attention, cases_experts, cases_rows
 from bench.gpu.case import Case
 
-CASES = [case for module in (cases_attention, cases_rows) for case in module.cases(toy=True)]
+CASES = [case for module in (cases_attention, cases_rows, cases_experts) for case in module.cases(toy=True)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
