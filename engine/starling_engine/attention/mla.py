@@ -38,6 +38,7 @@ class TorchMla:
     """Any dtype and device. Stateless: all state is in the arguments."""
 
     name = "torch"
+    capturable = False
 
     def forward(
         self,

@@ -14,6 +14,7 @@ class DenseExperts:
     """
 
     name = "dense"
+    capturable = False
     _gate_up: torch.Tensor | None = None
     _down: torch.Tensor | None = None
 
