@@ -32,12 +32,12 @@ class Compiled:
     ptx: str
 
 
-def compiled(launch: Callable[..., object], *args: object) -> list[Compiled]:
-    """The kernels that `launch(*args)` launches, in order, with all that its arguments specialise them to.
+def compiled(launch: Callable[..., object], *args: object, **options: object) -> list[Compiled]:
+    """The kernels that `launch(*args, **options)` launches, in order, with all that its arguments specialise them to.
 
     `launch` is a function of a module that can be imported by name; it makes its tensors on the device "meta". Nothing runs.
     """
-    return _process().submit(_compile, launch, args).result()
+    return _process().submit(_compile, functools.partial(launch, *args, **options)).result()
 
 
 @functools.cache
@@ -62,21 +62,21 @@ class _H200:
     def get_current_device(self) -> int:
         return 0
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, _device: int) -> int:
         return 0
 
 
-def _compile(launch: Callable[..., object], args: tuple[object, ...]) -> list[Compiled]:
+def _compile(launch: Callable[[], object]) -> list[Compiled]:
     from triton.runtime import JITFunction, driver
 
     driver.set_active(_H200())
     run, kernels = JITFunction.run, []
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernels.append(run(self, *args, grid=grid, warmup=True, **options))
+    def compile_only(self: Any, *args: Any, **options: Any) -> None:
+        kernels.append(run(self, *args, **{**options, "warmup": True}))
 
     with mock.patch.object(JITFunction, "run", compile_only):
-        launch(*args)
+        launch()
     return [_look(kernel) for kernel in kernels]
 
 
