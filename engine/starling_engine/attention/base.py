@@ -19,8 +19,8 @@ class AttentionMetadata:
     context_lens  [S] int32, tokens of each sequence in the cache once this step's are stored
     block_tables  [S, max_blocks] int32; blocks outside the window are 0 and never read
     max_query_len longest query of the step; 1 means a pure decode step
-    shared_blocks leading blocks that all sequences share and that were full before this step (`kernels.attention_plan.common_prefix`);
-                  a backend may attend to them for all sequences at once
+    shared_blocks leading blocks that all sequences share and that were full before this step, as
+                  `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
     host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
     """
 

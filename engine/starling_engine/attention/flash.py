@@ -11,7 +11,7 @@ from starling_engine.kernels.store import qk_norm_rope_store
 
 
 class FlashAttention:
-    """bf16 or fp16, heads of at most 256 elements. Waits for the device, so that its steps are not captured. See `AttentionBackend`."""
+    """bf16 or fp16, heads of at most 256 elements. Waits for the device: its steps are not captured. See `AttentionBackend`."""
 
     name = "flash_attn"
 
@@ -35,12 +35,10 @@ class FlashAttention:
         return out.flatten(1)
 
 
-def gather(
-    kv: torch.Tensor, meta: AttentionMetadata, window: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def gather(kv: torch.Tensor, meta: AttentionMetadata, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Keys and values [N, KVH, D] that some query sees, where each sequence's begin in them [S + 1] int32, and the most of one.
 
-    What lies before the window is left out: its pages may hold anything by now. Causality counts from the end, so that is no matter.
+    What lies before the window is left out: its pages may hold anything by now. Causality counts from the end all the same.
     """
     lengths = meta.context_lens
     first = torch.zeros_like(lengths)

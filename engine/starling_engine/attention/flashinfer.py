@@ -61,7 +61,7 @@ def page_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.T
     """Where each sequence's pages begin [S + 1], the pages that some query sees, one sequence behind the other, and the tokens in
     each sequence's last page [S]; all int32.
 
-    Whole pages before the window are left out: they may hold anything by now. Causality counts from the end, so that is no matter.
+    Whole pages before the window are left out: they may hold anything by now. Causality counts from the end all the same.
     """
     lengths = meta.context_lens.long()
     first = torch.zeros_like(lengths)

@@ -67,6 +67,8 @@ def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, l
             return why_not_triton(platform.device) or _beyond(dtype, head_dim, TRITON_DTYPES)
     if importlib.util.find_spec(name) is None:
         return f"the package {name} is not installed"
+    if why := why_not_triton(platform.device):
+        return f"{why}, and it rotates and stores"
     if name == "flashinfer" and head_dim not in FLASHINFER_HEAD_DIMS:
         return f"head_dim {head_dim} is none of {', '.join(map(str, FLASHINFER_HEAD_DIMS))}"
     return _beyond(dtype, head_dim, LIBRARY_DTYPES)

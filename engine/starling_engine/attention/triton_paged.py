@@ -10,9 +10,10 @@ from starling_engine.kernels.store import qk_norm_rope_store
 
 
 class TritonAttention:
-    """Needs `triton_runs(device)`, a dtype of DTYPES and a head size up to MAX_HEAD_DIM. See `AttentionBackend`.
+    """bf16, fp16 or fp32, heads of at most 256 elements, where `triton_runs(device)`. See `AttentionBackend`.
 
-    Does not wait for the device, and what it launches depends on shapes, max_query_len and shared_blocks alone: a step may be captured.
+    Does not wait for the device, and what it launches depends on shapes, max_query_len and shared_blocks alone: a step may be
+    captured.
     """
 
     name = "triton"

@@ -2,14 +2,22 @@
 
 A query block is BLOCK_M rows: tokens of one sequence times the query heads that share a key-value head (the group).
 
-| step            | head x bytes  | rows | keys | warps | stages | why                                                          |
-|-----------------|---------------|------|------|-------|--------|--------------------------------------------------------------|
-| prefill         | up to 128 x 2 |  128 |   64 |     8 |      3 | two warpgroups of 64 rows (wgmma)                            |
-| prefill         | 256 x 2       |  128 |   32 |     8 |      2 | the same in what shared memory holds                         |
-| prefill         | any x 4       |   32 |   32 |     4 |      2 | fp32 is exact, without tensor cores: small, lest it spills   |
-| decode          | up to 128 x 2 |   16 |   64 |     4 |      3 | two tiles of keys and values in flight; 2 to 4 blocks an SM  |
-| decode          | 256 x 2       |   16 |   32 |     4 |      3 | the same bytes in flight                                     |
-| decode          | any x 4       |   16 |   32 |     4 |      2 |                                                              |
+| step    | head x bytes  |  rows | keys | warps | stages | registers | blocks an SM | shared |
+|---------|---------------|-------|------|-------|--------|-----------|--------------|--------|
+| prefill | up to 64 x 2  |   128 |   64 |     8 |      3 |       128 |            2 |  48 KB |
+| prefill | up to 128 x 2 |   128 |   32 |     8 |      3 |       128 |            2 |  64 KB |
+| prefill | 256 x 2       |   128 |   32 |     8 |      3 |       254 |            1 | 128 KB |
+| prefill | any x 4       |    32 |   16 |     8 |      2 |        78 |            3 |  34 KB |
+| decode  | up to 128 x 2 | 16-64 |   64 |     4 |      5 |   128-206 |         3, 2 |  70 KB |
+| decode  | 256 x 2       | 16-64 |   32 |     4 |      5 |       168 |            3 |  73 KB |
+| decode  | any x 4       | 16-32 |   32 |     8 |      2 |        54 |            4 |  42 KB |
+
+Registers a thread and shared memory a block are what Triton 3.7 and ptxas make of it for sm_90; nothing here was timed on one.
+
+Prefill: 128 rows are two warpgroups (wgmma), and ask L2 for one byte each 128 operations. Two blocks an SM, so that one multiplies
+while the other is at its softmax: with 64 keys, heads of 128 take 202 registers, and only one block fits. Decode: page numbers are
+loaded ahead of pages, so that 5 stages are two tiles of keys and values in flight, up to 64 KB a block, where the memory's latency
+asks for about 30 KB an SM. fp32 is exact, without tensor cores: small tiles, lest it spills.
 """
 
 from dataclasses import dataclass
@@ -44,6 +52,7 @@ class Tiles:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
     def tokens(self, group: int) -> int:
         """Tokens of a query block."""
@@ -59,15 +68,17 @@ def decode_tiles(head_dim: int, itemsize: int, rows: int) -> Tiles | None:
         return None
     rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
     if itemsize > 2:
-        return Tiles(rows, 32, 4, 2)
-    return Tiles(rows, 64, 4, 3) if head_dim <= 128 else Tiles(rows, 32, 4, 3)
+        return Tiles(rows, 32, 8, 2)
+    return Tiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
 
 
 def prefill_tiles(head_dim: int, itemsize: int) -> Tiles:
     """For all others: bound by the tensor cores."""
     if itemsize > 2:
-        return Tiles(32, 32, 4, 2)
-    return Tiles(128, 64, 8, 3) if head_dim <= 128 else Tiles(128, 32, 8, 2)
+        return Tiles(32, 16, 8, 2)
+    if head_dim <= 64:
+        return Tiles(128, 64, 8, 3, 128)
+    return Tiles(128, 32, 8, 3, 128) if head_dim <= 128 else Tiles(128, 32, 8, 3)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Attention where all sequences begin with the same blocks: the shared keys are read for all queries at once, not for each sequence.
+"""Attention where all sequences begin with the same blocks: the shared keys are read for all queries at once.
 
-The two passes of arXiv 2501.01005 (section 3.1.2): all tokens over the prefix as one prefill with nothing hidden, each sequence over
-what follows, merged by their LSE. `attention_plan.cascade_pays` says when that is cheaper.
+Two passes (arXiv 2501.01005, section 3.1.2), merged by their LSE: all tokens over the prefix, as one prefill with nothing hidden,
+and each sequence over what follows. `attention_plan.cascade_pays` says when that is cheaper.
 """
 
 from torch import Tensor

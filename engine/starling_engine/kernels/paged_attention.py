@@ -19,12 +19,13 @@ from starling_engine.kernels.split_attention import Partial, merge
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NO_LIMIT = 1 << 30
+MAX_GROUP = 32
 SMS_OF_H200 = 132
 
 
 @triton.jit
 def _sequence_of(query_block, query_start, sequences, BLOCK_Q: tl.constexpr):
-    """The last sequence whose query blocks begin at or before this one; sequence s has them from query_start[s] // BLOCK_Q + s on."""
+    """The last sequence whose query blocks begin at or before this one; those of s begin at query_start[s] // BLOCK_Q + s."""
     low = 0
     high = sequences
     while high - low > 1:
@@ -42,10 +43,9 @@ def _rows_of(pages, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr
     pointers = pages + at[:, None] + dims[None, :]
     if MASKED:
         return tl.load(pointers, mask=here[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    elif dims.shape[0] != HEAD_DIM:
+    if dims.shape[0] != HEAD_DIM:
         return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    else:
-        return tl.load(pointers)
+    return tl.load(pointers)
 
 
 @triton.jit
@@ -97,7 +97,8 @@ def _attend(
 @triton.jit(do_not_specialize=["sequences", "shortest", "longest", "prefix", "suffix", "segment_base"])
 def _paged_attention(
     q, kv, block_tables, query_start, context_lens, out, partial_out, partial_lse, sequences, shortest, longest, prefix, suffix,
-    segment_base, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_offset, stride_table,
+    segment_base, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_offset,
+    stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENTS: tl.constexpr,
     ALL_SEGMENTS: tl.constexpr, ONE_BLOCK: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
@@ -176,8 +177,8 @@ def _paged_attention(
     if ONE_BLOCK:
         # Bound by memory, with one tile of keys to mask: a second loop would only wait for its first loads.
         acc, total, top = _attend(
-            acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first, last,
-            scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
+            acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first,
+            last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
         )  # fmt: skip
     else:
         all_first = tl.minimum(tl.maximum(tl.cdiv(all_from, KEYS), first), last)
@@ -225,6 +226,8 @@ class Call:
 
     def __post_init__(self) -> None:
         heads, dim = self.q.shape[1:]
+        if self.group > MAX_GROUP:
+            raise ValueError(f"{self.group} query heads share a key-value head; Triton's kernels take {MAX_GROUP} at most")
         assert self.scale > 0 and heads % self.kv.shape[2] == 0 and dim == self.kv.shape[4]
         assert self.q.stride()[1:] == (dim, 1) and self.kv.stride(4) == 1 and self.block_tables.stride(1) == 1
 
@@ -386,6 +389,7 @@ def launch(call: Call, part: Part, tiles: Tiles, out: Tensor | Partial, segments
         PRECISION="ieee" if call.q.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=tiles.registers,
     )
 
 

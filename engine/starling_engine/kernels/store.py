@@ -1,6 +1,5 @@
 """What happens between the projection of queries, keys and values and attention, in one pass over them."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -50,7 +49,7 @@ def _qk_norm_rope_store(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, AT_ONCE heads). A head lies in three parts: the two halves that turn with one another, and what does not turn."""
+    """Program (token, AT_ONCE heads). A head has three parts: two halves that turn with one another, and what does not turn."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     exists = head < HEADS + 2 * KV_HEADS

@@ -5,12 +5,31 @@ import re
 import pytest
 import torch
 from starling_engine import native
+from starling_engine.attention import selector
 from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.selector import select_attention
 from starling_engine.errors import ConfigError
+from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.platforms.cpu import CpuPlatform
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+class CudaPlatform(CpuPlatform):
+    """A platform with a device of CUDA, as far as the choice asks."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda")
+
+    def attention_backends(self) -> tuple[str, ...]:
+        return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(INTERPRETED, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +87,38 @@ def test_an_impossible_choice_says_what_is_possible(
     with pytest.raises(ConfigError, match=words) as caught:
         select_attention(name, CpuPlatform(), dtype, 128)
     assert caught.value.field == "attention_backend"
+
+
+@pytest.mark.parametrize(
+    ("installed", "name", "dtype", "head_dim", "outcome"),
+    [
+        (["triton"], "auto", BF16, 128, "triton: the fastest here"),
+        (["triton", "flash_attn", "flashinfer"], "auto", FP16, 64, "triton: the fastest here"),
+        (["flash_attn"], "auto", BF16, 128, "sdpa: not triton: triton is not installed"),
+        (["triton"], "auto", BF16, 512, "sdpa: not triton: head_dim 512 is above 256"),
+        (["triton"], "sdpa", BF16, 128, "sdpa: asked for"),
+        (["triton"], "flash_attn", BF16, 128, "refused: the package flash_attn is not installed"),
+        (["triton"], "flashinfer", BF16, 128, "refused: the package flashinfer is not installed"),
+        (["triton", "flash_attn"], "flash_attn", FP32, 128, "refused: its kernels have no torch.float32"),
+        (["triton", "flashinfer"], "flashinfer", BF16, 96, "refused: head_dim 96 is none of 64, 128, 256"),
+        (["flash_attn"], "flash_attn", BF16, 128, "refused: triton is not installed, and it rotates and stores"),
+    ],
+)
+def test_on_cuda(
+    installed: list[str], name: str, dtype: torch.dtype, head_dim: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries are taken by name alone, and what is missing is said by name."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: object() if package in installed else None)
+    monkeypatch.setattr(selector, "_make", lambda chosen, _latent: chosen)
+    try:
+        chosen, why = select_attention(name, CudaPlatform(), dtype, head_dim)
+    except ConfigError as error:
+        found = f"refused: {error}"
+        assert outcome.removeprefix("refused: ") in found and "possible: auto, " in found
+    else:
+        assert f"{chosen}: {why}" == outcome
+
+
+def test_on_a_cpu_triton_is_for_tests() -> None:
+    with pytest.raises(ConfigError, match=r"'triton' is not possible .*interpreter .TRITON_INTERPRET=1., for tests"):
+        select_attention("triton", CpuPlatform(), BF16, 128)

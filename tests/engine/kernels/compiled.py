@@ -32,12 +32,12 @@ class Compiled:
     ptx: str
 
 
-def compiled(launch: Callable[..., object], *args: object) -> list[Compiled]:
-    """The kernels that `launch(*args)` launches, in order, with all that its arguments specialise them to.
+def compiled(launch: Callable[..., object], *args: object, **options: object) -> list[Compiled]:
+    """The kernels that `launch(*args, **options)` launches, in order, with all that its arguments specialise them to.
 
     `launch` is a function of a module that can be imported by name; it makes its tensors on the device "meta". Nothing runs.
     """
-    return _process().submit(_compile, launch, args).result()
+    return _process().submit(_compile, functools.partial(launch, *args, **options)).result()
 
 
 @functools.cache
@@ -62,21 +62,21 @@ class _H200:
     def get_current_device(self) -> int:
         return 0
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, _device: int) -> int:
         return 0
 
 
-def _compile(launch: Callable[..., object], args: tuple[object, ...]) -> list[Compiled]:
+def _compile(launch: Callable[[], object]) -> list[Compiled]:
     from triton.runtime import JITFunction, driver
 
     driver.set_active(_H200())
     run, kernels = JITFunction.run, []
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernels.append(run(self, *args, grid=grid, warmup=True, **options))
+    def compile_only(self: Any, *args: Any, **options: Any) -> None:
+        kernels.append(run(self, *args, **{**options, "warmup": True}))
 
     with mock.patch.object(JITFunction, "run", compile_only):
-        launch(*args)
+        launch()
     return [_look(kernel) for kernel in kernels]
 
 
@@ -84,6 +84,8 @@ def _look(kernel: Any) -> Compiled:
     from triton import knobs
 
     cubin = next(path for path in kernel.metadata_group.values() if path.endswith(".cubin"))
-    usage = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True)
+    usage = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+    )
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage.stdout)[1]) for word in ("REG", "STACK"))
     return Compiled(kernel.metadata.name, kernel.metadata.shared, registers, stack, kernel.asm["ptx"])

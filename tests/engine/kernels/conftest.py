@@ -15,7 +15,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*"]
 
 
 def import_kernels() -> None:
-    """Triton decides at import whether a kernel is interpreted. The variable goes again: other tests of the process live without it.
+    """Triton decides at import whether a kernel is interpreted. Then the variable goes: other tests of the process live without it.
 
     Raises UsageError where a kernel, or Triton itself, was imported too early.
     """

@@ -123,9 +123,7 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
     inputs = make(case, device)
     scales = {"key_scale": 0.5, "value_scale": 3.0} if case.cache else {}
     longest = max(queries for _, queries in case.rows)
-    actual = paged_attention(
-        *inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap, max_query_len=longest, **scales
-    )
+    actual = paged_attention(*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap, max_query_len=longest, **scales)
     assert actual.dtype == case.dtype
     assert_close(actual, expected(case, inputs, **scales))
 
