@@ -123,11 +123,12 @@ def attend_expanded(
     """Fills the rows of one sequence in `out` [T, H, value_dim], as many heads at a time as fit into SCRATCH."""
     shape, own, context = layer.shape, slice(span.start, span.start + span.queries), span.context
     pages = meta.block_tables[span.row, : -(-context // kv.shape[1])]
-    c, k_rope = kv[pages.long()].flatten(0, 1)[:context].split([shape.kv_rank, shape.rope_dim], dim=-1)
+    latents = kv[pages.long()].flatten(0, 1)[:context]
+    c, k_rope = torch.split(latents, [shape.kv_rank, shape.rope_dim], dim=-1)
     step = max(1, SCRATCH // (context * (shape.nope_dim + shape.value_dim)))
     for first in range(0, shape.num_heads, step):
         heads = slice(first, min(first + step, shape.num_heads))
-        k, v = (F.linear(c, w[heads].flatten(0, 1)).unflatten(1, (-1, w.shape[1])) for w in (layer.w_uk, layer.w_uv))
+        k, v = (F.linear(c, w[heads].flatten(0, 1)).view(context, -1, w.shape[1]) for w in (layer.w_uk, layer.w_uv))
         mla_expanded.attend(nope[own, heads], q_rope[own, heads], k, k_rope, v, layer.scale, out[own, heads])
 
 
