@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 
+from starling_engine.platforms.cpu import M_TRIM_THRESHOLD, NEVER_TRIM
+
 OWN = "starling_engine."
 NOT_OF_THE_MODEL = "starling_engine.parallel."
 """Ranks outlive a model that they share."""
+LOOKED_AT_FROM = 128 << 10
+"""Bytes; glibc's FASTBIN_CONSOLIDATION_THRESHOLD is 64 KiB."""
 
 
 def storages_of(model: object) -> list[torch.UntypedStorage]:
@@ -132,9 +136,23 @@ def return_unused(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-    if trim is not None:
-        trim(0)
+    else:
+        _trim_own_arena()
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _trim_own_arena() -> None:
+    """The end of the memory that glibc keeps for this thread, up to 64 MiB, which malloc_trim(3) leaves alone: it is looked at when
+    what lies before it is freed, and a CPU's workers have told glibc to keep all of it (`CpuPlatform.keep_scratch`).
+    """
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.malloc.restype = ctypes.c_void_p
+        libc.mallopt(M_TRIM_THRESHOLD, 0)
+        libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(LOOKED_AT_FROM))))
+        libc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
 
 
 def _copy_to_host(storage: torch.UntypedStorage) -> torch.Tensor:

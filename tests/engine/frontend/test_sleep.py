@@ -67,6 +67,8 @@ def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
         took = time.monotonic() - began
         print(f"{dtype}: {awake >> 20} MiB awake, {light >> 20} at level 1, {deep >> 20} at level 2; woken in {took:.3f} s")
         assert answers() == before
+        llm.sleep(level=2)
+        assert resident(llm) < deep + 2 * MIB, "what came anew goes as well"
 
 
 async def test_requests_wait_end_or_stand_against_it() -> None:
