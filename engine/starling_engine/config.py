@@ -261,9 +261,6 @@ class EngineConfig:
         """That of one data parallel rank's core."""
         return replace(self, data_parallel_rank=dp, worker=replace(self.worker, first_rank=dp * self.worker.layout.world_size))
 
-    sleep_mode: bool = False
-    """Whether clients of the endpoint may put it to sleep."""
-
 
 def size_of(name: str, value: int | str | None) -> int | None:
     """Bytes of an argument in SIZES. Raises ConfigError naming it and the form."""

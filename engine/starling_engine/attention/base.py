@@ -1,5 +1,6 @@
 """What every attention backend is given and promises."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,7 @@ class AttentionMetadata:
     max_query_len longest query of the step; 1 means a pure decode step
     shared_blocks leading blocks that all sequences share and that were full before this step, as
                   `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
+    host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
     """
 
     positions: torch.Tensor
@@ -29,6 +31,7 @@ class AttentionMetadata:
     block_tables: torch.Tensor
     max_query_len: int
     shared_blocks: int = 0
+    host_lens: tuple[Sequence[int], Sequence[int]] | None = None
 
 
 @dataclass(slots=True)

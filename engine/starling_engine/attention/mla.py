@@ -7,23 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.attention.base import AttentionMetadata
-from starling_engine.attention.mla_shape import QUERY_ROWS, MlaShape, Span, plan_forms, spans
+from starling_engine.attention.mla_base import MlaBackend, MlaWeights
+from starling_engine.attention.mla_shape import QUERY_ROWS, Span, plan_forms, spans
 from starling_engine.attention.torch_paged import rotate
-
-
-@dataclass(slots=True)
-class MlaWeights:
-    """What one layer brings besides its linear layers.
-
-    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with rope_dim columns; w_uk [num_heads,
-    nope_dim, kv_rank] and w_uv [num_heads, value_dim, kv_rank] make keys and values of the latent.
-    """
-
-    shape: MlaShape
-    scale: float
-    cos_sin: torch.Tensor
-    w_uk: torch.Tensor
-    w_uv: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -34,8 +20,8 @@ class Query:
     rope: torch.Tensor
 
 
-class TorchMla:
-    """Any dtype and device. Stateless: all state is in the arguments."""
+class TorchMla(MlaBackend):
+    """Any dtype and device."""
 
     name = "torch"
     capturable = False
@@ -49,11 +35,7 @@ class TorchMla:
         kv: torch.Tensor,
         meta: AttentionMetadata,
     ) -> torch.Tensor:
-        """Rotates, stores the latents, attends causally, each sequence in the form that costs less.
-
-        q [T, H * key_dim], c [T, kv_rank] normalised, k_rope [T, rope_dim] not yet rotated; kv [num_blocks, block_size,
-        latent_dim], written at meta.slots. Returns [T, H * value_dim] in q's dtype.
-        """
+        """See `MlaBackend`."""
         shape = layer.shape
         nope, rope = torch.split(q.view(len(q), shape.num_heads, -1), [shape.nope_dim, shape.rope_dim], dim=-1)
         turn = _rotate_pairs if shape.interleaved else rotate

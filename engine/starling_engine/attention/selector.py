@@ -9,12 +9,13 @@ from starling_engine import native
 from starling_engine.attention import native_cpu
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.mla import TorchMla
+from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ConfigError
 from starling_engine.kernels.runs import why_not_triton
 from starling_engine.platforms.base import Platform
 
-Backend = AttentionBackend | TorchMla
+Backend = AttentionBackend | MlaBackend
 
 BY_NAME_ONLY = ("flash_attn", "flashinfer")
 """Backends of packages that the product does not bring: never taken unless asked for."""
@@ -55,6 +56,8 @@ def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, l
     """Why the backend cannot serve the model; None when it can."""
     if name in ("torch", "sdpa"):
         return None
+    if latent and name == "triton":
+        return why_not_triton(platform.device) or _beyond(dtype, 0, TRITON_DTYPES)
     if latent:
         return "its kernels serve grouped-query attention, and this model caches latents"
     match name:
@@ -88,7 +91,7 @@ def _beyond(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...]) 
 def _make(name: str, latent: bool) -> Backend:
     """What the backend needs is imported here and not above: other machines have no triton, and few the libraries."""
     if latent:
-        return TorchMla()
+        return _make_latent(name)
     match name:
         case "native":
             return native_cpu.NativeAttention()
@@ -105,3 +108,11 @@ def _make(name: str, latent: bool) -> Backend:
 
             return FlashInferAttention()
     return TorchPagedAttention()
+
+
+def _make_latent(name: str) -> MlaBackend:
+    if name != "triton":
+        return TorchMla()
+    from starling_engine.attention.mla_triton import TritonMla
+
+    return TritonMla()

@@ -6,6 +6,7 @@ import logging
 import torch
 
 from starling_engine import native
+from starling_engine.kernels.runs import triton_runs, why_not_triton
 from starling_engine.layers.experts import ExpertsMethod, ExpertsSelector, ExpertsShape
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
@@ -17,7 +18,7 @@ def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSe
     """The selector for the experts of a model of `dtype` on `device`; logs once for each shape what it takes and why."""
 
     @functools.cache
-    def choose(shape: ExpertsShape) -> type[DenseExperts] | type[NativeExperts]:
+    def choose(shape: ExpertsShape) -> type[ExpertsMethod]:
         method, reason = _choose(shape, dtype, device)
         logger.info("experts: %s (%s)", method.name, reason)
         return method
@@ -28,9 +29,15 @@ def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSe
     return select
 
 
-def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[DenseExperts] | type[NativeExperts], str]:
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return DenseExperts, f"{dtype} on {device.type}: only bfloat16 on a CPU has a grouped kernel"
+def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:
+    if triton_runs(device):
+        from starling_engine.layers.experts_triton import TritonExperts
+
+        return TritonExperts, "grouped kernels"
+    if device.type != "cpu":
+        return DenseExperts, str(why_not_triton(device))
+    if dtype != torch.bfloat16:
+        return DenseExperts, f"{dtype}: only bfloat16 has a grouped kernel on a CPU"
     if native.load() is None:
         return DenseExperts, "no native kernels here"
     # The kernel multiplies pairs of columns, and opens eight gates at a time.

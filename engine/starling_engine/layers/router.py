@@ -1,15 +1,42 @@
 """Which experts each token goes to."""
 
+import functools
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from starling_engine.kernels.runs import why_not_triton
 from starling_engine.layers.linear import Linear
 from starling_engine.models.moe import Routing
 from starling_engine.weights.slot import Alias, Slot, copy_slot
 
+Route = Callable[[torch.Tensor, Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+"""`route`, or a kernel that does the same."""
+
 TINY = 1e-20
 """Keeps a sum of affinities that are all zero from dividing by zero; lost beside any other."""
+
+
+logger = logging.getLogger("starling.layers")
+
+
+def select_route(device: torch.device) -> Route:
+    """One launch where Triton runs; logs once what it takes and why."""
+    reason = why_not_triton(device)
+    _log("torch" if reason else "triton", reason or "one launch")
+    if reason:
+        return route
+    from starling_engine.kernels import routing
+
+    return routing.route
+
+
+@functools.cache
+def _log(name: str, reason: str) -> None:
+    """Once, however many layers there are."""
+    logger.info("routing: %s (%s)", name, reason)
 
 
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,13 +72,14 @@ class Router:
     def __init__(self, gate: Linear, routing: Routing, bias_name: str, fused: str, device: torch.device) -> None:
         self._gate = gate
         self._routing = routing
+        self._route = select_route(device)
         self._bias_name = bias_name
         self._fused = fused
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> (weights, ids), see `route`."""
-        return route(self._gate.forward(x, torch.float32), self._routing, self._bias)
+        return self._route(self._gate.forward(x, torch.float32), self._routing, self._bias)
 
     def slots(self) -> dict[str, Slot]:
         slots = {name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape)) for name, slot in self._gate.slots().items()}

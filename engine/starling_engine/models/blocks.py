@@ -3,7 +3,7 @@
 import torch
 
 from starling_engine.attention.base import AttentionMetadata, AttentionWeights
-from starling_engine.attention.mla import TorchMla
+from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build import BuildContext
 from starling_engine.models.mla import LatentAttention
@@ -30,7 +30,7 @@ class Attention:
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, config.o_bias))
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
         self._weights = _attention_weights(build, window)
-        assert not isinstance(build.backend, TorchMla), "selected for a model with latents"
+        assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
         self._attend = build.backend.forward
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:

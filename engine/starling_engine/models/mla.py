@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from starling_engine.attention.base import AttentionMetadata
-from starling_engine.attention.mla import MlaWeights, TorchMla
+from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
@@ -27,7 +27,7 @@ class LatentAttention:
     _weights: MlaWeights
 
     def __init__(self, build: BuildContext, prefix: str, shape: MlaShape) -> None:
-        assert isinstance(build.backend, TorchMla), "selected for a model without latents"
+        assert isinstance(build.backend, MlaBackend), "selected for a model without latents"
         config, names = build.config, build.names
         share = build.tensor.shard.of(shape.num_heads)
         shape = replace(shape, num_heads=share.size)

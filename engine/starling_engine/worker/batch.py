@@ -61,6 +61,11 @@ class Gathered:
     ends: Ints
     longest: int
 
+    @property
+    def host_lens(self) -> tuple[list[int], list[int]] | None:
+        """As AttentionMetadata has it, of a step with prompts in it."""
+        return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
+
 
 class InputBatch:
     """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
@@ -164,4 +169,6 @@ class InputBatch:
             )
             for targets, table in zip(step.targets, self.tables, strict=True)
         ]
+        for meta in metadata:
+            meta.host_lens = step.host_lens
         return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata, step.query_end - 1, step.ends)

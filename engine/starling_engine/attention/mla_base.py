@@ -1,0 +1,50 @@
+"""What every backend of multi-head latent attention is given and promises; `mla_shape.py` has its sizes and forms."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.attention.base import AttentionMetadata
+from starling_engine.attention.mla_shape import MlaShape
+
+
+@dataclass(slots=True)
+class MlaWeights:
+    """What one layer brings besides its linear layers.
+
+    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with rope_dim columns; w_uk [num_heads,
+    nope_dim, kv_rank] and w_uv [num_heads, value_dim, kv_rank] make keys and values of the latent.
+    """
+
+    shape: MlaShape
+    scale: float
+    cos_sin: torch.Tensor
+    w_uk: torch.Tensor
+    w_uv: torch.Tensor
+
+
+class MlaBackend(ABC):
+    """Causal attention over the latents in the paged cache. Stateless: all state is in the arguments.
+
+    A class, for models to tell it from an `AttentionBackend`.
+    """
+
+    name: str
+    capturable: bool
+
+    @abstractmethod
+    def forward(
+        self,
+        q: torch.Tensor,
+        c: torch.Tensor,
+        k_rope: torch.Tensor,
+        layer: MlaWeights,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Rotates, stores the latents, attends causally, each sequence in the form that costs less.
+
+        q [T, H * key_dim], c [T, kv_rank] normalised, k_rope [T, rope_dim] not yet rotated; kv [num_blocks, block_size,
+        latent_dim], written at meta.slots. Returns [T, H * value_dim] in q's dtype.
+        """

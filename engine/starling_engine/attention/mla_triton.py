@@ -1,0 +1,137 @@
+"""Multi-head latent attention on a GPU, by Triton's kernels."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from starling_engine.attention.base import AttentionMetadata
+from starling_engine.attention.mla_base import MlaBackend, MlaWeights
+from starling_engine.attention.mla_shape import SCRATCH, MlaShape, Span, spans
+from starling_engine.kernels import mla, mla_expanded
+from starling_engine.kernels.mla_store import rotate_and_store
+
+SHORT = 32
+"""Queries of a sequence that take the absorbed form whatever it costs: the expanded one has more launches than they have work."""
+
+INTERPRETED_PROCESSORS = 4
+"""Where there is no GPU, so that contexts are split now and then."""
+
+
+class TritonMla(MlaBackend):
+    """Needs `triton_runs`. Steps of one token a sequence are decided by shapes alone, so that graphs can hold them; of others the
+    lengths that the host knows decide which sequences are long enough for the expanded form. Without those none is.
+    """
+
+    name = "triton"
+    capturable = True
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        c: torch.Tensor,
+        k_rope: torch.Tensor,
+        layer: MlaWeights,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """See `MlaBackend`."""
+        shape = layer.shape
+        heads = q.view(len(q), shape.num_heads, shape.key_dim)
+        q_rope = rotate_and_store(heads, c, k_rope, meta.positions, layer.cos_sin, kv, meta.slots, interleaved=shape.interleaved)
+        nope = heads[..., : shape.nope_dim]
+        out = q.new_empty(len(q), shape.num_heads, shape.value_dim)
+        if meta.max_query_len == 1 or meta.host_lens is None:
+            attend_absorbed(nope, q_rope, layer, kv, meta, out)
+            return out.flatten(1)
+        plan = plan_runs(spans(*meta.host_lens), shape)
+        for run in plan.absorbed:
+            own = slice(run.start, run.stop)
+            attend_absorbed(nope[own], q_rope[own], layer, kv, run.of(meta), out[own])
+        for span in plan.expanded:
+            attend_expanded(nope, q_rope, layer, kv, meta, span, out)
+        return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sequences `first_row` to `last_row` of a step, of the tokens `start` to `stop`, with at most `longest` each."""
+
+    first_row: int
+    last_row: int
+    start: int
+    stop: int
+    longest: int
+
+    def of(self, meta: AttentionMetadata) -> AttentionMetadata:
+        """Their part of the step, as a step of its own."""
+        rows, tokens = slice(self.first_row, self.last_row + 1), slice(self.start, self.stop)
+        starts = meta.query_start[self.first_row : self.last_row + 2] - self.start
+        return AttentionMetadata(
+            meta.positions[tokens], meta.slots[tokens], starts, meta.context_lens[rows], meta.block_tables[rows], self.longest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What attends in the absorbed form, some sequences at once, and what in the expanded one, one by one."""
+
+    absorbed: list[Run]
+    expanded: list[Span]
+
+
+def plan_runs(step: Sequence[Span], shape: MlaShape) -> RunPlan:
+    """Chooses each sequence's form. Those between two expanded ones are a run, so that nothing has to be gathered."""
+    plan = RunPlan([], [])
+    for span in step:
+        if span.queries > max(SHORT, shape.most_absorbed(span.context)):
+            plan.expanded.append(span)
+            continue
+        run = Run(span.row, span.row, span.start, span.start + span.queries, span.queries)
+        if plan.absorbed and plan.absorbed[-1].stop == span.start:
+            last = plan.absorbed.pop()
+            run = Run(last.first_row, span.row, last.start, run.stop, max(last.longest, span.queries))
+        plan.absorbed.append(run)
+    return plan
+
+
+def attend_absorbed(
+    nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    layer: MlaWeights,
+    kv: torch.Tensor,
+    meta: AttentionMetadata,
+    out: torch.Tensor,
+) -> None:
+    """nope [T, H, nope_dim], q_rope [T, H, rope_dim] -> out [T, H, value_dim]."""
+    q_latent = torch.bmm(nope.transpose(0, 1), layer.w_uk)
+    mixed = mla.attend(q_latent, q_rope, kv, meta, layer.scale, processors=_processors(kv.device))
+    out.copy_(torch.bmm(mixed, layer.w_uv.transpose(1, 2)).transpose(0, 1))
+
+
+def attend_expanded(
+    nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    layer: MlaWeights,
+    kv: torch.Tensor,
+    meta: AttentionMetadata,
+    span: Span,
+    out: torch.Tensor,
+) -> None:
+    """Fills the rows of one sequence in `out` [T, H, value_dim], as many heads at a time as fit into SCRATCH."""
+    shape, own, context = layer.shape, slice(span.start, span.start + span.queries), span.context
+    pages = meta.block_tables[span.row, : -(-context // kv.shape[1])]
+    latents = kv[pages.long()].flatten(0, 1)[:context]
+    c, k_rope = torch.split(latents, [shape.kv_rank, shape.rope_dim], dim=-1)
+    step = max(1, SCRATCH // (context * (shape.nope_dim + shape.value_dim)))
+    for first in range(0, shape.num_heads, step):
+        heads = slice(first, min(first + step, shape.num_heads))
+        k, v = (F.linear(c, w[heads].flatten(0, 1)).view(context, -1, w.shape[1]) for w in (layer.w_uk, layer.w_uv))
+        mla_expanded.attend(nope[own, heads], q_rope[own, heads], k, k_rope, v, layer.scale, out[own, heads])
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else INTERPRETED_PROCESSORS

@@ -1,0 +1,279 @@
+"""All experts of a layer in three launches: gate and up with the gate applied, down with the routing weight, and each token's sum.
+
+Pairs of token and expert come sorted into blocks of one expert each (`grouping.py`), and a program multiplies one block by one tile
+of its expert's matrix. The grid is the most blocks that there can be; programs past those there are leave at once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from starling_engine.kernels.grouping import Blocks, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Columns and depth of a program's tile, and how it is run."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`rows` pairs a block. A program of `gate_up` has its columns twice, of gate and of up."""
+
+    rows: int
+    gate_up: Tile
+    down: Tile
+
+
+FEW = Tiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
+"""Bound by the weights' bytes: narrow tiles make programs enough to keep all of memory busy even for one token (8 experts of
+[2 * 768, 2048] make 192), and three stages of 16 KiB are on their way in each."""
+
+SOME = Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))
+"""The fewest rows that Hopper's wgmma takes; still about as long reading as multiplying."""
+
+MANY = Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))
+"""Bound by multiplying: 128 x 256 sums are as many as two warpgroups hold, and each weight read serves 128 rows."""
+
+WIDE = Tiles(16, Tile(32, 32, 4, 2), Tile(64, 32, 4, 2))
+"""fp32 has no matrix units without loss; tiles are what registers hold."""
+
+
+def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+    """By the rows that an expert gets on average.
+
+    An expert with more rows than a block has is read again, though from the cache; one with fewer multiplies for nothing.
+    """
+    if dtype == torch.float32:
+        return WIDE
+    rows = tokens * top_k / num_experts
+    if rows <= FEW.rows / 2:
+        return FEW
+    return SOME if rows <= SOME.rows else MANY
+
+
+def experts(
+    x: torch.Tensor,
+    slots: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """As `ExpertsMethod.apply`, of gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype.
+
+    Sums of products are fp32; what lies between the matrices and what each expert gives is rounded to x's dtype; each token's sum
+    is fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
+    """
+    (tokens, top_k), hidden = slots.shape, x.shape[1]
+    slots, weights = slots.contiguous(), weights.contiguous()
+    pairs = tokens * top_k
+    blocks = _one_each(slots) if tokens == 1 else cut(slots, len(gate_up), tiles.rows)
+    opened = x.new_empty(pairs, down.shape[2])
+    parts = x.new_empty(pairs, hidden)
+    out = x.new_empty(tokens, hidden)
+    _launch_gate_up(x, slots, blocks, gate_up, opened, tiles)
+    _launch_down(opened, slots, blocks, weights, down, parts, tiles)
+    columns = min(1024, triton.next_power_of_2(hidden))
+    _sum[(tokens, triton.cdiv(hidden, columns))](parts, slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
+    return out
+
+
+def _one_each(slots: torch.Tensor) -> Blocks:
+    """Tensors that no kernel reads: block n is pair n."""
+    return Blocks(slots, slots.expand(3, -1), slots)
+
+
+def _launch_gate_up(
+    x: torch.Tensor, slots: torch.Tensor, blocks: Blocks, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles
+) -> None:
+    tile, size = tiles.gate_up, weight.shape[1] // 2
+    _gate_up[(blocks.most * triton.cdiv(size, tile.columns),)](
+        x,
+        weight,
+        out,
+        slots,
+        blocks.order,
+        blocks.bounds,
+        blocks.used,
+        blocks.most,
+        len(weight),
+        x.stride(0),
+        TOP_K=slots.shape[1],
+        **_constants(weight.shape[2], size, tiles.rows, tile, single=len(x) == 1),
+    )
+
+
+def _launch_down(
+    opened: torch.Tensor,
+    slots: torch.Tensor,
+    blocks: Blocks,
+    weights: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    tiles: Tiles,
+) -> None:
+    tile, size = tiles.down, weight.shape[1]
+    _down[(blocks.most * triton.cdiv(size, tile.columns),)](
+        opened,
+        weight,
+        out,
+        weights,
+        slots,
+        blocks.order,
+        blocks.bounds,
+        blocks.used,
+        blocks.most,
+        len(weight),
+        **_constants(weight.shape[2], size, tiles.rows, tile, single=len(slots) == 1),
+    )
+
+
+def _constants(depth: int, width: int, rows: int, tile: Tile, *, single: bool) -> dict[str, int | bool]:
+    return {
+        "DEPTH": depth,
+        "WIDTH": width,
+        "SINGLE": single,
+        "ROWS": rows,
+        "COLUMNS": tile.columns,
+        "STEP": tile.depth,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+@triton.jit
+def _gate_up(
+    x,
+    weight,
+    out,
+    slots,
+    order,
+    bounds,
+    used,
+    most_blocks,
+    num_slots,
+    x_stride,
+    TOP_K: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SINGLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """x [T, DEPTH] by weight [S, 2 WIDTH, DEPTH] -> out [P, WIDTH], in the order of `order`."""
+    block, column = _place(WIDTH, COLUMNS)
+    slot, row, live = _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
+    if slot >= num_slots:
+        return
+    pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
+    k = tl.arange(0, STEP)
+    x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + k[None, :]
+    matrix = weight + slot.to(tl.int64) * (2 * WIDTH * DEPTH)
+    # The last tile's columns past the end read the last one: cheaper than a mask, and never stored.
+    gate_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
+    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, DEPTH, STEP):
+        left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, STEP)
+        gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, STEP), gate, input_precision="ieee")
+        up = tl.dot(left, _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, STEP), up, input_precision="ieee")
+    opened = gate * tl.sigmoid(gate) * up
+    out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(out_at, opened.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
+def _down(
+    opened,
+    weight,
+    out,
+    weights,
+    slots,
+    order,
+    bounds,
+    used,
+    most_blocks,
+    num_slots,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SINGLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """opened [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times `weights` [P] -> out [P, WIDTH], by pair."""
+    block, column = _place(WIDTH, COLUMNS)
+    slot, row, live = _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
+    if slot >= num_slots:
+        return
+    pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
+    k = tl.arange(0, STEP)
+    left_at = opened + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+    matrix = weight + slot.to(tl.int64) * (WIDTH * DEPTH)
+    right_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, DEPTH, STEP):
+        left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, STEP)
+        sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, STEP), sums, input_precision="ieee")
+    sums *= tl.load(weights + pair, mask=live, other=0.0)[:, None]
+    out_at = out + pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
+def _place(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """This program's block and columns. All tiles of a block are neighbours, and so are the blocks of a slot: what they share is
+    read once and found in the cache."""
+    tiles: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    return program // tiles, program % tiles * COLUMNS + tl.arange(0, COLUMNS)
+
+
+@triton.jit
+def _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE: tl.constexpr, ROWS: tl.constexpr):
+    """(slot, rows of the sorted pairs [ROWS], which of them are the block's); slot `num_slots` where there is no such block."""
+    if SINGLE:
+        slot, first, end = tl.load(slots + block).to(tl.int32), block, block + 1
+    else:
+        there = block < tl.load(used)
+        slot = tl.load(bounds + block, mask=there, other=num_slots)
+        first = tl.load(bounds + most_blocks + block, mask=there, other=0)
+        end = tl.load(bounds + 2 * most_blocks + block, mask=there, other=0)
+    row = first + tl.arange(0, ROWS)
+    return slot, row, row < end
+
+
+@triton.jit
+def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
+    """Zeros past the depth; no mask at all where the steps come out even and none is given."""
+    if DEPTH % STEP != 0:
+        inside = k < DEPTH - first
+        if mask is not None:
+            inside = inside & mask
+        return tl.load(at, mask=inside, other=0.0)
+    elif mask is not None:  # noqa: RET505 - what follows a return is compiled all the same
+        return tl.load(at, mask=mask, other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def _sum(parts, slots, out, num_slots, TOP_K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """parts [T * TOP_K, WIDTH] -> out [T, WIDTH], without those of experts that are not here: nobody wrote them."""
+    token = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for i in tl.static_range(TOP_K):
+        pair = (token * TOP_K + i).to(tl.int64)
+        here = tl.load(slots + pair) < num_slots
+        total += tl.load(parts + pair * WIDTH + column, mask=here & (column < WIDTH), other=0.0).to(tl.float32)
+    tl.store(out + token.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), mask=column < WIDTH)

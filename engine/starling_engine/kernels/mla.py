@@ -1,0 +1,229 @@
+"""Attention over the latents themselves (the absorbed form of `attention/mla_shape.py`), for decode and mixed steps.
+
+All heads share one key and value, so heads of a token are the rows of one matrix product: a program takes ROWS of them, or some
+tokens' where a token has fewer, and reads each latent once for all its rows, as key and as value. Where sequences are too few to
+fill the GPU, each one's context is split; a second launch joins the parts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from starling_engine.attention.base import AttentionMetadata
+
+LEAST_KEYS = 128
+"""Of a part of a split context: fewer would write and read again, in fp32, more than they attend to."""
+
+LOG2_E = 1.4426950408889634
+
+TINY = tl.constexpr(1e-30)
+"""Keeps what no key adds to from dividing by zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a launch is cut: `heads` times `tokens` are the rows of a program, `keys` are read at a time."""
+
+    heads: int
+    tokens: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
+    """Rows up to the 64 of Hopper's wgmma, of further tokens where one has fewer heads; 16 are the fewest of any matrix product.
+
+    32 keys of 576 elements leave room for two programs of 16 rows a processor, or for one of 64, whose sums [64, 512] are what two
+    warpgroups hold; with more keys or fewer warps they spill. Three stages: page numbers are on their way before the keys that they
+    name. fp32 has no matrix units without loss, and its latents take twice the room.
+    """
+    most = 16 if dtype == torch.float32 else 64
+    heads = max(1, min(most, triton.next_power_of_2(num_heads)))
+    tokens = 1 if max_query_len == 1 else max(1, most // heads)
+    if dtype == torch.float32:
+        return Form(heads, tokens, 16, 4, 1)
+    return Form(heads, tokens, 32, 4 if heads * tokens <= 16 else 8, 3)
+
+
+def splits_for(programs: int, longest: int, processors: int) -> int:
+    """Parts of each context, so that all processors have a program; a power of two, as kernels are made for each number.
+
+    `programs` without splitting; `longest` possible context. Neither depends on what is on the device.
+    """
+    wanted = min(processors // max(1, programs), longest // LEAST_KEYS)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def attend(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    kv: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    *,
+    processors: int,
+    form: Form | None = None,
+) -> torch.Tensor:
+    """q_latent [H, T, kv_rank], contiguous: queries that went through W_UK; q_rope [T, H, rope_dim], contiguous; kv [num_blocks,
+    block_size, kv_rank + rope_dim], contiguous, with the step's latents stored.
+
+    Returns [H, T, kv_rank], to go through W_UV. Rows of tokens that belong to no sequence are undefined; those of a sequence with a
+    context of 0 are zero.
+    """
+    heads, tokens, rank = q_latent.shape
+    rope, page = q_rope.shape[2], kv.shape[1]
+    form = form or form_for(heads, meta.max_query_len, kv.dtype)
+    rows = len(meta.context_lens)
+    blocks = rows if meta.max_query_len == 1 else tokens // form.tokens + rows
+    groups = triton.cdiv(heads, form.heads)
+    splits = splits_for(blocks * groups, meta.block_tables.shape[1] * page, processors)
+    out = torch.empty_like(q_latent)
+    parts = out if splits == 1 else torch.empty(splits, heads, tokens, rank, dtype=torch.float32, device=out.device)
+    logs = torch.empty(splits, heads, tokens, dtype=torch.float32, device=out.device) if splits > 1 else parts
+    _attend[(blocks * groups, splits)](
+        q_latent,
+        q_rope,
+        kv,
+        meta.block_tables,
+        meta.query_start,
+        meta.context_lens,
+        parts,
+        logs,
+        meta.block_tables.stride(0),
+        tokens,
+        heads,
+        rows,
+        scale * LOG2_E,
+        RANK=rank,
+        ROPE=rope,
+        RANK_LANES=max(16, triton.next_power_of_2(rank)),
+        ROPE_LANES=max(16, triton.next_power_of_2(rope)),
+        PAGE=page,
+        HEADS=form.heads,
+        TOKENS=form.tokens,
+        ROWS=max(16, form.heads * form.tokens),
+        KEYS=form.keys,
+        SPLITS=splits,
+        DECODE=meta.max_query_len == 1,
+        num_warps=form.warps,
+        num_stages=form.stages,
+    )
+    if splits > 1:
+        _join[(heads * tokens,)](parts, logs, out, heads * tokens, RANK=rank, LANES=triton.next_power_of_2(rank), SPLITS=splits)
+    return out
+
+
+@triton.jit
+def _attend(
+    q_latent,
+    q_rope,
+    kv,
+    tables,
+    query_start,
+    context_lens,
+    out,
+    logs,
+    table_stride,
+    num_tokens,
+    num_heads,
+    num_rows,
+    scale,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    RANK_LANES: tl.constexpr,
+    ROPE_LANES: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DECODE: tl.constexpr,
+):
+    """Grid [blocks of tokens * groups of heads, SPLITS]. Row r is head r % HEADS of its group, of token r // HEADS of its block."""
+    groups = tl.cdiv(num_heads, HEADS)
+    block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    sequence, first = _sequence(block, query_start, num_rows, TOKENS, DECODE)
+    end = tl.load(query_start + sequence + 1)
+    if first >= end:
+        return
+    context = tl.load(context_lens + sequence)
+    r = tl.arange(0, ROWS)
+    token, head = first + r // HEADS, group * HEADS + r % HEADS
+    live = (r < HEADS * TOKENS) & (token < end) & (head < num_heads)
+    sees = tl.where(live, context - end + token + 1, 0)
+    row = head.to(tl.int64) * num_tokens + token
+    rank, rope = tl.arange(0, RANK_LANES), tl.arange(0, ROPE_LANES)
+    latent_mask, rope_mask = live[:, None] & (rank < RANK)[None, :], live[:, None] & (rope < ROPE)[None, :]
+    latent = tl.load(q_latent + row[:, None] * RANK + rank[None, :], mask=latent_mask, other=0.0)
+    turned_at = (token.to(tl.int64) * num_heads + head)[:, None] * ROPE + rope[None, :]
+    turned = tl.load(q_rope + turned_at, mask=rope_mask, other=0.0)
+    # Not -inf, whose difference to itself is NaN: a part may begin past what its first rows see.
+    most = tl.full([ROWS], -1e38, tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, RANK_LANES], tl.float32)
+    # The last of the block's tokens sees most; each part has whole tiles of that.
+    seen = tl.max(sees, 0)
+    part = tl.cdiv(tl.cdiv(seen, KEYS), SPLITS) * KEYS
+    low = tl.program_id(1) * part
+    high = tl.minimum(low + part, seen)
+    table = tables + sequence.to(tl.int64) * table_stride
+    for at in range(low, high, KEYS):
+        key = at + tl.arange(0, KEYS)
+        inside = key < high
+        page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
+        source = kv + (page * PAGE + key % PAGE)[:, None] * (RANK + ROPE)
+        # What lies past the end of the last page may be anything, even NaN.
+        latents = tl.load(source + rank[None, :], mask=inside[:, None] & (rank < RANK)[None, :], other=0.0)
+        turns = tl.load(source + RANK + rope[None, :], mask=inside[:, None] & (rope < ROPE)[None, :], other=0.0)
+        scores = tl.dot(latent, tl.trans(latents), input_precision="ieee")
+        scores = tl.dot(turned, tl.trans(turns), scores, input_precision="ieee") * scale
+        scores = tl.where(key[None, :] < tl.minimum(sees, high)[:, None], scores, float("-inf"))
+        now = tl.maximum(most, tl.max(scores, 1))
+        shares = tl.exp2(scores - now[:, None])
+        fade = tl.exp2(most - now)
+        weight = weight * fade + tl.sum(shares, 1)
+        mixed = tl.dot(shares.to(latents.dtype), latents, mixed * fade[:, None], input_precision="ieee")
+        most = now
+    mixed = mixed / tl.maximum(weight, TINY)[:, None]
+    if SPLITS > 1:
+        row += tl.program_id(1).to(tl.int64) * num_heads * num_tokens
+        tl.store(logs + row, tl.where(weight > 0, most + tl.log2(tl.maximum(weight, TINY)), float("-inf")), mask=live)
+        latent_mask &= (weight > 0)[:, None]
+    tl.store(out + row[:, None] * RANK + rank[None, :], mixed.to(out.dtype.element_ty), mask=latent_mask)
+
+
+@triton.jit
+def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.constexpr):
+    """(the sequence of a block of TOKENS tokens, the block's first token). In a decode step sequence n has block n.
+
+    Else sequence n starts at block query_start[n] // TOKENS + n, which leaves room for the last block of each not to be full.
+    """
+    if DECODE:
+        return block, tl.load(query_start + block)
+    low = block * 0  # of a block's type, which plain numbers are not
+    high = low + num_rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(query_start + middle) // TOKENS + middle <= block:
+            low = middle
+        else:
+            high = middle - 1
+    start = tl.load(query_start + low)
+    return low, start + (block - start // TOKENS - low) * TOKENS
+
+
+@triton.jit
+def _join(parts, logs, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SPLITS: tl.constexpr):
+    """parts [SPLITS, rows, RANK] and the log2 of each one's weight -> out [rows, RANK]."""
+    row, lane, split = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SPLITS)
+    log = tl.load(logs + split * rows + row)
+    most = tl.max(log, 0)
+    share = tl.where(log > float("-inf"), tl.exp2(log - tl.where(most > float("-inf"), most, 0.0)), 0.0)
+    share = share / tl.maximum(tl.sum(share, 0), TINY)
+    mask = (share > 0)[:, None] & (lane < RANK)[None, :]
+    part = tl.load(parts + (split[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
+    tl.store(out + row * RANK + lane, tl.sum(part * share[:, None], 0).to(out.dtype.element_ty), mask=lane < RANK)

@@ -1,0 +1,109 @@
+"""Rotates the shared part of queries and keys and stores the step's latents, in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+
+HEADS = 16
+"""That one program rotates."""
+
+
+def rotate_and_store(
+    q: torch.Tensor,
+    c: torch.Tensor,
+    k_rope: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    interleaved: bool,
+) -> torch.Tensor:
+    """q [T, H, key_dim], its last rope_dim to be rotated; c [T, kv_rank]; k_rope [T, rope_dim]; positions and slots as in
+    `AttentionMetadata`; cos_sin [max_position, rope_dim] fp32; kv [num_blocks, block_size, kv_rank + rope_dim], contiguous.
+
+    Returns the rotated queries [T, H, rope_dim]. Pairs that lie side by side (`interleaved`) come out in two halves, in queries and
+    keys alike: the order does not matter to a dot product.
+    """
+    (tokens, heads, key_dim), rank, rope = q.shape, c.shape[1], k_rope.shape[1]
+    out = q.new_empty(tokens, heads, rope)
+    _rotate_and_store[(tokens, 1 + triton.cdiv(heads, HEADS))](
+        q,
+        c,
+        k_rope,
+        positions,
+        cos_sin,
+        kv,
+        slots,
+        out,
+        q.stride(0),
+        q.stride(1),
+        c.stride(0),
+        k_rope.stride(0),
+        heads,
+        NOPE=key_dim - rope,
+        RANK=rank,
+        HALF=rope // 2,
+        INTERLEAVED=interleaved,
+        HEADS=HEADS,
+        RANK_LANES=triton.next_power_of_2(rank),
+        HALF_LANES=triton.next_power_of_2(rope // 2),
+    )
+    return out
+
+
+@triton.jit
+def _rotate_and_store(
+    q,
+    c,
+    k_rope,
+    positions,
+    cos_sin,
+    kv,
+    slots,
+    out,
+    q_stride,
+    head_stride,
+    c_stride,
+    k_stride,
+    num_heads,
+    NOPE: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    RANK_LANES: tl.constexpr,
+    HALF_LANES: tl.constexpr,
+):
+    """Grid [T, 1 + heads / HEADS]: the first program of a token stores, the others rotate some heads each."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    turn = tl.arange(0, HALF_LANES)
+    low = turn * 2 if INTERLEAVED else turn
+    high = low + 1 if INTERLEAVED else low + HALF
+    turns = cos_sin + tl.load(positions + token) * (2 * HALF)
+    cosine = tl.load(turns + turn, mask=turn < HALF, other=0.0)
+    sine = tl.load(turns + HALF + turn, mask=turn < HALF, other=0.0)
+    if part == 0:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            row = kv + slot * (RANK + 2 * HALF)
+            at = tl.arange(0, RANK_LANES)
+            tl.store(row + at, tl.load(c + token * c_stride + at, mask=at < RANK), mask=at < RANK)
+            key = k_rope + token * k_stride
+            first = tl.load(key + low, mask=turn < HALF).to(tl.float32)
+            second = tl.load(key + high, mask=turn < HALF).to(tl.float32)
+            _store_turned(row + RANK + turn, first, second, cosine, sine, turn < HALF, HALF)
+    else:
+        head = (part - 1) * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < num_heads) & (turn < HALF)[None, :]
+        query = q + token * q_stride + head * head_stride + NOPE
+        first = tl.load(query + low[None, :], mask=mask).to(tl.float32)
+        second = tl.load(query + high[None, :], mask=mask).to(tl.float32)
+        rows = out + (token * num_heads + head) * (2 * HALF) + turn[None, :]
+        _store_turned(rows, first, second, cosine[None, :], sine[None, :], mask, HALF)
+
+
+@triton.jit
+def _store_turned(at, first, second, cosine, sine, mask, HALF: tl.constexpr):
+    tl.store(at, (first * cosine - second * sine).to(at.dtype.element_ty), mask=mask)
+    tl.store(at + HALF, (second * cosine + first * sine).to(at.dtype.element_ty), mask=mask)

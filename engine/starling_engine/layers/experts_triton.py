@@ -1,0 +1,19 @@
+"""Experts on a GPU: plain tensors, and all slots of a layer in a few launches of Triton's kernels."""
+
+import torch
+
+from starling_engine.kernels import grouped
+from starling_engine.layers.experts_dense import StackedExperts
+
+
+class TritonExperts(StackedExperts):
+    """Needs `triton_runs`. What a step's tokens go to is decided on the device: nothing waits for it, and graphs can hold it."""
+
+    name = "triton"
+    capturable = True
+
+    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if not len(x) or not self.loaded:
+            return torch.zeros_like(x, memory_format=torch.contiguous_format)
+        tiles = grouped.tiles_for(len(x), slots.shape[1], self.shape.num_experts, x.dtype)
+        return grouped.experts(x, slots, weights, self.gate_ups, self.downs, tiles)

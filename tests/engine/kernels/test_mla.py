@@ -1,0 +1,126 @@
+"""The latent attention of the kernels, in each form, against attention over expanded keys and values written out in full."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from starling_engine.attention import mla_triton
+from starling_engine.attention.base import AttentionMetadata
+from starling_engine.attention.mla_base import MlaWeights
+from starling_engine.attention.mla_shape import MlaShape, Span
+from starling_engine.attention.mla_triton import Run, TritonMla, plan_runs
+from starling_engine.kernels import mla
+
+from tests.engine.attention.test_mla import SHAPES, SIZES, V3, weights, whole
+from tests.engine.attention.test_paged import BLOCK, metadata
+from tests.engine.kernels import moe_launches
+from tests.engine.kernels.compiled import MAX_SHARED, compiled
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+TABLES = torch.tensor([[7, 2, 9, 4, 1], [3, 8, 5, 0, 0], [6, 10, 0, 0, 0]], dtype=torch.int32)
+
+
+class Expanding(MlaShape):
+    def most_absorbed(self, context: int) -> int:  # noqa: ARG002 - whatever the context
+        return 0
+
+
+def on(device: torch.device, meta: AttentionMetadata, *, known: bool) -> AttentionMetadata:
+    """With the lengths that the host knows, or without."""
+    lens = (meta.query_start.tolist(), meta.context_lens.tolist()) if known else None
+    names = ("positions", "slots", "query_start", "context_lens", "block_tables")
+    return replace(meta, **{name: getattr(meta, name).to(device) for name in names}, host_lens=lens)
+
+
+def moved(layer: MlaWeights, dtype: torch.dtype, device: torch.device) -> MlaWeights:
+    return replace(layer, cos_sin=layer.cos_sin.to(device), w_uk=layer.w_uk.to(device, dtype), w_uv=layer.w_uv.to(device, dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "dtype", "tolerance"),
+    [
+        ("pairs", "absorbed", FP32, 1e-5),
+        ("pairs", "expanded", FP32, 1e-5),
+        ("halves", "cheaper", FP16, 0.01),
+        ("wide values", "expanded", BF16, 0.05),
+        ("one head", "absorbed", BF16, 0.05),
+        ("latents narrower than heads", "cheaper", BF16, 0.05),
+    ],
+)
+def test_equals_attention_written_out(
+    name: str, form: str, dtype: torch.dtype, tolerance: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of different lengths, in chunks that end inside blocks, then one token each, with contexts that are split."""
+    monkeypatch.setattr(mla, "LEAST_KEYS", 8)
+    monkeypatch.setattr(mla_triton, "SHORT", 1)
+    monkeypatch.setattr(mla_triton, "INTERPRETED_PROCESSORS", 8)
+    mla_triton._processors.cache_clear()
+    layer = weights((Expanding if form == "expanded" else MlaShape)(**SHAPES[name]))
+    narrow, shape, generator = moved(layer, dtype, device), layer.shape, torch.Generator().manual_seed(0)
+    widths = (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)
+    sequences = [[torch.randn(length, width, generator=generator).to(dtype) for width in widths] for length in (36, 19, 8)]
+    kv = torch.full((12, BLOCK, shape.latent_dim), float("nan"), dtype=dtype, device=device)
+    done, found = [0, 0, 0], [[], [], []]
+    for counts in ((21, 3, 1), (1, 15, 1), (13, 0, 5), (1, 1, 1)):
+        rows = [(start, count) for start, count in zip(done, counts, strict=True)]
+        parts = [[x[start : start + n] for x in xs] for xs, (start, n) in zip(sequences, rows, strict=True)]
+        q, c, k_rope = (torch.cat(list(column)).to(device) for column in zip(*parts, strict=True))
+        out = TritonMla().forward(q, c, k_rope, narrow, kv, on(device, metadata(rows, TABLES), known=form != "absorbed"))
+        assert out.dtype == dtype
+        for sequence, part in enumerate(out.cpu().split(counts)):
+            found[sequence].append(part)
+            done[sequence] += counts[sequence]
+    assert done == [36, 19, 8]
+    wide = replace(layer, w_uk=narrow.w_uk.cpu().float(), w_uv=narrow.w_uv.cpu().float())
+    for parts, inputs in zip(found, sequences, strict=True):
+        expected = whole(*(x.float() for x in inputs), wide)
+        torch.testing.assert_close(torch.cat(parts).float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_padding_stores_nothing_and_is_not_attended_to(device: torch.device) -> None:
+    """A token of a sequence without context, a sequence without tokens, and a token of no sequence; tables may hold anything."""
+    layer = moved(weights(MlaShape(**SIZES)), FP32, device)
+    q, c, k_rope = (torch.randn(3, width, device=device) for width in (96, 32, 8))
+    kv = torch.full((4, BLOCK, 40), 5.0, device=device)
+    table = torch.tensor([[2], [1 << 30], [1 << 30]], dtype=torch.int32)
+    meta = AttentionMetadata(
+        torch.zeros(3, dtype=torch.int64), torch.tensor([2 * BLOCK, -1, -1]), torch.tensor([0, 1, 2, 2], dtype=torch.int32),
+        torch.tensor([1, 0, 0], dtype=torch.int32), table, 1,
+    )  # fmt: skip
+    out = TritonMla().forward(q, c, k_rope, layer, kv, on(device, meta, known=False))
+    assert (kv != 5.0).any(-1).nonzero().tolist() == [[2, 0]]
+    torch.testing.assert_close(out[0].view(4, 12), torch.einsum("hvr,r->hv", layer.w_uv, c[0]))
+    assert not out[1].any()
+
+
+def test_runs_are_neighbours_in_one_form() -> None:
+    def span(row: int, start: int, queries: int, context: int) -> Span:
+        return Span(row, start, queries, context)
+
+    step = [span(0, 0, 1, 50), span(2, 1, 7, 7), span(3, 8, 500, 900), span(4, 508, 1, 9), span(5, 509, 300, 300)]
+    plan = plan_runs(step, V3)
+    assert plan.absorbed == [Run(0, 2, 0, 8, 7), Run(4, 4, 508, 509, 1)]
+    assert plan.expanded == [step[2], step[4]]
+    assert plan_runs(step[2:3], V3).absorbed == []
+
+
+@pytest.mark.parametrize(
+    ("programs", "longest", "splits"), [(2, 8192, 64), (128, 8192, 1), (40, 1 << 17, 2), (1, 100, 1), (1, 1000, 4), (500, 8192, 1)]
+)
+def test_contexts_are_split_to_fill_the_processors(programs: int, longest: int, splits: int) -> None:
+    assert mla.splits_for(programs, longest, 132) == splits
+
+
+@pytest.mark.parametrize(("rows", "queries", "heads"), [(1, 1, 128), (64, 1, 16), (8, 4, 16)])
+def test_the_absorbed_form_compiles_without_spills(rows: int, queries: int, heads: int) -> None:
+    for kernel in compiled(moe_launches.absorbed, rows, queries, heads):
+        assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
+        if kernel.name == "_attend":
+            assert "cp.async.cg.shared.global" in kernel.ptx
+            assert ("wgmma.mma_async" in kernel.ptx) == (heads == 128 or queries > 1)
+
+
+def test_the_expanded_form_and_the_store_compile_without_spills() -> None:
+    attend, store = compiled(moe_launches.expanded)[0], compiled(moe_launches.store)[0]
+    assert attend.stack == store.stack == 0 and attend.shared <= MAX_SHARED
+    assert "wgmma.mma_async" in attend.ptx

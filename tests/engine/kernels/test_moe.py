@@ -1,0 +1,119 @@
+"""The experts' kernels give what transformers' experts give, however the tokens are spread over them."""
+
+import pytest
+import torch
+from starling_engine.kernels import grouped, grouping
+from starling_engine.kernels.grouped import FEW, MANY, SOME, WIDE, Tiles
+from starling_engine.layers.experts import Experts, ExpertsShape, group_by_slot
+from starling_engine.layers.experts_triton import TritonExperts
+from starling_engine.parallel.shard import Share
+
+from tests.engine.kernels import moe_launches
+from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.layers.test_experts import NAMES, load, reference, routes
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+TOLERANCE = {FP32: 1e-5, FP16: 0.005, BF16: 0.03}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "slots", "block"), [(2, 1, 1, 16), (9, 3, 7, 16), (70, 8, 40, 64), (300, 5, 5, 128), (64, 8, 8, 16)]
+)
+@pytest.mark.parametrize("here", [1.0, 0.5, 0.0])
+def test_blocks_are_the_sorted_pairs(tokens: int, top_k: int, slots: int, block: int, here: float, device: torch.device) -> None:
+    """Up to three chunks. Slots that are not here are left out."""
+    generator = torch.Generator().manual_seed(tokens)
+    chosen = torch.rand(tokens, slots, generator=generator).argsort(-1)[:, :top_k].contiguous()
+    chosen[torch.rand(tokens, top_k, generator=generator) >= here] = slots
+    expected = group_by_slot(chosen, slots)
+    found = grouping.cut(chosen.to(device), slots, block)
+    pairs = len(expected.order)
+    assert torch.equal(found.order[:pairs].cpu().long(), expected.order)
+    used, want = int(found.used), []
+    for slot, (start, end) in enumerate(zip(expected.starts.tolist(), expected.starts[1:].tolist(), strict=False)):
+        want += [[slot, first, min(first + block, end)] for first in range(start, end, block)]
+    assert found.bounds[:, :used].t().tolist() == want
+    assert used <= found.most
+
+
+def test_the_most_blocks_are_enough_and_can_be_needed() -> None:
+    assert grouping.most_blocks(pairs=10, slots=3, block=4) == 4  # 1 + 1 + 8
+    assert grouping.most_blocks(pairs=3, slots=128, block=16) == 3
+    assert grouping.most_blocks(pairs=4096, slots=1, block=128) == 32
+
+
+def filled(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Experts:
+    layer, source = Experts(NAMES, shape, TritonExperts(), dtype, device), reference(shape)
+    for expert in range(shape.slots):
+        load(layer, source, expert)
+    return layer
+
+
+def inputs(shape: ExpertsShape, tokens: int, top_k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = torch.randn(tokens, 2 * shape.hidden_size, generator=torch.Generator().manual_seed(1))[:, : shape.hidden_size]
+    return x.to(dtype), *routes(tokens, top_k, shape.num_experts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "hidden", "intermediate", "dtype", "tiles"),
+    [
+        (1, 3, 50, 24, FP32, WIDE),
+        (9, 3, 128, 64, FP32, WIDE),
+        (1, 7, 256, 136, BF16, FEW),
+        (40, 2, 50, 24, BF16, FEW),
+        (90, 3, 128, 72, FP16, SOME),
+        (150, 2, 136, 128, BF16, MANY),
+    ],
+    ids=str,
+)
+def test_gives_what_the_reference_gives(
+    tokens: int, top_k: int, hidden: int, intermediate: int, dtype: torch.dtype, tiles: Tiles, device: torch.device
+) -> None:
+    """Slots 4 and up are elsewhere: what they would add is missing. Rows of x lie apart."""
+    shape = ExpertsShape(7, 7, hidden, Share.all(intermediate))
+    source, method = reference(shape), filled(shape, dtype, device).method
+    assert isinstance(method, TritonExperts)
+    x, ids, weights = inputs(shape, tokens, top_k, dtype)
+    here = ids < 4
+    given = (x.to(device), ids.where(here, 7).to(device), weights.to(device), method.gate_ups, method.downs)
+    out = grouped.experts(*given, tiles)
+    assert out.dtype == dtype
+    with torch.inference_mode():
+        expected = source(x.float(), ids, weights * here)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(grouped.experts(*given, tiles), out)
+
+
+def test_a_layer_of_which_some_experts_are_elsewhere(device: torch.device) -> None:
+    shape = ExpertsShape(6, 3, 64, Share.all(32))
+    layer = filled(shape, BF16, device)
+    for tokens in (0, 1, 20):
+        x, ids, weights = inputs(shape, tokens, 2, BF16)
+        out = layer.forward(x.to(device), ids.to(device), weights.to(device))
+        with torch.inference_mode():
+            expected = reference(shape)(x.float(), ids, weights * (ids < 3))
+        torch.testing.assert_close(out.cpu().float(), expected, atol=0.03, rtol=0.03)
+
+
+def test_nothing_loaded_adds_nothing(device: torch.device) -> None:
+    layer = Experts(NAMES, ExpertsShape(6, 3, 64, Share.all(32)), TritonExperts(), BF16, device)
+    out = layer.forward(torch.ones(2, 64, dtype=BF16, device=device), torch.zeros(2, 2, dtype=torch.int64), torch.ones(2, 2))
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "tiles"),
+    [(1, BF16, FEW), (64, BF16, FEW), (256, BF16, SOME), (1024, BF16, SOME), (8192, BF16, MANY), (8192, FP32, WIDE)],
+)
+def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, tiles: Tiles) -> None:
+    assert grouped.tiles_for(tokens, 8, 128, dtype) == tiles
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 512, 8192])
+def test_compiles_without_spills(tokens: int) -> None:
+    found = {kernel.name: kernel for kernel in compiled(moe_launches.experts, tokens)}
+    for kernel in found.values():
+        assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
+    for name in ("_gate_up", "_down"):
+        assert "cp.async.cg.shared.global" in found[name].ptx
+        assert ("wgmma.mma_async" in found[name].ptx) == (tokens > 64)
