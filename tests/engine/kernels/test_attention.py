@@ -20,7 +20,9 @@ PREFILL = ((37, 37), (20, 20))
 """(context, queries) of each sequence."""
 
 CHUNKS = ((0, 0), (70, 33), (9, 9))
-DECODE = ((70, 1), (0, 0), (1, 1), (33, 1))
+DECODE = ((70, 1), (0, 0), (1, 1), (0, 1), (33, 1))
+"""Also rows of padding: without a query, and with one that sees nothing."""
+
 DRAFT = ((40, 3), (65, 5))
 MIXED = ((66, 1), (90, 41), (5, 1), (0, 0))
 
@@ -45,6 +47,7 @@ CASES = {
     "mixed": Case(MIXED, group=4, block_size=8),
     "mixed in a window": Case(MIXED, group=3, block_size=32, window=21, max_blocks=3),
     "mixed in a window of a block, capped": Case(MIXED, kv_heads=1, window=16, soft_cap=3.0, dtype=FP16),
+    "prefill in a window of several tiles": Case(((200, 70),), kv_heads=1, head_dim=128, window=130, max_blocks=13),
     "mixed, fp32": Case(MIXED, group=4, kv_heads=1, dtype=FP32),
     "prefill, fp32": Case(PREFILL, group=1, kv_heads=1, block_size=8, window=10, soft_cap=2.0, dtype=FP32, head_dim=80),
     "prefill, heads of 256": Case(PREFILL, head_dim=256, kv_heads=1),
@@ -160,8 +163,11 @@ def test_large_scores_overflow_nowhere(device: torch.device) -> None:
         assert_close(actual, expected(case, inputs))
 
 
-@pytest.mark.parametrize("rows", [((90, 1), (64, 0), (70, 1), (65, 1)), ((90, 1), (128, 50), (66, 2))], ids=["decode", "mixed"])
-@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [(((90, 1), (64, 0), (70, 1), (65, 1)), BF16), (((90, 1), (128, 50), (66, 2)), FP32)],
+    ids=["decode, bf16", "mixed, fp32"],
+)
 def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
     from starling_engine.kernels.cascade import cascade_attention
     from starling_engine.kernels.paged_attention import Call

@@ -11,7 +11,7 @@ from starling_engine.native import reference
 pytestmark = pytest.mark.timeout(60)
 
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
-SLOTS = [17, -1, 0, 95, 3]
+SLOTS = [17, -1, 20, 95, 3]
 POSITIONS = [40, 1, 0, 199, 7]
 
 
