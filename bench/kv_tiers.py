@@ -93,15 +93,17 @@ def without_hits(model: Path, folder: Path) -> list[str]:
     rng = random.Random(1)
     ratios = []
     tiers = {"kv_cpu_bytes": GIB, "kv_fs_path": str(folder), "kv_fs_bytes": 8 * GIB}
+
+    def took(engine: LLM) -> float:
+        return seconds(engine, [words(rng, 256) for _ in range(16)], 32)[0]
+
     with start(model, max_model_len=2048) as off, start(model, max_model_len=2048, **tiers) as on:
-        for engine in (off, on):
-            seconds(engine, [words(rng, 256)])
-        for attempt in range(TRIES):
-            prompts = [words(rng, 256) for _ in range(16)]
-            order = (off, on) if attempt % 2 else (on, off)
-            took = {engine: seconds(engine, prompts, 32)[0] for engine in order}
-            ratios.append(took[off] / took[on])
-            time.sleep(2)
+        for engine in (off, on) * 3:  # until all memory has been touched
+            took(engine)
+        for attempt in range(2 * TRIES):
+            pair = {engine: took(engine) for engine in ((off, on) if attempt % 2 else (on, off))}
+            ratios.append(pair[off] / pair[on])
+            settle(on)
     listed = ", ".join(f"{ratio:.1%}" for ratio in ratios)
     return [
         f"Throughput with tiers and no hits (16 prompts of 256 tokens, 32 new): {statistics.median(ratios):.1%} of that without "
@@ -110,32 +112,37 @@ def without_hits(model: Path, folder: Path) -> list[str]:
 
 
 def preempted(model: Path) -> list[str]:
-    """Requests of one length in a cache that holds half of them, for each way to preempt."""
+    """Requests of one length in a cache that holds half of what they say, for each way to preempt."""
+    ways = ("recompute", "swap", "auto")
     lines = ["| prompt | recompute (s) | swap (s) | auto (s) | auto to the better (target 1.05) |", "|---:|---:|---:|---:|---:|"]
     crossover = None
     for length in (128, 512, 2048):
-        count, new = 4, 160
+        count, new = 4, 96
         # Room for their prompts, and for half of what they will say: some are preempted on the way.
-        room = (count * (length + new // 2)) * 28 * 2 * 8 * 128 * 2
-        took: dict[str, float] = {}
-        for preempt in ("recompute", "swap", "auto"):
-            arguments = {"kv_cpu_bytes": 2 * GIB, "preempt": preempt, "kv_cache_memory_bytes": room}
-            with start(model, max_model_len=length + new + 64, max_num_seqs=count, **arguments) as engine:
-                rng = random.Random(length)
-                times = [seconds(engine, [words(rng, length) for _ in range(count)], new)[0] for _ in range(3)]
-                took[preempt] = statistics.median(times[1:])
-        best = min(took["recompute"], took["swap"])
+        settings = {"max_model_len": length + new + 64, "max_num_seqs": count, "kv_cpu_bytes": 2 * GIB}
+        settings["kv_cache_memory_bytes"] = (count * (length + new // 2)) * 28 * 2 * 8 * 128 * 2
+        engines = {way: start(model, preempt=way, **settings) for way in ways}
+        rng = random.Random(length)
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for attempt in range(TRIES):
+            prompts = [words(rng, length) for _ in range(count)]
+            for way in (*ways[attempt % 3 :], *ways[: attempt % 3]):
+                times[way].append(seconds(engines[way], prompts, new)[0])
+        for engine in engines.values():
+            engine.shutdown()
+        took = {way: statistics.median(each[1:]) for way, each in times.items()}
+        better = [min(pair) for pair in zip(times["recompute"], times["swap"], strict=True)]
+        ratio = statistics.median(auto / best for auto, best in zip(times["auto"][1:], better[1:], strict=True))
         if crossover is None and took["swap"] <= took["recompute"]:
             crossover = length
-        columns = " | ".join(f"{each:.2f}" for each in took.values())
-        lines.append(f"| {length} | {columns} | {took['auto'] / best:.2f} |")
+        lines.append(f"| {length} | {' | '.join(f'{each:.2f}' for each in took.values())} | {ratio:.2f} |")
     return [*lines, "", f"Swapping is the faster one from {crossover} tokens on." if crossover else "Recomputing was never slower."]
 
 
 def chats(model: Path) -> list[str]:
     """64 conversations of several turns with one system prompt; all of them together are four times the device's cache."""
-    system, turn, turns, conversations = 256, 192, 3, 64
-    total = (system + turns * (turn + 16)) * conversations
+    system, turn, said, turns, conversations = 256, 160, 16, 4, 64
+    total = system + turns * (turn + said) * conversations
     room = total // 4 * 28 * 2 * 8 * 128 * 2
     took = {}
     for name, tiers in (("device only", {}), ("CPU tier", {"kv_cpu_bytes": 5 * room})):
@@ -146,7 +153,7 @@ def chats(model: Path) -> list[str]:
             began = time.perf_counter()
             for _ in range(turns):
                 history = [past + words(rng, turn) for past in history]
-                seconds(engine, history, 16)
+                seconds(engine, history, said)
             took[name] = time.perf_counter() - began
     ratio = took["device only"] / took["CPU tier"]
     times = ", ".join(f"{name} {each:.1f} s" for name, each in took.items())

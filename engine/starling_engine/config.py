@@ -3,7 +3,7 @@
 Argument names are vLLM's wherever they mean the same.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from starling_engine.errors import ConfigError
@@ -27,6 +27,7 @@ class EngineArgs:
     """Arguments of `LLM`, `AsyncEngine` and `starling serve`.
 
     model                    folder, or Hugging Face id with an optional @revision
+    device                   "auto" takes a GPU where there is one; "interpreter" is for tests: a GPU's path on the CPU, very slow
     dtype                    "auto" takes the checkpoint's
     seed                     makes the seeds of requests that bring none repeatable; also of dummy weights
     max_model_len            longest prompt plus output in tokens; None takes the model's
@@ -35,7 +36,7 @@ class EngineArgs:
     block_size               tokens in a block of the KV cache
     kv_cache_memory_bytes    absolute size of the KV cache of each rank; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
-                             None takes 0.5 of a CPU machine
+                             None takes 0.5 of a CPU machine, 0.9 of a GPU
     data_parallel_size       engine cores, each with all of the model and a KV cache of its own; a request runs on one of them
     enable_expert_parallel   data and tensor parallel ranks hold some experts each, whole, in place of all or a part of every one
     enable_elastic_ep        data_parallel_size may change while the engine serves
@@ -54,7 +55,9 @@ class EngineArgs:
                              "auto" takes what has been measured to be faster
     kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557, or tcp://*:5557/TOPIC
     max_num_waiting          requests that may queue before new ones are refused
+    enforce_eager            on a GPU, launch every kernel of a step by itself in place of replaying recorded steps (CUDA graphs)
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
+    enable_sleep_mode        clients of the endpoint may have the engine sleep and wake; scripts and the admin endpoint always may
     progress_timeout         seconds with work and without progress after which the engine counts as hung
     """
 
@@ -62,7 +65,7 @@ class EngineArgs:
     revision: str | None = None
     tokenizer: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "interpreter"] = "auto"
     dtype: str = "auto"
     seed: int | None = None
     max_model_len: int | None = None
@@ -83,6 +86,7 @@ class EngineArgs:
     kv_events: str | None = None
     scheduling_policy: Policy = "fcfs"
     async_scheduling: bool | None = None
+    enforce_eager: bool = False
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -95,6 +99,7 @@ class EngineArgs:
     eplb_window_size: int = 1000
     eplb_step_interval: int = 3000
     num_threads: int | None = None
+    enable_sleep_mode: bool = False
     progress_timeout: float = 20.0
     show_progress: bool = True
 
@@ -105,7 +110,7 @@ class EngineArgs:
         if not self.model:
             raise ConfigError("must not be empty", "model")
         _one_of("dtype", self.dtype, DTYPES)
-        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("device", self.device, ("auto", "cpu", "cuda", "interpreter"))
         _one_of("load_format", self.load_format, ("auto", "dummy"))
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
@@ -207,10 +212,11 @@ class WorkerConfig:
     max_num_batched_tokens: int
     block_size: int
     kv_cache_memory_bytes: int | None
-    memory_fraction: float
-    """Of the machine, for all its ranks together."""
+    memory_fraction: float | None
+    """Of the device; where that is the host, for all its ranks together. None takes the platform's."""
     attention_backend: str
     num_threads: int
+    enforce_eager: bool = False
     tiers: TiersConfig | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
@@ -225,6 +231,8 @@ class WorkerConfig:
     local_ranks: int = 1
     """Ranks that share this machine's memory, those of other data parallel ranks included."""
     rank: int = 0
+    first_rank: int = 0
+    """Of this core, among those of all cores: ranks are dealt to nodes in their order, and to a node's GPUs."""
     rendezvous: Rendezvous | None = None
     """Where there are several ranks; the executor fills it in, as it does `counters`."""
     counters: str = ""
@@ -246,6 +254,13 @@ class EngineConfig:
     data_parallel_rank: int = 0
     kv_events: str | None = None
     """Where it publishes what is cached: see `kv.publisher`."""
+
+    def of_core(self, dp: int) -> "EngineConfig":
+        """That of one data parallel rank's core."""
+        return replace(self, data_parallel_rank=dp, worker=replace(self.worker, first_rank=dp * self.worker.layout.world_size))
+
+    sleep_mode: bool = False
+    """Whether clients of the endpoint may put it to sleep."""
 
 
 def size_of(name: str, value: int | str | None) -> int | None:

@@ -117,3 +117,5 @@ class Delta(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     error_param: str | None = None
     refused: bool = False
+    asleep: bool = False
+    """The error is that the engine sleeps."""

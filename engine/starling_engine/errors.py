@@ -3,6 +3,9 @@
 StarlingError
 ├── InvalidRequest        the caller's fault: one request is refused, `param` names the field
 │   └── PromptTooLong     the prompt, or prompt + max_tokens, does not fit the model or the cache
+├── EngineAsleep          the engine has given its memory back, and takes no request until it is woken
+├── SleepRefused          the engine cannot be put to sleep as it is now; nothing was changed
+├── SleepFailed           falling asleep or waking up came to nothing; the message says why, and it can be tried again
 ├── QueueFull             too many requests wait; try again after `retry_after` seconds
 ├── RequestFailed         the engine accepted the request but could not finish it
 │   └── EngineDead        the engine core died or makes no progress
@@ -42,6 +45,18 @@ class QueueFull(StarlingError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineAsleep(StarlingError):
+    """The engine has given its memory back, and takes no request until it is woken."""
+
+
+class SleepRefused(StarlingError):
+    """Requests run, or it is an engine that cannot sleep; nothing was changed."""
+
+
+class SleepFailed(StarlingError):
+    """Falling asleep or waking up came to nothing; what slept before sleeps on, and it can be tried again."""
 
 
 class RequestFailed(StarlingError):

@@ -79,6 +79,7 @@ class Report(ContractModel):
     config_hash          SHA-256 of the configuration file's bytes, hex
     healthy              /health: work is progressing, or there is none
     ready                /ready: requests are accepted
+    asleep               the engine has given memory back, and is not ready until it is woken: `/admin/wake_up`
     token_seen           a real token came through this pod's own endpoint since the engine started
     service_token_seen   a real token came through the Service; None where no Service is configured or it was not tried yet
     engine_restarts      in place, of this process
@@ -103,6 +104,7 @@ class Report(ContractModel):
     progress: Progress | None = None
     healthy: bool = True
     ready: bool = False
+    asleep: bool = False
     token_seen: bool = False
     service_token_seen: bool | None = None
     topology: Topology | None = None

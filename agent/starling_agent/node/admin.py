@@ -14,12 +14,13 @@ from starling_agent.group.scale_routes import answer_scale
 from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
 from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.bed import Bed
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
 
 
 def create_admin(
-    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None = None
+    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None, bed: Bed
 ) -> Starlette:
     """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
 
@@ -47,6 +48,10 @@ def create_admin(
         _check(request, token)
         return await answer_scale(request, scaler, leader_at)
 
+    async def rest(request: Request) -> Response:
+        _check(request, token)
+        return await bed.answer(request)
+
     routes = [
         Route("/live", live),
         Route("/ready", ready),
@@ -54,6 +59,9 @@ def create_admin(
         Route("/admin/report", report),
         Route("/admin/group", group, methods=["POST"]),
         Route("/admin/scale", scale, methods=["PUT", "GET", "DELETE"]),
+        Route("/admin/sleep", rest, methods=["POST"]),
+        Route("/admin/wake_up", rest, methods=["POST"]),
+        Route("/admin/is_sleeping", rest),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
 
@@ -64,6 +72,8 @@ def _answer(good: bool, reason: str) -> Response:
 
 def _reason(state: ReportState) -> str:
     report = state.report
+    if report.asleep:
+        return "asleep"
     return f"{report.phase}: {report.last_error}" if report.last_error else report.phase
 
 

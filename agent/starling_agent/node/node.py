@@ -21,6 +21,7 @@ from starling_agent.group.membership import Membership
 from starling_agent.group.own_part import OwnPart
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.bed import Bed
 from starling_agent.node.certificates import keep_renewed
 from starling_agent.node.configuration import Configuration
 from starling_agent.node.door import Door
@@ -54,11 +55,12 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
     lead = lead_of(config, identity, state) if config is not None else None
-    async with _admin_server(configuration.admin, state, lead, identity.leader):
+    bed = Bed()
+    async with _admin_server(configuration.admin, state, lead, identity.leader, bed):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            node = _Node(config, identity, state, work, lead)
+            node = _Node(config, identity, state, work, lead, bed)
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -82,14 +84,14 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _admin_server(admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str) -> AsyncIterator[None]:
+async def _admin_server(admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
     leader, scaler = (lead.leader, lead.operations) if lead is not None else (None, None)
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler))
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -119,7 +121,9 @@ async def _stay_failed(state: ReportState, cause: str) -> Ending:
 class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
-    def __init__(self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None) -> None:
+    def __init__(
+        self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None, bed: Bed
+    ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
@@ -137,7 +141,7 @@ class _Node:
         self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
         self._leader = leader
         part = OwnPart(config, identity, self._membership)
-        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave)
+        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave, bed)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:

@@ -23,6 +23,7 @@ from starling_agent.contract.identity import Identity
 from starling_agent.group.connections import Connections
 from starling_agent.group.own_part import OwnPart
 from starling_agent.group.resizing import Resizing
+from starling_agent.node.bed import Bed
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
@@ -58,6 +59,7 @@ class Supervisor:
         token: FirstToken,
         own_url: str,
         leave: Callable[[], None],
+        bed: Bed,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -71,11 +73,14 @@ class Supervisor:
         self._token = token
         self._own_url = own_url
         self._leave = leave
+        self._bed = bed
         self._progress = ProgressTeller(state)
         self._restarts: list[float] = []
         self._served = False
         self._proven = False
         """A token has come through the engine that is there now."""
+        self._takes_part = True
+        """Whether the group is to have this node."""
         self._service: asyncio.Task[None] | None = None
         self.failure: str | None = None
         """Why this node cannot go on; None while it can."""
@@ -135,7 +140,7 @@ class Supervisor:
         except Failure as error:
             return self._down(error)
         finally:
-            self._engine = None
+            self._engine = self._bed.engine = None
             self._part.withdraw()
             self._door.close()
             await engine.shutdown()
@@ -172,6 +177,7 @@ class Supervisor:
         try:
             await _one_of(watch, follow, proof, *lead)
             self._ready()
+            self._bed.engine = engine
             await _one_of(watch, follow, *lead)
             raise AssertionError("a watch ends only by raising")
         finally:
@@ -183,7 +189,11 @@ class Supervisor:
     def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
         """A node that the group is to do without takes no new requests; its open streams go on through it."""
         if self._proven and engine.has_cores:
-            self._state.update(ready=self._part.takes_part(view.target), **read_back(engine))
+            self._takes_part = self._part.takes_part(view.target)
+            self._state.update(**self._readiness(engine), **read_back(engine))
+
+    def _readiness(self, engine: AsyncEngine) -> dict[str, Any]:
+        return {"ready": self._takes_part and engine.is_awake, "asleep": engine.is_sleeping}
 
     async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
         if engine.has_cores:
@@ -199,6 +209,8 @@ class Supervisor:
             engine.check_health()
             if self._door.is_open and not engine.has_cores and not self._door.drain.draining:
                 raise EngineDead(self._lost or "no engine core of the group takes requests now")
+            if self._proven and engine.has_cores:
+                self._state.update(**self._readiness(engine))
             await asyncio.sleep(WATCH_SECONDS)
 
     def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
@@ -218,7 +230,7 @@ class Supervisor:
     def _down(self, error: Exception) -> Restart:
         """Tells it at once, before the engine is cleared away. Raises NodeFailure when there is to be no other start."""
         now, cause = time.monotonic(), str(error)
-        self._state.update(progress=None, ready=False, token_seen=False, **nothing_left(self._state.report, cause))
+        self._state.update(progress=None, ready=False, asleep=False, token_seen=False, **nothing_left(self._state.report, cause))
         if self._door.drain.draining:
             self._leave()
             raise passing(cause)

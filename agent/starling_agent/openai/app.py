@@ -20,7 +20,7 @@ from starling_agent.http.envelope import Envelope
 from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai import chat, completions, embeddings, models, probes, tokens
+from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.errors import ApiError, as_api_error
 from starling_agent.openai.protocol.base import RequestModel, field_path
@@ -55,6 +55,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.state.endpoint = endpoint
     for module in (chat, completions, embeddings, models, tokens, probes):
         app.include_router(module.router)
+    if endpoint.engine.config.sleep_mode:
+        app.include_router(sleeping.router)
     for kind in (ApiError, StarlingError, HTTPException, RequestValidationError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -5,15 +5,21 @@ from collections.abc import Mapping
 
 import msgspec
 from starling_engine.errors import (
+    EngineAsleep,
     EngineDead,
     InvalidRequest,
     PromptTooLong,
     QueueFull,
     RequestFailed,
+    SleepFailed,
+    SleepRefused,
 )
 
 MAX_PARAM = 200
 """A field name can be as long as a body; the answer repeats no more of it."""
+
+ASLEEP_RETRY_SECONDS = 10
+"""Somebody has to wake the engine first."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -70,6 +76,12 @@ def as_api_error(error: Exception) -> ApiError:
             return invalid(error.message, error.param)
         case QueueFull():
             return _busy(error)
+        case EngineAsleep():
+            return asleep(str(error))
+        case SleepRefused():
+            return ApiError(409, str(error), code="sleep_refused")
+        case SleepFailed():
+            return ApiError(500, str(error), kind="server_error", code="sleep_failed")
         case EngineDead():
             return ApiError(503, str(error), kind="server_error", code="engine_dead")
         case ShuttingDown():
@@ -78,6 +90,10 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, str(error), kind="server_error", code="request_failed")
     message = "internal error; the server's log has it under this request id"
     return ApiError(500, message, kind="server_error", code="internal_error")
+
+
+def asleep(message: str) -> ApiError:
+    return ApiError(503, message, kind="server_error", code="engine_asleep", headers={"Retry-After": str(ASLEEP_RETRY_SECONDS)})
 
 
 def _busy(error: QueueFull) -> ApiError:

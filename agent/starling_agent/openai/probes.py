@@ -2,10 +2,11 @@
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starling_engine.sleep import ASLEEP
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import endpoint_of
-from starling_agent.openai.errors import ApiError
+from starling_agent.openai.errors import ApiError, asleep
 from starling_agent.version import starling_version
 
 router = APIRouter(tags=["probes"])
@@ -28,11 +29,13 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while new requests are welcome: healthy, and not about to end."""
+    """200 while new requests are welcome: healthy, awake, and not about to end."""
     endpoint = endpoint_of(request)
     if endpoint.drain.draining:
         raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
     endpoint.engine.check_health()
+    if not endpoint.engine.is_awake:
+        raise asleep(ASLEEP)
     return json_response(Status("ready"))
 
 

@@ -58,6 +58,8 @@ class AttentionBackend(Protocol):
     """Causal attention over the paged cache. Stateless: all state is in the arguments."""
 
     name: str
+    capturable: bool
+    """Whether `forward` asks nothing of the host, so that it can be recorded and replayed."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.

@@ -14,6 +14,7 @@ class FlashAttention:
     """bf16 or fp16, heads of at most 256 elements. Waits for the device: its steps are not captured. See `AttentionBackend`."""
 
     name = "flash_attn"
+    capturable = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -17,6 +17,7 @@ class FlashInferAttention:
     """
 
     name = "flashinfer"
+    capturable = False
 
     def __init__(self) -> None:
         self._wrapper: BatchPrefillWithPagedKVCacheWrapper | None = None

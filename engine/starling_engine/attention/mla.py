@@ -24,6 +24,7 @@ class TorchMla(MlaBackend):
     """Any dtype and device."""
 
     name = "torch"
+    capturable = False
 
     def forward(
         self,

@@ -31,6 +31,8 @@ class MlaBackend(ABC):
     """
 
     name: str
+    capturable: bool
+    """As of an `AttentionBackend`."""
 
     @abstractmethod
     def forward(

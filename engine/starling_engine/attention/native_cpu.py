@@ -14,6 +14,7 @@ class NativeAttention:
     """Needs `native.load()`, a dtype of DTYPES, and a head size that is a multiple of 16 up to 256. See `AttentionBackend`."""
 
     name = "native"
+    capturable = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         q = ops.qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)

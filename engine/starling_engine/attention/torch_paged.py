@@ -10,6 +10,7 @@ class TorchPagedAttention:
     """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size and device."""
 
     name = "torch"
+    capturable = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

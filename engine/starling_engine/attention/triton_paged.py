@@ -17,6 +17,7 @@ class TritonAttention:
     """
 
     name = "triton"
+    capturable = True
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

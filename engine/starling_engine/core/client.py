@@ -1,8 +1,10 @@
 """A frontend's connection to one engine core."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import zmq
@@ -12,8 +14,9 @@ from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
-from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest
+from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, SleepFailed, SleepRefused
 from starling_engine.parallel.placement import Layer
+from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
@@ -54,6 +57,10 @@ class CoreClient:
         """Whether the core takes requests now."""
         self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
         """By epoch, the order that was not answered yet."""
+        self.sleep_state = SleepState()
+        self._sleeps: dict[int, asyncio.Future[Slept]] = {}
+        """By number, the orders to sleep or wake that were not answered yet."""
+        self._numbers = itertools.count(1)
         self._unanswered = 0
         self._stalled = 0
         self._progress = -1
@@ -139,9 +146,32 @@ class CoreClient:
             raise EpochFailed(f"{self.name}: {answer.error}")
         return answer
 
+    async def sleep(self, level: int, mode: Mode) -> None:
+        """Waits until it sleeps. Raises SleepRefused, SleepFailed, or EngineDead."""
+        await self._rest(Sleep(next(self._numbers), level, mode))
+
+    async def wake_up(self, tags: list[Tag]) -> None:
+        """Waits until what the tags name is there again. Raises SleepFailed or EngineDead."""
+        await self._rest(WakeUp(next(self._numbers), tags))
+
+    async def _rest(self, order: SleepOrder) -> None:
+        self.check()
+        answered = self._sleeps[order.number] = asyncio.get_running_loop().create_future()
+        await self.send(order)
+        try:
+            answer = await answered
+        finally:
+            self._sleeps.pop(order.number, None)
+        if answer.refused is not None:
+            raise SleepRefused(f"{self.name} does not sleep: {answer.refused}")
+        if answer.error is not None:
+            what = "fall asleep" if isinstance(order, Sleep) else "wake up"
+            raise SleepFailed(f"{self.name} could not {what}: {answer.error}")
+
     async def close(self) -> None:
         """Requests that are still open end with an error."""
         self._end_all(f"the connection to {self.name} was closed")
+        _fail_all(self._sleeps.values(), f"the connection to {self.name} was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -169,6 +199,7 @@ class CoreClient:
                 if self.hello is not None:  # it had given this frontend up, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats, self.taking = message, message.stats, message.taking
+                self.sleep_state = message.sleep
             case Member(membership, taking):
                 self.taking = taking
                 if self.hello is not None:
@@ -177,6 +208,12 @@ class CoreClient:
                 answered = self._orders.get(message.number)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
+            case SleepState():
+                self.sleep_state = message
+            case Slept(number):
+                asked = self._sleeps.get(number)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
             case Rearranged(epoch, _, layers):
                 self.rearranged = {epoch: {**self.rearranged.get(epoch, {}), **layers}}
             case Loading():
@@ -215,9 +252,7 @@ class CoreClient:
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        for answered in self._orders.values():
-            if not answered.done():
-                answered.set_exception(EngineDead(reason))
+        _fail_all([*self._orders.values(), *self._sleeps.values()], reason)
         self._end_all(reason)
 
     def _end_all(self, reason: str | None) -> None:
@@ -225,3 +260,9 @@ class CoreClient:
         sinks, self._sinks = self._sinks, {}
         for request_id, (attempt, sink) in sinks.items():
             sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))
+
+
+def _fail_all(answers: Iterable[asyncio.Future[Any]], reason: str) -> None:
+    for answered in answers:
+        if not answered.done():
+            answered.set_exception(EngineDead(reason))

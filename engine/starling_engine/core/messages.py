@@ -7,6 +7,7 @@ from starling_engine.epoch import EpochAnswer, EpochOrder, Rearranged
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
+from starling_engine.sleep import Sleep, SleepState, Slept, WakeUp
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -31,7 +32,7 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forgets every cached block that no request uses."""
 
 
-FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache | EpochOrder
+FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache | Sleep | WakeUp | EpochOrder
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -44,8 +45,9 @@ class Hello(msgspec.Struct, tag="hello"):
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
     port of the store that the core's rank 0 serves, where ranks of several cores can meet; 0 for none. `taking`: whether it takes
-    requests, which one that shares experts does while it is in an epoch. `address` is where frontends of other nodes reach it;
-    empty where it listens for those of its own node only. `start_seconds` is how long each step of each rank's start took, by rank.
+    requests, which one that shares experts does while it is in an epoch; `sleep` may keep it from them then. `address` is where
+    frontends of other nodes reach it; empty where it listens for those of its own node only. `start_seconds` is how long each step
+    of each rank's start took, by rank.
     """
 
     incarnation: str
@@ -58,6 +60,7 @@ class Hello(msgspec.Struct, tag="hello"):
     taking: bool
     address: str = ""
     start_seconds: list[dict[str, float]] = []
+    sleep: SleepState = SleepState()
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -88,4 +91,4 @@ class Member(msgspec.Struct, tag="member"):
     taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | Member | Rearranged | EpochAnswer
+FromCore = Deltas | Hello | Pong | Loading | Member | SleepState | Slept | Rearranged | EpochAnswer

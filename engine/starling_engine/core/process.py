@@ -32,19 +32,22 @@ from starling_engine.core.messages import (
     ResetPrefixCache,
     Shutdown,
 )
+from starling_engine.core.sleeper import Sleeper
 from starling_engine.delta import Delta, Stats
 from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
 from starling_engine.kv.publisher import EventPublisher
+from starling_engine.request import EngineRequest
+from starling_engine.sleep import ASLEEP, STEPS_WITH_OTHERS, Sleep, SleepState, Slept, WakeUp
 
 logger = logging.getLogger("starling.core")
 
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
 SWITCH_POLL_MS = 5
-"""While workers prepare an epoch or switch to it, or move chunks between tiers."""
+"""While workers prepare an epoch or switch to it, move chunks between tiers, fall asleep or wake."""
 FRONTEND_TIMEOUT = 15.0
 """Seconds without a word from a frontend after which its requests are aborted."""
 
@@ -56,6 +59,9 @@ class CoreProcess:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
+        self._sleeper: Sleeper | None = None
+        """There with the core."""
+        self._told = SleepState()
         self.incarnation = uuid.uuid4().hex
         self.stopping = False
         self._owners: dict[str, bytes] = {}
@@ -83,15 +89,17 @@ class CoreProcess:
                 self._receive(LOADING_POLL_MS)
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
+                    self._sleeper = Sleeper(self.core)
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
-                assert self.core is not None
-                soon = self._leader is not None or self.core.moving
+                assert self.core is not None and self._sleeper is not None
+                soon = self._leader is not None or self.core.moving or self._sleeper.busy
                 self._receive(0 if self.core.has_work else SWITCH_POLL_MS if soon else IDLE_POLL_MS)
                 self.executor.check()
                 self._send_deltas(self.core.step())
                 self._publish(self.core)
                 self._send_answers(self.core.answers())
+                self._go_on_sleeping(self._sleeper)
                 for moved in self.core.count_moves():
                     self._tell_all(moved)
                 self._forget_silent()
@@ -122,10 +130,10 @@ class CoreProcess:
                 self._answer_ping(identity)
             case Shutdown():
                 self.stopping = True
-            case _ if self.core is None:
+            case _ if self.core is None or self._sleeper is None:
                 logger.warning("%s came before the core was ready", type(message).__name__)
             case Add(request):
-                answer = self.core.add(request)
+                answer = self.core.add(request) if self._sleeper.state.taking else _refused(request)
                 if answer is None:
                     self._owners[request.id] = identity
                 else:
@@ -136,6 +144,10 @@ class CoreProcess:
                         self._abort(request_id)
             case Prepare() | Commit() | Abandon():
                 self._take_order(identity, message)
+            case Sleep(number) | WakeUp(number) if self.config.worker.lockstep:
+                self._send(identity, Slept(number, refused=STEPS_WITH_OTHERS))
+            case Sleep() | WakeUp():
+                self._send_deltas(self._sleeper.take(message, identity))
             case ResetPrefixCache():
                 self.core.scheduler.reset_prefix_cache()
 
@@ -163,6 +175,7 @@ class CoreProcess:
             taking=core.taking,
             address=self._address,
             start_seconds=core.start_seconds,
+            sleep=self._told,
         )
 
     def _stats(self) -> Stats:
@@ -190,11 +203,20 @@ class CoreProcess:
                 self._send(self._leader[1], answer)
                 self._leader = None
 
+    def _go_on_sleeping(self, sleeper: Sleeper) -> None:
+        """All hear of it before whoever asked is answered: they send no request, or some again."""
+        answers = sleeper.step()
+        if sleeper.state != self._told:
+            self._told = sleeper.state
+            self._tell_all(self._told)
+        for identity, answer in answers:
+            self._send(identity, answer)
+
     def _publish(self, core: EngineCore) -> None:
         if self._publisher is not None and core.events is not None and (events := core.events.take()):
             self._publisher.publish(events)
 
-    def _tell_all(self, message: Member | Rearranged) -> None:
+    def _tell_all(self, message: Member | Rearranged | SleepState) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 
@@ -232,6 +254,10 @@ class CoreProcess:
         del self._owners[request_id]
         if self.core is not None:
             self.core.abort(request_id)
+
+
+def _refused(request: EngineRequest) -> Delta:
+    return Delta(request.id, request.attempt, finish_reason="error", error=ASLEEP, asleep=True)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
+from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
@@ -59,6 +60,14 @@ class Executor(Protocol):
 
     def balances(self) -> list[Balance | Rearranged]:
         """What workers have told of their experts since the last call."""
+        ...
+
+    def rest(self, order: RestOrder) -> None:
+        """Has all ranks give memory back, or take it again. Comes after all steps, and the next one after `rested` has answered."""
+        ...
+
+    def rested(self) -> Rested | None:
+        """What came of it, once all ranks have answered."""
         ...
 
     def move(self, orders: list[Order]) -> None:

@@ -6,6 +6,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.executor.counters import Count
 from starling_engine.ledger import Ledger
+from starling_engine.sleep import Release, Rested, Restore
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Order
 
@@ -34,7 +35,7 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Allocate | Execute | Idle | Prepare | Commit | Abandon | Stop
+ToWorker = Start | Allocate | Execute | Idle | Release | Restore | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
@@ -102,6 +103,7 @@ FromWorker = (
     | Planned
     | Ready
     | Executed
+    | Rested
     | Prepared
     | Unprepared
     | Switched

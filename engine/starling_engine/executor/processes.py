@@ -52,6 +52,7 @@ from starling_engine.executor.remote import RemoteRanks
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.sleep import Rested, RestOrder, of_all_ranks
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Order, merge
 from starling_engine.worker.report import Phase, WorkerReport
@@ -106,6 +107,8 @@ class ProcessExecutor:
         """Ranks that take orders to move chunks."""
         self._partly_done: dict[int, list[Done]] = {}
         self._moved: list[Done] = []
+        self._rested: dict[int, Rested] = {}
+        """By rank, of those that have answered."""
         self._checked = 0.0
         self._in_flight = 0
         self._ordered = False
@@ -184,6 +187,16 @@ class ProcessExecutor:
     def balances(self) -> list[Balance | Rearranged]:
         told, self._balances = self._balances, []
         return told
+
+    def rest(self, order: RestOrder) -> None:
+        self._tell(order)
+
+    def rested(self) -> Rested | None:
+        self._take(0)
+        if len(self._rested) < self._ranks:
+            return None
+        rested, self._rested = self._rested, {}
+        return of_all_ranks(rested)
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
@@ -277,6 +290,8 @@ class ProcessExecutor:
                 self._ready[rank] = message
             case Executed(result):
                 self._take_result(rank, result)
+            case Rested():
+                self._rested[rank] = message
             case Prepared() | Unprepared() | Switched():
                 self._take_answer(message)
             case Balance() | Rearranged():

@@ -9,24 +9,32 @@ from typing import TYPE_CHECKING
 from starling_engine.child import import_for_good
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
+from starling_engine.errors import RankLost
+from starling_engine.sleep import Release, Rested, RestOrder, Restore
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Order
 from starling_engine.worker.report import Phase, WorkerReport
 
 if TYPE_CHECKING:
     from starling_engine.worker.transfers import Transfers
+    from starling_engine.worker.worker import Worker
+
+SHUTDOWN_SECONDS = 5.0
 
 
 class ThreadExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[StepResult | Done] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | RestOrder | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[StepResult | Rested | Done] = queue.SimpleQueue()
         self._results: deque[StepResult] = deque()
         self._moved: list[Done] = []
+        self._rested: Rested | None = None
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
         self._transfers: Transfers | None = None
+        self._failure: BaseException | None = None
+        """What ended the worker after it was ready."""
         self._phase = Phase("starting")
         self._progress = 0
 
@@ -78,6 +86,14 @@ class ThreadExecutor:
     def balances(self) -> list[Balance | Rearranged]:
         return []
 
+    def rest(self, order: RestOrder) -> None:
+        self._plans.put(order)
+
+    def rested(self) -> Rested | None:
+        self._take(0)
+        rested, self._rested = self._rested, None
+        return rested
+
     def move(self, orders: list[Order]) -> None:
         assert self._transfers is not None, "asked for where there are tiers"
         for order in orders:
@@ -96,16 +112,19 @@ class ThreadExecutor:
             while True:
                 if isinstance(answer, Done):
                     self._moved.append(answer)
+                elif isinstance(answer, Rested):
+                    self._rested = answer
                 else:
                     self._results.append(answer)
                 answer = self._answers.get_nowait()
 
     def check(self) -> None:
-        """The worker is a thread: it lives as long as whoever asks."""
+        if self._failure is not None:
+            raise RankLost(f"the worker ended: {self._failure}") from self._failure
 
     def shutdown(self) -> None:
         self._plans.put(None)
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=SHUTDOWN_SECONDS)
 
     def _tick(self) -> None:
         self._progress += 1
@@ -127,8 +146,29 @@ class ThreadExecutor:
             self._reports.put(error)
             return
         self._reports.put(report)
+        try:
+            self._serve(worker)
+        except BaseException as error:  # noqa: BLE001 - raised again where the results are waited for
+            self._fail(error)
+        finally:
+            if worker.transfers is not None:
+                worker.transfers.close()
+
+    def _serve(self, worker: "Worker") -> None:
+        from starling_engine.worker.answering import Answering
+
+        answering = Answering(self._answer, self._fail)
         while (plan := self._plans.get()) is not None:
-            self._answers.put(worker.attempt(plan))
+            if isinstance(plan, Release | Restore):
+                self._answers.put(worker.rest(plan))
+            else:
+                answering.add(worker.begin(plan))
             self._tick()
-        if worker.transfers is not None:
-            worker.transfers.close()
+        answering.close(SHUTDOWN_SECONDS)
+
+    def _answer(self, result: StepResult) -> None:
+        self._answers.put(result)
+        self._tick()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error

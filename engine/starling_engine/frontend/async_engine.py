@@ -18,13 +18,14 @@ from starling_engine.delta import MOVED, Delta, Stats, add
 from starling_engine.elastic.change import Change, Stage
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, PromptTooLong
+from starling_engine.errors import ConfigError, EngineAsleep, EngineDead, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.balance import Balancer
 from starling_engine.frontend.here import Here
 from starling_engine.frontend.own_cores import OwnCores
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
+from starling_engine.frontend.sleeping import are_asleep, put_to_sleep, wake
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
@@ -32,6 +33,7 @@ from starling_engine.models.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
+from starling_engine.sleep import ASLEEP, check_level, check_mode, check_tags
 
 Prompt = str | list[int]
 LEAVING_LOOK_SECONDS = 0.2
@@ -218,6 +220,8 @@ class AsyncEngine:
         ids = await self._prompt_ids(prompt, room=0)
         delta = await self._pool(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time()))
         raise_failure(delta)
+        if delta.finish_reason == "abort":
+            raise RequestFailed("the engine was put to sleep before the prompt was read")
         assert delta.pooled is not None
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
 
@@ -309,10 +313,51 @@ class AsyncEngine:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
 
     def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        cores = [client for client in (*self._clients, *self._others.values()) if client.taking]
+        cores = [client for client in self._connected() if client.sleep_state.taking]
+        if not cores:
+            raise EngineAsleep(ASLEEP)
+        return cores[self._balancer.choose(cores, ids, cache_salt)]
+
+    # ---- sleep ----
+
+    async def sleep(self, level: int = 1, mode: str | None = None) -> None:
+        """Gives memory back, on all cores; waits until that is done. No request is taken before `wake_up`.
+
+        Level 1 drops the KV cache and moves the weights to host memory, level 2 drops both. While requests run it is refused,
+        unless `mode` is "wait" (they finish first) or "abort" (they end with what they have). To sleep twice is to sleep.
+
+        Raises InvalidRequest, SleepRefused, SleepFailed when all is as it was, or EngineDead.
+        """
+        await put_to_sleep(self._connected(), check_level(level), check_mode(mode))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes again what `tags` name ("weights", "kv_cache"), or all; it serves when all is there. To wake twice is to wake.
+
+        Raises InvalidRequest, SleepFailed when it goes on sleeping and can be woken again, or EngineDead.
+        """
+        await wake(self._connected(), check_tags(tags))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether every core has given something back."""
+        return are_asleep(self._serving)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether some core takes requests: while requests end for a sleep that was asked for, none may."""
+        return any(client.sleep_state.taking for client in self._serving)
+
+    @property
+    def _serving(self) -> list[CoreClient]:
+        """The cores, awake or not, that take part."""
+        return [client for client in (*self._clients, *self._others.values()) if client.taking]
+
+    def _connected(self) -> list[CoreClient]:
+        """Raises EngineDead when there is none."""
+        cores = self._serving
         if not cores:
             raise EngineDead("no engine core is connected")
-        return cores[self._balancer.choose(cores, ids, cache_salt)]
+        return cores
 
     @property
     def _longest(self) -> int:

@@ -153,6 +153,14 @@ class LLM:
         """Forgets cached prompts that no request uses."""
         self._thread.run(self.engine.reset_prefix_cache())
 
+    def sleep(self, level: int = 1, mode: str | None = None) -> None:
+        """Gives the memory of weights and KV cache back until `wake_up`. See `AsyncEngine.sleep`."""
+        self._thread.run(self.engine.sleep(level, mode))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes again what "weights" and "kv_cache" name, or both. See `AsyncEngine.wake_up`."""
+        self._thread.run(self.engine.wake_up(tags))
+
     # ---- one request ----
 
     def _jobs(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import zmq.asyncio
 
@@ -43,7 +42,7 @@ class OwnCores:
         started: list[CoreClient] = []
         for rank in ranks:
             name = "the engine core" if alone else f"engine core {rank}"
-            process = CoreHandle(replace(self._config, data_parallel_rank=rank), self._host)
+            process = CoreHandle(self._config.of_core(rank), self._host)
             client = CoreClient(self._context, process.address, self._config.progress_timeout, process, name)
             self._processes[client] = process
             started.append(client)

@@ -11,10 +11,9 @@ from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.split import check_split
 from starling_engine.parallel.placement import even_slots
 from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.sleep import STEPS_WITH_OTHERS
 from starling_engine.tiers.sizes import host_slots, passage_bytes
 from starling_engine.weights.hub import resolve_model
-
-CPU_MEMORY_FRACTION = 0.5
 
 
 def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
@@ -27,7 +26,6 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
     max_model_len = args.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
-    device = "cpu" if args.device == "auto" else args.device  # the one that this release has
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -42,12 +40,14 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
     lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
+    if lockstep and args.enable_sleep_mode:
+        raise ConfigError(STEPS_WITH_OTHERS, "enable_sleep_mode")
     expert_slots, eplb = _expert_slots(args, model) if lockstep else (0, None)
     local_ranks = layout.world_size if here is None else here.ranks
     worker = WorkerConfig(
         model_path=str(folder),
         load_format=args.load_format,
-        device=device,
+        device=args.device,
         dtype=model.dtype if args.dtype == "auto" else args.dtype,
         seed=args.seed or 0,
         max_model_len=max_model_len,
@@ -55,8 +55,9 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        memory_fraction=args.gpu_memory_utilization or CPU_MEMORY_FRACTION,
+        memory_fraction=args.gpu_memory_utilization,
         attention_backend=args.attention_backend,
+        enforce_eager=args.enforce_eager,
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
         # Data parallel ranks are engine cores that know nothing of each other.
@@ -76,6 +77,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         async_scheduling=args.async_scheduling,
         seed=args.seed,
         kv_events=args.kv_events,
+        sleep_mode=args.enable_sleep_mode,
     )
     return folder, model, config
 

@@ -9,7 +9,7 @@ import msgspec
 from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Add
 from starling_engine.delta import MOVED, Delta
-from starling_engine.errors import InvalidRequest, QueueFull, RequestFailed, StarlingError
+from starling_engine.errors import EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.request import EngineRequest
 
@@ -110,6 +110,8 @@ def raise_failure(delta: Delta) -> None:
     """Raises the error that a delta carries, if it does."""
     if delta.error is None:
         return
+    if delta.asleep:
+        raise EngineAsleep(delta.error)
     if delta.refused:
         raise QueueFull(delta.error, RETRY_AFTER)
     if delta.error_param is not None:

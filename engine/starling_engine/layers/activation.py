@@ -5,13 +5,20 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from starling_engine.layers.fits import native_fits
+from starling_engine.layers.fits import elementwise_kernels
 from starling_engine.native import ops
 
 
 def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """The function x [T, 2 * size], gate then up -> silu(gate) * up [T, size] for this dtype and device."""
-    return ops.silu_mul if native_fits(dtype, device) else _silu_and_mul
+    match elementwise_kernels(dtype, device):
+        case "triton":
+            from starling_engine.kernels import activation
+
+            return activation.silu_mul
+        case "native":
+            return ops.silu_mul
+    return _silu_and_mul
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:

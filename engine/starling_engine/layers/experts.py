@@ -60,6 +60,8 @@ class ExpertsMethod(Protocol):
     """
 
     name: str
+    capturable: bool
+    """Whether `apply` asks nothing of the host, so that it can be recorded and replayed."""
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         """Names the parts of an expert. Allocates nothing yet."""

@@ -54,6 +54,7 @@ class DenseExperts(StackedExperts):
     """One product after another, of the experts only that this step's tokens go to."""
 
     name = "dense"
+    capturable = False
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self._gate = silu_and_mul(dtype, device)

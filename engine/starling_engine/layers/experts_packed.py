@@ -11,6 +11,7 @@ class NativeExperts:
     """Each matrix is packed as it is loaded; besides the packed ones, only a gate that waits for its up is held."""
 
     name = "native"
+    capturable = False
     _gate_up: PackedExperts | None = None
     _down: PackedExperts | None = None
 

@@ -10,6 +10,7 @@ class TritonExperts(StackedExperts):
     """Needs `triton_runs`. What a step's tokens go to is decided on the device: nothing waits for it, and graphs can hold it."""
 
     name = "triton"
+    capturable = True
 
     def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if not len(x) or not self.loaded:

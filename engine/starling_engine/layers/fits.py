@@ -1,12 +1,51 @@
-"""Whether a layer may use the native kernels; asked once, when the layer is built."""
+"""Which kernels an element-wise layer takes; asked once, when the layer is built."""
+
+import functools
+import logging
+from typing import Literal
 
 import torch
 
 from starling_engine import native
+from starling_engine.kernels.runs import why_not_triton
 
-DTYPES = (torch.float32, torch.bfloat16)
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+Kernels = Literal["triton", "native", "torch"]
+
+logger = logging.getLogger("starling.layers")
 
 
-def native_fits(dtype: torch.dtype, device: torch.device) -> bool:
-    """True for a dtype and device that the element-wise native kernels serve, on a machine that has them."""
-    return device.type == "cpu" and dtype in DTYPES and native.load() is not None
+def elementwise_kernels(dtype: torch.dtype, device: torch.device) -> Kernels:
+    """The first of these that serves the dtype and device on this machine."""
+    candidates: tuple[tuple[Kernels, str | None], ...] = (
+        ("triton", _why_not_triton(dtype, device)),
+        ("native", _why_not_native(dtype, device)),
+    )
+    refused: list[str] = []
+    for name, why_not in candidates:
+        if why_not is None:
+            _say(name, "; ".join(refused) or "the fastest here")
+            return name
+        refused.append(f"not {name}: {why_not}")
+    _say("torch", "; ".join(refused))
+    return "torch"
+
+
+def _why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+    return why_not_triton(device) or (None if dtype in TRITON_DTYPES else f"its kernels have no {dtype}")
+
+
+def _why_not_native(dtype: torch.dtype, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"its kernels run on a CPU, not on {device.type}"
+    if dtype not in NATIVE_DTYPES:
+        return f"its kernels have no {dtype}"
+    return None if native.load() is not None else "the native kernels are not available on this machine"
+
+
+@functools.cache
+def _say(chosen: str, reason: str) -> None:
+    """Once, and not for each layer."""
+    logger.info("norms and gates: %s (%s)", chosen, reason)

@@ -1,11 +1,23 @@
 """RMSNorm, with the residual's addition in the same call."""
 
+from typing import Protocol
+
 import torch
 from torch.nn import functional as F
 
-from starling_engine.layers.fits import native_fits
+from starling_engine.layers.fits import elementwise_kernels
 from starling_engine.native import ops
 from starling_engine.weights.slot import Slot, copy_slot
+
+
+class NormKernels(Protocol):
+    """A module of kernels. `native.reference` defines what they compute."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None: ...
 
 
 class RMSNorm:
@@ -16,7 +28,8 @@ class RMSNorm:
         self._name = name
         self._eps = eps
         self._size = (size,)
-        self.forward = self._native if native_fits(dtype, device) else self._torch
+        self._kernels = _kernels(dtype, device)
+        self.forward = self._fused if self._kernels is not None else self._torch
         """(x, residual) -> (norm of their sum, the sum), all [T, size]. A residual of None is nothing to add. Both inputs may
         be overwritten, so the caller must use the results only."""
 
@@ -27,10 +40,23 @@ class RMSNorm:
         total = x if residual is None else x.add_(residual)
         return F.rms_norm(total, self._size, self.weight, self._eps), total
 
-    def _native(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fused(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._kernels is not None
         if residual is None:
             out = torch.empty_like(x)
-            ops.rms_norm(x, self.weight, self._eps, out)
+            self._kernels.rms_norm(x, self.weight, self._eps, out)
             return out, x
-        ops.add_rms_norm(x, residual, self.weight, self._eps, x)
+        self._kernels.add_rms_norm(x, residual, self.weight, self._eps, x)
         return x, residual
+
+
+def _kernels(dtype: torch.dtype, device: torch.device) -> NormKernels | None:
+    """None for torch's own."""
+    match elementwise_kernels(dtype, device):
+        case "triton":
+            from starling_engine.kernels import norm
+
+            return norm
+        case "native":
+            return ops
+    return None

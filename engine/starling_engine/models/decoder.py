@@ -68,6 +68,7 @@ class Decoder:
             tensor=tensor,
             expert_ranks=expert_ranks,
         )
+        self._build = build
         self._elsewhere = self._held_elsewhere(build)
         self._layers = [DecoderLayer(build, index) for index in self.layers]
         self._norm = build.norm(self._names.norm)
@@ -100,6 +101,17 @@ class Decoder:
     def experts(self) -> dict[int, Experts]:
         """Of each layer here that has any, by its place among all such layers of the model."""
         return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
+
+    @property
+    def asks_host(self) -> str | None:
+        """Why a step cannot be recorded and replayed: something in it depends on what the host reads or sends meanwhile."""
+        build = self._build
+        if build.tensor.shard.count > 1 or build.expert_ranks is not None:
+            return "ranks exchange what they have through the host"
+        if not build.backend.capturable:
+            return f"{build.backend.name} attention reads lengths on the host"
+        methods = {experts.method.name for experts in self.experts.values() if not experts.method.capturable}
+        return f"{', '.join(sorted(methods))} experts are counted on the host" if methods else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank."""

@@ -171,8 +171,9 @@ def sample(
     that all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
     renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times
     as likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise
-    (`sampling.rng`).
+    (`sampling.rng`). A logit that is not a number counts as +inf, so a row with one chooses what is not finite.
     """
+    logits = torch.where(logits.isnan(), torch.inf, logits)
     greedy = temperature == 0
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
     noisy = scaled.double() + gumbel(seed, position, logits.shape[1])
@@ -190,18 +191,19 @@ def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
     mass = descending.double().softmax(-1).cumsum(-1)
     before = (mass < top_p[:, None].double()).sum(-1, keepdim=True).clamp(max=vocab - 1)
     pth = torch.where(top_p[:, None] < 1, descending.gather(1, before), float("-inf"))
-    least = scaled.max(-1, keepdim=True).values.double() + torch.log(min_p.double())[:, None]
+    wide = min_p.double()[:, None]
+    least = torch.where(wide > 0, scaled.max(-1, keepdim=True).values.double() + torch.log(wide), float("-inf"))
     return (scaled >= kth) & (scaled >= pth) & (scaled.double() >= least)
 
 
 def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
-    """A chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`; the layers may be on a device."""
+    """A chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
     _, runs, run_bytes = layers[0].shape
     size = len(layers) * runs * run_bytes * blocks_per_chunk
     chunk = slot[:size].view(len(layers), runs, blocks_per_chunk, run_bytes)[:, :, first : first + len(blocks)]
-    index = torch.tensor(blocks, device=layers[0].device)
+    index = torch.tensor(blocks)
     for layer, part in zip(layers, chunk, strict=True):
         if to_pages:
-            layer[index] = part.transpose(0, 1).to(layer.device)
+            layer[index] = part.transpose(0, 1)
         else:
             part.copy_(layer[index].transpose(0, 1))

@@ -4,11 +4,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from starling_engine import native
 from starling_engine.config import WorkerConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
+from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.nearby import share_memory
+from starling_engine.parallel.one_shot import join_one_shot
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SharedCommunicator
@@ -24,8 +28,10 @@ class Ranks:
     pipeline: Communicator = ALONE
 
 
-def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
-    """Meets the other ranks of the layout; raises RankLost when one does not come. `tick` as in `GlooCommunicator`."""
+def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.device) -> Ranks:
+    """Meets the other ranks of the layout, each with a device of its own where `device` is a GPU; raises RankLost when one does not
+    come. `tick` as in `GlooCommunicator`.
+    """
     if config.layout.world_size == 1:
         return Ranks()
     assert config.rendezvous is not None, "ranks need a place to meet"
@@ -33,12 +39,19 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None]) -> Ranks:
     place = layout.coordinates(config.rank)
     store = join_store(rendezvous)
 
-    def join(name: str, index: int, count: int) -> Communicator:
-        return ALONE if count == 1 else GlooCommunicator(store, f"{name}/{place.dp}", Shard(index, count), rendezvous, tick)
+    def join(name: str, index: int, count: int, *, sums: bool) -> Communicator:
+        if count == 1:
+            return ALONE
+        name = f"{name}/{place.dp}"
+        gloo = GlooCommunicator(store, name, Shard(index, count), rendezvous, tick)
+        if device.type == "cuda":
+            one_shot = join_one_shot(gloo, device) if sums else None
+            return join_nccl(gloo, store, name, rendezvous, device, one_shot)
+        return nearby(gloo, rendezvous) if sums else gloo
 
     return Ranks(
-        tensor=nearby(join(f"tensor/{place.pp}", place.tp, layout.tensor), rendezvous),
-        pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline),
+        tensor=join(f"tensor/{place.pp}", place.tp, layout.tensor, sums=True),
+        pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline, sums=False),
     )
 
 

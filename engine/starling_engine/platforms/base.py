@@ -4,6 +4,8 @@ from typing import Protocol
 
 import torch
 
+from starling_engine.platforms.queue import DeviceQueue
+
 
 class Platform(Protocol):
     """One kind of device. Cheap to make; memory is read anew at each call."""
@@ -12,6 +14,13 @@ class Platform(Protocol):
     device: torch.device
     async_scheduling: bool
     """Whether planning a step while another runs pays when nobody says otherwise."""
+
+    memory_fraction: float
+    """Of the memory, for the engine, when nobody says otherwise."""
+    shared_memory: bool
+    """Whether it is the host's memory, which all ranks of the machine share."""
+    queue: DeviceQueue | None
+    """Where the device works on its own; None where the calling thread does the work."""
 
     def total_memory(self) -> int:
         """Bytes that the engine could use were it alone."""
@@ -23,6 +32,10 @@ class Platform(Protocol):
 
     def default_threads(self) -> int:
         """Threads for the work on the CPU."""
+        ...
+
+    def keep_scratch(self) -> None:
+        """Called once what stays has been allocated: from now on memory that a step frees is kept for the next one."""
         ...
 
     def check_dtype(self, dtype: torch.dtype) -> None:

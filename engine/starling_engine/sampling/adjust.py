@@ -28,10 +28,10 @@ class Adjuster:
         self._stops = _ids(stops)
 
     def adjust(self, row: torch.Tensor, tokens: npt.NDArray[np.int32]) -> None:
-        """Changes one row of logits [vocab], fp32. `tokens` are the prompt and the output so far."""
+        """Changes one row of logits [vocab], fp32, on any device. `tokens` are the prompt and the output so far."""
         self._penalise(row, tokens)
         if len(self._biased):
-            row[self._biased] += self._bias
+            row[self._biased] += self._bias.to(row.device)
         if len(self._allowed):
             kept = row[self._allowed]
             row.fill_(NEVER)
@@ -44,13 +44,13 @@ class Adjuster:
         """Repetition divides positive and multiplies negative logits of all seen tokens; the others count the output."""
         params = self._params
         if params.repetition_penalty != 1.0:
-            seen = torch.from_numpy(np.unique(tokens)).long()
+            seen = torch.from_numpy(np.unique(tokens)).long().to(row.device)
             logits = row[seen]
             row[seen] = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
             ids, counts = np.unique(tokens[self._num_prompt :], return_counts=True)
             penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(row.dtype)
-            row[torch.from_numpy(ids).long()] -= penalty
+            row[torch.from_numpy(ids).long()] -= penalty.to(row.device)
 
 
 def needs_adjusting(params: SamplingParams) -> bool:

@@ -10,12 +10,14 @@ def logprob_rows(logits: torch.Tensor, chosen: torch.Tensor, counts: list[int]) 
     logprobs = torch.log_softmax(logits, dim=-1)
     of_chosen = logprobs.gather(1, chosen[:, None])
     ranks = (logprobs > of_chosen).sum(dim=1) + 1
-    top = torch.topk(logprobs, max(counts), dim=-1) if max(counts) else None
-    rows = []
-    for r, count in enumerate(counts):
-        ids, values = [int(chosen[r])], [float(of_chosen[r])]
-        if top is not None:
-            ids += top.indices[r, :count].tolist()
-            values += top.values[r, :count].tolist()
-        rows.append(LogprobRow(ids, values, int(ranks[r])))
-    return rows
+    # One copy of each tensor to the host, however many rows there are.
+    given = zip(chosen.tolist(), of_chosen[:, 0].tolist(), ranks.tolist(), _likeliest(logprobs, counts), strict=True)
+    return [LogprobRow([token, *ids], [value, *values], rank) for token, value, rank, (ids, values) in given]
+
+
+def _likeliest(logprobs: torch.Tensor, counts: list[int]) -> list[tuple[list[int], list[float]]]:
+    """For each row the `counts[r]` likeliest tokens and their log probabilities, in falling order."""
+    top = torch.topk(logprobs, max(counts), dim=-1)
+    return [
+        (ids[:count], values[:count]) for ids, values, count in zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
+    ]

@@ -7,15 +7,15 @@ finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number generator
 import torch
 from torch import Tensor
 
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
 
 def _signed(constant: int) -> int:
     """The int64 with the bits of a 64-bit constant: torch's arithmetic on int64 wraps around."""
     return constant - (1 << 64) if constant >> 63 else constant
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GOLDEN, _MIX_1, _MIX_2 = _signed(GOLDEN), _signed(MIX_1), _signed(MIX_2)
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -1,10 +1,14 @@
 """Chooses the op that samples."""
 
+import logging
 from typing import Protocol
 
 import torch
 
+from starling_engine.kernels.runs import why_not_triton
 from starling_engine.native import load, ops, reference
+
+logger = logging.getLogger("starling.sampling")
 
 
 class SampleOp(Protocol):
@@ -23,5 +27,15 @@ class SampleOp(Protocol):
 
 
 def select_sample_op(device: torch.device) -> SampleOp:
-    """The native one where it runs, else torch's."""
-    return ops.sample if device.type == "cpu" and load() is not None else reference.sample
+    """Triton's where its kernels run, else the native one where that runs, else torch's."""
+    not_triton = why_not_triton(device)
+    if not_triton is None:
+        from starling_engine.kernels import sample
+
+        logger.info("sampling: triton (the fastest here)")
+        return sample.sample
+    if device.type == "cpu" and load() is not None:
+        logger.info("sampling: native (not triton: %s)", not_triton)
+        return ops.sample
+    logger.info("sampling: torch (not triton: %s; not native: no kernels for this device or machine)", not_triton)
+    return reference.sample

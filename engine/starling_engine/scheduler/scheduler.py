@@ -98,11 +98,15 @@ class Scheduler:
             self._finish(request)
 
     def hand_over(self) -> list[Delta]:
-        """Ends all requests here: each is told that another core is to continue it. What is in flight is discarded."""
+        """Ends all requests here: each is told that another core is to continue it."""
+        return self.end_all(MOVED)
+
+    def end_all(self, reason: str) -> list[Delta]:
+        """Ends all requests here, for a `finish_reason` that each is told. What is in flight is discarded."""
         requests = list(self.requests.values())
         for request in requests:
             self._finish(request)
-        return [Delta(r.record.id, r.record.attempt, finish_reason=MOVED) for r in requests]
+        return [Delta(r.record.id, r.record.attempt, finish_reason=reason) for r in requests]
 
     @property
     def has_work(self) -> bool:
@@ -374,9 +378,13 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Forgets what no running request has, on the device and in the CPU tier."""
-        self.kv.pool.forget_free()
+        self.forget_device()
         if self.offload is not None:
             self.offload.clear()
+
+    def forget_device(self) -> None:
+        """Forgets what no running request has on the device. The tiers keep what they have."""
+        self.kv.pool.forget_free()
 
     # ---- faults ----
 

@@ -1,15 +1,24 @@
 """A rank's host memory for chunks: the CPU tier, and what passes through on its way to and from the tiers outside."""
 
+import ctypes
 import mmap
+import threading
 from contextlib import suppress
 
 import torch
 
+from starling_engine.niceness import be_nice
+
+MADV_POPULATE_WRITE = 23
+"""Linux 5.14: gives memory its pages as if it had been written, and changes nothing in it."""
+POPULATED_AT_ONCE = 16 << 20
+
 
 class Arena:
-    """`num_slots` slots of `slot_bytes` each, page-aligned; memory that the system gives when it is first written.
+    """`num_slots` slots of `slot_bytes` each, page-aligned.
 
-    Where there is a device it is pinned, so that copies run beside its kernels.
+    Where there is a device it is pinned, so that copies run beside its kernels. Else the system gives pages in the background, from
+    the first slot on: a page that is new when a chunk is copied to it costs many times the copy.
     """
 
     def __init__(self, num_slots: int, slot_bytes: int, *, pinned: bool = False) -> None:
@@ -19,6 +28,7 @@ class Arena:
             self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         else:
             self._memory = torch.frombuffer(_anonymous(size), dtype=torch.uint8)
+            threading.Thread(target=self._populate, name="kv-arena", daemon=True).start()
         self._view = memoryview(self._memory.numpy().data)
 
     def slot(self, number: int) -> torch.Tensor:
@@ -28,6 +38,14 @@ class Arena:
     def bytes(self, number: int, size: int) -> memoryview:
         """The first `size` bytes of a slot, without a copy."""
         return self._view[number * self.slot_bytes : number * self.slot_bytes + size]
+
+    def _populate(self) -> None:
+        be_nice()
+        libc, start, size = ctypes.CDLL(None), self._memory.data_ptr(), self._memory.nbytes
+        for at in range(0, size, POPULATED_AT_ONCE):
+            count = min(POPULATED_AT_ONCE, size - at)
+            if libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(count), MADV_POPULATE_WRITE):
+                return  # an older kernel: pages come when they are written
 
 
 def _anonymous(size: int) -> mmap.mmap:

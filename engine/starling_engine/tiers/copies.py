@@ -59,6 +59,44 @@ def load_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -
 def _copy(pages: GroupPages, blocks: list[int], first: int, slot: Tensor, *, to_pages: bool) -> None:
     if not pages.layers:
         return
-    native = pages.layers[0].device.type == "cpu" and load() is not None
-    copy_chunk = ops.copy_chunk if native else reference.copy_chunk
-    copy_chunk(pages.layers, blocks, first, pages.blocks_per_chunk, slot, to_pages=to_pages)
+    if pages.layers[0].device.type == "cpu":
+        copy_chunk = ops.copy_chunk if load() is not None else reference.copy_chunk
+        copy_chunk(pages.layers, blocks, first, pages.blocks_per_chunk, slot, to_pages=to_pages)
+    elif to_pages:
+        _to_device(pages, blocks, first, slot)
+    else:
+        _from_device(pages, blocks, first, slot)
+
+
+def _from_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
+    """All layers are gathered on the device, and come in one copy."""
+    index = torch.tensor(blocks, device=pages.layers[0].device)
+    gathered = torch.stack([layer.index_select(0, index).transpose(0, 1) for layer in pages.layers])
+    _chunk(pages, slot)[:, :, first : first + len(blocks)].copy_(gathered, non_blocking=True)
+
+
+def _to_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
+    index = torch.tensor(blocks, device=pages.layers[0].device)
+    arrived = _chunk(pages, slot)[:, :, first : first + len(blocks)].to(index.device, non_blocking=True)
+    for layer, part in zip(pages.layers, arrived, strict=True):
+        layer.index_copy_(0, index, part.transpose(0, 1))
+
+
+def _chunk(pages: GroupPages, slot: Tensor) -> Tensor:
+    """The slot as [layers, runs, blocks, bytes of a block's run]."""
+    return slot[: pages.chunk_bytes].view(len(pages.layers), pages.runs, pages.blocks_per_chunk, pages.run_bytes)
+
+
+class CopyStream:
+    """A thread's copies, beside what the device computes; when it is left, they have been made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()

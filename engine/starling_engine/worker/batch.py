@@ -45,6 +45,28 @@ class StepInputs:
     ends: Ints
 
 
+@dataclass(slots=True)
+class Gathered:
+    """One step of R rows and T tokens, flat, as the host has it.
+
+    slots [R], ids [T] int32 and positions [T]; targets[g] [T], where each token's keys and values go in KV group g; query_end [R],
+    one past each row's last token, and ends [R], the position after it; longest, the most tokens of a row.
+    """
+
+    slots: Ints
+    ids: npt.NDArray[np.int32]
+    positions: Ints
+    targets: list[Ints]
+    query_end: Ints
+    ends: Ints
+    longest: int
+
+    @property
+    def lens(self) -> tuple[list[int], list[int]] | None:
+        """See `AttentionMetadata.host_lens`; a step of one token a row has no choice that they would decide."""
+        return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
+
+
 class InputBatch:
     """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
 
@@ -117,12 +139,11 @@ class InputBatch:
     def reads_prompts(self, slots: Sequence[int]) -> bool:
         return bool(self.special) and any(self.occupant(slot).reads_prompt for slot in slots if slot in self.special)
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
-        """Gathers the step's tokens, positions and tables; one vectorised pass, whatever mix of prompts and decodes it is."""
+    def gather(self, plan: StepPlan) -> Gathered:
+        """The step's tokens, positions and slots; one vectorised pass, whatever mix of prompts and decodes it is."""
         slots = np.array(plan.slots)
         starts = np.array(plan.starts)
         counts = np.array(plan.num_tokens)
-        ends = starts + counts
         query_end = counts.cumsum()
         longest = int(counts.max())
         if longest == 1:
@@ -130,30 +151,28 @@ class InputBatch:
         else:
             rows = np.repeat(slots, counts)
             positions = np.arange(query_end[-1]) + np.repeat(starts - query_end + counts, counts)
-        query_start = torch.zeros(len(slots) + 1, dtype=torch.int32)
-        query_start[1:] = torch.from_numpy(query_end)
-        shared = (torch.from_numpy(positions), query_start, torch.from_numpy(ends.astype(np.int32)), longest)
-        width = -(-int(ends.max()) // self.block_size)
-        metadata = [self._metadata(table, rows, slots, width, *shared) for table in self.tables]
-        if longest > 1:
-            for meta in metadata:
-                meta.host_lens = ([0, *query_end.tolist()], ends.tolist())
-        ids = torch.from_numpy(self.tokens[rows, positions].astype(np.int64))
-        return StepInputs(ids, metadata, query_end - 1, ends)
+        size = self.block_size
+        page, offset = positions // size, positions % size
+        targets = [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
+        return Gathered(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
 
-    def _metadata(
-        self,
-        table: npt.NDArray[np.int32],
-        rows: Ints,
-        slots: Ints,
-        width: int,
-        positions: torch.Tensor,
-        query_start: torch.Tensor,
-        context_lens: torch.Tensor,
-        longest: int,
-    ) -> AttentionMetadata:
-        at = positions.numpy()
-        targets = table[rows, at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
-        return AttentionMetadata(
-            positions, torch.from_numpy(targets), query_start, context_lens, torch.from_numpy(table[slots, :width]), longest
-        )
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """What the model is given, where it computes on the host."""
+        step = self.gather(plan)
+        query_start = torch.zeros(len(step.slots) + 1, dtype=torch.int32)
+        query_start[1:] = torch.from_numpy(step.query_end)
+        positions, ends = torch.from_numpy(step.positions), torch.from_numpy(step.ends.astype(np.int32))
+        width = -(-int(step.ends.max()) // self.block_size)
+        metadata = [
+            AttentionMetadata(
+                positions,
+                torch.from_numpy(targets),
+                query_start,
+                ends,
+                torch.from_numpy(table[step.slots, :width]),
+                step.longest,
+                host_lens=step.lens,
+            )
+            for targets, table in zip(step.targets, self.tables, strict=True)
+        ]
+        return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata, step.query_end - 1, step.ends)

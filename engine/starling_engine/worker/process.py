@@ -27,6 +27,7 @@ from starling_engine.executor.messages import (
     Working,
 )
 from starling_engine.parallel.gloo import serve_store
+from starling_engine.sleep import Release, Restore
 from starling_engine.worker.beats import Beats
 from starling_engine.worker.moves import MoveSocket
 from starling_engine.worker.report import Phase
@@ -87,6 +88,9 @@ class WorkerProcess:
 
     def _execute_plans(self, worker: Worker, counters: Counters) -> None:
         while not isinstance(message := self._receive(), Stop):
+            if isinstance(message, Release | Restore):
+                self._send(worker.rest(message))
+                continue
             assert isinstance(message, Execute)
             result = worker.attempt(message.plan)
             if worker.samples or result.error is not None:

@@ -1,28 +1,18 @@
-"""Runs one plan on the device: inputs, model, sampling."""
+"""Runs plans where the calling thread does the work: inputs, model, sampling."""
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-import numpy as np
 import torch
 
 from starling_engine.kv.spec import KVGroup
-from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.context import ForwardContext
-from starling_engine.sampling.logprobs import logprob_rows
-from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
-from starling_engine.worker.batch import InputBatch, Occupant, StepInputs
+from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.worker.batch import InputBatch, StepInputs
+from starling_engine.worker.launched import Finished, Launched
 from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.special import Model, NoModel, Special
 from starling_engine.worker.stage import StageLink
-
-
-class Model(Protocol):
-    """hidden = model(ids [T] int64, context, arrived) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32."""
-
-    def forward(self, ids: torch.Tensor, context: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class ModelRunner:
@@ -38,17 +28,21 @@ class ModelRunner:
         tick: Callable[[], None],
         link: StageLink,
     ) -> None:
-        self._model = model
+        self._model: Model = model
         self._kv = kv
         self._groups = groups
         self._batch = batch
         self._sampler = sampler
         self._tick = tick
         self._link = link
+        self._special = Special(model, batch)
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._place = {layer: at for at, layer in enumerate(sorted(self._group_of))}
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Launched:
+        return Finished(self._execute(plan))
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._batch.apply(plan)
         self._copy_blocks(plan)
@@ -65,11 +59,26 @@ class ModelRunner:
         picked = hidden[last] if every and len(last) < len(hidden) else hidden
         rows = self._sample(plan, inputs, sampling, picked)
         if self._batch.special:
-            self._serve_special(plan, inputs, hidden, rows)
+            self._special.serve(plan, inputs.last_token, hidden, rows)
         return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
+
+    def on_sleep(self) -> None:
+        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
+        self._use(NoModel())
+
+    def on_wake(self, model: Model) -> None:
+        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same.
+
+        What a device is to replay has to be recorded anew, best when it is first wanted: whoever wakes the engine waits for this.
+        """
+        self._use(model)
+
+    def _use(self, model: Model) -> None:
+        self._model = model
+        self._special = Special(model, self._batch)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         for copy in plan.copies:
@@ -90,51 +99,3 @@ class ModelRunner:
             for r, row in zip(sampling, sampled, strict=True):
                 rows[r] = row
         return rows
-
-    def _serve_special(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, rows: list[RowResult]) -> None:
-        for r, slot in enumerate(plan.slots):
-            if slot not in self._batch.special:
-                continue
-            occupant = self._batch.occupant(slot)
-            if not occupant.reads_prompt:
-                continue
-            first = int(inputs.last_token[r]) - plan.num_tokens[r] + 1
-            own = hidden[first : first + plan.num_tokens[r]]
-            if occupant.pooling is not None:
-                rows[r].pooled = _pool(occupant, own, plan.starts[r], done=plan.sample[r])
-            else:
-                rows[r].prompt_logprobs = self._prompt_logprobs(occupant, own, slot, plan.starts[r])
-
-    def _prompt_logprobs(self, occupant: Occupant, hidden: torch.Tensor, slot: int, start: int) -> list[LogprobRow]:
-        """Position p's hidden state tells the log probability of token p + 1; the last prompt token's belongs to the output."""
-        assert occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None
-        count = min(start + len(hidden), occupant.num_prompt - 1) - start
-        rows: list[LogprobRow] = []
-        for at in range(0, count, LOGPROB_ROWS):
-            size = min(LOGPROB_ROWS, count - at)
-            begin = start + at + 1
-            following = torch.from_numpy(self._batch.tokens[slot, begin : begin + size].astype(np.int64))
-            logits = self._model.logits(hidden[at : at + size])
-            rows += logprob_rows(logits, following, [occupant.sampling.prompt_logprobs] * size)
-        return rows
-
-
-def _pool(occupant: Occupant, hidden: torch.Tensor, start: int, *, done: bool) -> list[float] | None:
-    """Pools over chunks: `occupant.pooled` holds the running sum, or the first token's state."""
-    assert occupant.pooling is not None
-    kind = occupant.pooling.pooling
-    if kind == "mean":
-        chunk = hidden.float().sum(dim=0)
-        occupant.pooled = chunk if occupant.pooled is None else occupant.pooled + chunk
-    elif kind == "cls" and start == 0:
-        occupant.pooled = hidden[0].float()
-    if not done:
-        return None
-    vector = hidden[-1].float() if kind == "last" else occupant.pooled
-    assert vector is not None
-    if kind == "mean":
-        vector = vector / (start + len(hidden))
-    if occupant.pooling.normalize:
-        vector = torch.nn.functional.normalize(vector, dim=0)
-    result: list[float] = vector.tolist()
-    return result

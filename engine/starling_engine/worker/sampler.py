@@ -23,11 +23,7 @@ class Sampler:
 
         `ends[r]` is the position of the new token. A row whose logits are not finite gets an error in place of a token.
         """
-        special = [(r, slot, batch.occupant(slot)) for r, slot in enumerate(slots) if slot in batch.special]
-        raw = {r: logits[r].clone() for r, _, o in special if o.adjuster and o.sampling and o.sampling.logprobs is not None}
-        for r, slot, occupant in special:
-            if occupant.adjuster is not None:
-                occupant.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
+        raw = adjust_rows(logits, batch, slots, ends)
         index = np.array(slots)
         chosen = self._op(
             logits,
@@ -40,12 +36,43 @@ class Sampler:
         )
         batch.tokens[index, ends] = chosen.numpy()
         finite = torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
-        rows = [RowResult(tokens=[token]) for token in chosen.tolist()]
-        if not finite.all():
-            for r in (~finite).nonzero()[:, 0].tolist():
-                rows[r] = RowResult(error="the model gave no finite logit to choose from")
-        for r, _, occupant in special:
-            if occupant.sampling is not None and occupant.sampling.logprobs is not None:
-                source = raw.get(r, logits[r])
-                rows[r].logprobs = logprob_rows(source[None], chosen[r : r + 1], [occupant.sampling.logprobs])
+        rows = token_rows(chosen.tolist(), finite.tolist())
+        add_logprobs(rows, logits, raw, chosen, batch, slots)
         return rows
+
+
+def adjust_rows(
+    logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]
+) -> dict[int, torch.Tensor]:
+    """Changes the rows of requests that ask for it; returns copies of those whose log probabilities are wanted, by row."""
+    raw: dict[int, torch.Tensor] = {}
+    for r, slot in enumerate(slots):
+        if slot in batch.special and (occupant := batch.occupant(slot)).adjuster is not None:
+            if occupant.sampling is not None and occupant.sampling.logprobs is not None:
+                raw[r] = logits[r].clone()
+            occupant.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
+    return raw
+
+
+def token_rows(tokens: list[int], finite: Sequence[bool]) -> list[RowResult]:
+    """Each row's token, or an error in its place."""
+    if all(finite):
+        return [RowResult(tokens=[token]) for token in tokens]
+    return [
+        RowResult(tokens=[token]) if good else RowResult(error="the model gave no finite logit to choose from")
+        for token, good in zip(tokens, finite, strict=True)
+    ]
+
+
+def add_logprobs(
+    rows: list[RowResult],
+    logits: torch.Tensor,
+    raw: dict[int, torch.Tensor],
+    chosen: torch.Tensor,
+    batch: InputBatch,
+    slots: Sequence[int],
+) -> None:
+    """Of the rows that ask for them. `raw` as `adjust_rows` gives it."""
+    for r, slot in enumerate(slots):
+        if slot in batch.special and (sampling := batch.occupant(slot).sampling) is not None and sampling.logprobs is not None:
+            rows[r].logprobs = logprob_rows(raw.get(r, logits[r])[None], chosen[r : r + 1], [sampling.logprobs])

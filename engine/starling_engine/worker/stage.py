@@ -11,10 +11,16 @@ class StageLink:
     Steps keep their order, and sending does not wait, so that stages work on different steps at once.
     """
 
-    def __init__(self, stages: Communicator, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, stages: Communicator, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._stages = stages
         self._hidden_size = hidden_size
         self._dtype = dtype
+        self._device = device
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other stage."""
+        return self._stages.shard.count == 1
 
     @property
     def last(self) -> bool:
@@ -25,7 +31,9 @@ class StageLink:
         shard = self._stages.shard
         if shard.first:
             return None
-        return self._stages.receive(torch.empty(num_tokens, self._hidden_size, dtype=self._dtype), shard.index - 1)
+        return self._stages.receive(
+            torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device), shard.index - 1
+        )
 
     def send(self, hidden: torch.Tensor) -> None:
         """[T, hidden_size] to the next stage."""

@@ -11,7 +11,7 @@ import torch
 
 from starling_engine.niceness import be_nice
 from starling_engine.tiers.arena import Arena
-from starling_engine.tiers.copies import GroupPages, load_chunk, store_chunk
+from starling_engine.tiers.copies import CopyStream, GroupPages, load_chunk, store_chunk
 from starling_engine.tiers.orders import ChunkAt, Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
 from starling_engine.tiers.share import FarShare
 
@@ -47,13 +47,15 @@ class FarJob:
 class Transfers:
     """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are.
 
-    Stores and loads are done in the order in which they came, each kind in a thread of its own.
+    Stores and loads are done in the order in which they came, each kind in a thread of its own, which on a GPU has a
+    stream of its own.
     """
 
     def __init__(
         self, pages: Sequence[GroupPages], arena: Arena, far: FarShare | None, answer: Callable[[Done], None], first_step: int = 0
     ) -> None:
         self._pages = list(pages)
+        self._device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
         self._arena = arena
         self._far = far
         self._answer = answer
@@ -95,22 +97,30 @@ class Transfers:
 
     def _store(self) -> None:
         be_nice()
+        stream = CopyStream(self._device)
         while True:
             order = self._stores.get()
-            self._copy(order, store_chunk)
+            self._copy(order, store_chunk, stream)
 
     def _load(self) -> None:
+        stream = CopyStream(self._device)
         while True:
             order = self._loads.get()
             with self._stepped:
                 self._stepped.wait_for(lambda after=order.after: self._step >= after)  # type: ignore[misc]
-            self._copy(order, load_chunk)
+            self._copy(order, load_chunk, stream)
 
-    def _copy(self, order: StoreChunks | LoadChunks, copy: Callable[[GroupPages, list[int], int, torch.Tensor], None]) -> None:
+    def _copy(
+        self,
+        order: StoreChunks | LoadChunks,
+        copy: Callable[[GroupPages, list[int], int, torch.Tensor], None],
+        stream: CopyStream,
+    ) -> None:
         began, done = time.perf_counter(), True
         try:
-            for move in order.moves:
-                copy(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
+            with stream:
+                for move in order.moves:
+                    copy(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
         except Exception:
             logger.exception("chunks could not be copied")
             done = False

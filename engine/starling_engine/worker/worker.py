@@ -3,10 +3,10 @@
 import logging
 import math
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,20 +32,24 @@ from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
+from starling_engine.platforms.base import Platform
 from starling_engine.platforms.select import select_platform
-from starling_engine.sampling.select import select_sample_op
+from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tiers.orders import Done
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
+from starling_engine.worker.attempt import Attempt
 from starling_engine.worker.balancing import Balancing
 from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.device_runner import DeviceRunner
 from starling_engine.worker.holders import Holders
+from starling_engine.worker.launched import Finished, Launched, Runner
 from starling_engine.worker.lockstep import Epoch
+from starling_engine.worker.making import make_runner
 from starling_engine.worker.meeting import LoadedSoFar, meet
 from starling_engine.worker.report import Phase, WorkerReport
-from starling_engine.worker.runner import ModelRunner
-from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.rest import Rest
 from starling_engine.worker.stage import StageLink
 from starling_engine.worker.tiers import open_tiers
 from starling_engine.worker.transfers import Transfers
@@ -81,9 +85,11 @@ class Worker:
         self._tick = tick
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         self._model: Decoder | None = None
+        """Where experts come and go; else whoever has it sleep is the only one to keep it."""
         self._shared: ExpertRanks | None = None
+        self._rest: Rest | None = None
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
@@ -92,7 +98,7 @@ class Worker:
         with self._phase("init"):
             torch.set_num_threads(config.num_threads)
             torch.manual_seed(config.seed)
-            platform = select_platform(config.device)
+            platform = select_platform(config.device, (config.first_rank + config.rank) % config.local_ranks)
             dtype: torch.dtype = getattr(torch, config.dtype)
             platform.check_dtype(dtype)
             model_config = load_model_config(Path(config.model_path))
@@ -100,58 +106,68 @@ class Worker:
                 config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
             )
             methods = select_linear_method(dtype, platform.device)
-            ranks = join_ranks(config, self._tick)
-            model = Decoder(
-                *(model_config, dtype, platform.device, methods, attention),
-                max_position=config.max_model_len,
-                tensor=ranks.tensor,
-                stage=ranks.pipeline.shard,
-                expert_ranks=self._expert_ranks(model_config, ranks.tensor),
-            )
+            ranks = join_ranks(config, self._tick, platform.device)
+
+            def build() -> Decoder:
+                return Decoder(
+                    *(model_config, dtype, platform.device, methods, attention),
+                    max_position=config.max_model_len,
+                    tensor=ranks.tensor,
+                    stage=ranks.pipeline.shard,
+                    expert_ranks=self._expert_ranks(model_config, ranks.tensor),
+                )
+
+            model = build()
         with self._phase("load"), torch.inference_mode():
             self._load(model)
         with self._phase("allocate"):
             groups = kv_groups(model_config, config)
-            held = sum(math.prod(slot.taken) for slot in model.slots().values())
-            weights = (held + self._reserved(model)) * dtype.itemsize
-            memory = (platform.total_memory(), platform.available_memory())
-            ledger = self._plan(model_config, groups, weights, *memory, dtype.itemsize)
-            num_blocks = self._agree(ledger.num_blocks)
-            moving = self._reserved(model, config.eplb.spare) * dtype.itemsize if config.eplb is not None else 0
-            ledger = replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
-            kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
-            sampler = Sampler(select_sample_op(platform.device))
-            link = StageLink(ranks.pipeline, model_config.hidden_size, dtype)
-            self._runner = ModelRunner(model, kv, groups, batch, sampler, self._tick, link)
-            self._model = model
+            link = StageLink(ranks.pipeline, model_config.hidden_size, dtype, platform.device)
+            make = partial(make_runner, platform, config, model, groups, batch, link, self._tick)
+            ledger = self._plan(model, groups, platform, dtype, make)
+            kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
+            self._runner = make(kv)
+            if config.lockstep:
+                self._model = model
+            else:
+                self._rest = Rest(model, lambda: self._loaded(build()), self._runner, kv, platform.device)
             if config.tiers is not None:
                 assert self._answer is not None, "somebody has to hear of what has moved"
                 self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
         with self._phase("warm up"):
+            platform.keep_scratch()
             self._warm_up(groups)
+        if isinstance(self._runner, DeviceRunner):
+            with self._phase("record"), torch.inference_mode():
+                self._runner.record()
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one plan. Whatever it raises is the step's failure; the worker stays usable."""
+    def launch(self, plan: StepPlan) -> Launched:
+        """Gives one plan to the device. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
         if plan.epoch > self.epoch:
-            return StepResult(plan.step_id, plan.epoch, [], error=f"a plan of epoch {plan.epoch}, but this is {self.epoch}")
+            error = f"a plan of epoch {plan.epoch}, but this is {self.epoch}"
+            return Finished(StepResult(plan.step_id, plan.epoch, [], error=error))
         with torch.inference_mode():
-            return self._runner.execute(plan)
+            return self._runner.launch(plan)
+
+    def begin(self, plan: StepPlan) -> Launched:
+        """As `launch`, with what it raises, and what `finish` does, as the step's error. Both raise RankLost: without the others no
+        step can be run. So does a fault of the device: no later step would run on it.
+        """
+        attempt = Attempt(plan, self._config.rank, self.transfers)
+        attempt.launch(self.launch)
+        return attempt
 
     def attempt(self, plan: StepPlan) -> StepResult:
-        """As `execute`, with what it raises as the step's error. Raises RankLost: without the others no step can be run."""
-        try:
-            return self.execute(plan)
-        except RankLost:
-            raise
-        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
-            logger.error("step %d failed on rank %d:\n%s", plan.step_id, self._config.rank, traceback.format_exc())
-            return StepResult(plan.step_id, plan.epoch, [], error=f"{type(error).__name__}: {error}")
-        finally:
-            if self.transfers is not None:
-                self.transfers.finished(plan.step_id)
+        """`begin`, and then `finish`."""
+        return self.begin(plan).finish()
+
+    def rest(self, order: RestOrder) -> Rested:
+        """Gives memory back, or takes it again; no step is in flight. Not for a rank whose config says `lockstep`."""
+        assert self._rest is not None, "prepare() comes first, and ranks that step with other cores' do not sleep"
+        return self._rest.carry_out(order)
 
     # ---- among the ranks of other cores ----
 
@@ -227,36 +243,70 @@ class Worker:
             return
         load_weights(model, Path(self._config.model_path), self._report_load)
 
+    def _loaded(self, model: Decoder) -> Decoder:
+        with torch.inference_mode():
+            self._load(model)
+        return model
+
     def _report_load(self, done: int, total: int) -> None:
         self._on_phase(Phase("load", done, total))
 
     def _plan(
-        self, model: ModelConfig, groups: list[KVGroup], weights: int, total: int, available: int, dtype_bytes: int
+        self,
+        model: Decoder,
+        groups: list[KVGroup],
+        platform: Platform,
+        dtype: torch.dtype,
+        make: Callable[[list[torch.Tensor]], Runner],
     ) -> Ledger:
+        """What the memory goes to, with the number of KV blocks for which all ranks have room."""
         config = self._config
+        held = sum(math.prod(slot.taken) for slot in model.slots().values())
         in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
         per_request = peak_blocks(groups, config.max_model_len, in_flight)
-        return plan_memory(
-            total=total,
-            available=available,
-            fraction=config.memory_fraction,
-            ranks=config.local_ranks,
-            weights=weights,
-            activations=activation_bytes(
-                model, dtype_bytes, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-            ),
+        ledger = plan_memory(
+            total=platform.total_memory(),
+            available=platform.available_memory(),
+            fraction=config.memory_fraction or platform.memory_fraction,
+            ranks=config.local_ranks if platform.shared_memory else 1,
+            weights=(held + self._reserved(model)) * dtype.itemsize,
+            activations=self._activations(model, groups, platform, dtype, make),
             kv_bytes=config.kv_cache_memory_bytes,
             bytes_per_block=block_bytes(groups),
             block_size=config.block_size,
             useful_blocks=per_request * config.max_num_seqs + 1,
             needed_blocks=per_request + 1,
             host=config.tiers.cpu_bytes if config.tiers is not None else 0,
+            unified=platform.shared_memory,
+        )
+        num_blocks = self._agree(ledger.num_blocks)
+        moving = self._reserved(model, config.eplb.spare) * dtype.itemsize if config.eplb is not None else 0
+        return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
+
+    def _activations(
+        self,
+        model: Decoder,
+        groups: list[KVGroup],
+        platform: Platform,
+        dtype: torch.dtype,
+        make: Callable[[list[torch.Tensor]], Runner],
+    ) -> int:
+        """Working memory of the largest step: measured on a device that can tell, with a cache of one block; else computed."""
+        config = self._config
+        if platform.queue is not None:
+            with torch.inference_mode():
+                runner = make(_allocate(groups, 1, dtype, platform.device))
+                assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
+                if (measured := runner.peak_bytes()) is not None:
+                    return measured
+        return activation_bytes(
+            model.config, dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
         )
 
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
         new = NewRequest(0, [0], 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
-        self.execute(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0]))
+        self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)
 

@@ -31,6 +31,9 @@ def serve(
     seed: Annotated[
         int | None, _option("--seed", text="Makes requests without a seed repeatable; also of dummy weights.", panel=MODEL)
     ] = None,
+    enforce_eager: Annotated[
+        bool, _option("--enforce-eager", text="On a GPU, no recorded steps (CUDA graphs).", panel=MODEL)
+    ] = False,
     attention_backend: Annotated[str, _option("--attention-backend", text="The device's best unless named.", panel=MODEL)] = "auto",
     num_threads: Annotated[
         int | None, _option("--num-threads", text="CPU threads; by default what the cgroup allows.", panel=MODEL)
@@ -88,6 +91,9 @@ def serve(
     progress_timeout: Annotated[
         float, _option("--progress-timeout", text="Seconds without progress that count as hung.", panel=ENGINE)
     ] = 20.0,
+    enable_sleep_mode: Annotated[
+        bool, _option("--enable-sleep-mode", text="Clients may free its memory: POST /sleep, /wake_up.", panel=ENGINE)
+    ] = False,
     # memory
     block_size: Annotated[int, _option("--block-size", text="Tokens in a block of the KV cache.", panel=MEMORY)] = 16,
     kv_cache_memory_bytes: Annotated[

@@ -28,6 +28,8 @@ ADMIN_PATH = "/etc/starling-admin"
 KEYS_PATH = "/etc/starling-keys"
 TLS_PATH = "/etc/starling-tls"
 TOKEN_KEY = "token"
+DEVICES = {"cpu": "cpu", "nvidia.com/gpu": "cuda"}
+"""The engine's device for each type of accelerator."""
 
 
 def typed_field(argument: str) -> str | None:
@@ -39,7 +41,7 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
     """EngineArgs by name, without `model`; what is left to the engine is left out. Raises ValueError naming the field."""
     engine, model, tiers = spec.engine, spec.model, spec.kv_cache.tiers
     arguments: dict[str, Any] = {
-        "device": "cpu" if spec.accelerators.type == "cpu" else "auto",
+        "device": DEVICES.get(spec.accelerators.type),
         "dtype": model.dtype,
         "max_model_len": model.max_length,
         "max_num_seqs": engine.max_sequences,

@@ -10,7 +10,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_engine.config import EngineArgs
 from starling_engine.errors import ConfigError
 
-from starling_operator.plan.config import engine_arguments, typed_field
+from starling_operator.plan.config import DEVICES, engine_arguments, typed_field
 from starling_operator.plan.observed import Observed
 from starling_operator.plan.podtemplate import pod_template
 
@@ -64,8 +64,8 @@ def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
             f" {ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple of them,"
             f" got {per_node}"
         )
-    if spec.accelerators.type != "cpu":
-        yield f"accelerators.type: this release runs on cpu only, got {spec.accelerators.type}"
+    if spec.accelerators.type not in DEVICES:
+        yield f"accelerators.type: this release runs on {' and '.join(DEVICES)}, got {spec.accelerators.type}"
     if spec.model.trust_remote_code:
         yield "model.trustRemoteCode: this release runs no code of model repositories; only false is possible"
 

@@ -1,5 +1,8 @@
 """Which platform serves a device, and what the CPU says of itself."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from starling_engine.errors import ConfigError
@@ -12,7 +15,8 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_the_cpu_is_chosen(device: str) -> None:
+def test_the_cpu_is_chosen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     platform = select_platform(device)
     assert platform.name == "cpu" and platform.device == torch.device("cpu")
     assert not platform.async_scheduling
@@ -23,8 +27,8 @@ def test_the_cpu_is_chosen(device: str) -> None:
     ("device", "present", "words"),
     [
         ("cuda", False, "torch finds no CUDA device here; possible: cpu"),
-        ("cuda", True, "not supported in this release; possible: cpu"),
-        ("tpu", False, "'tpu' is not known; possible: auto, cpu"),
+        ("interpreter", False, "only in its interpreter .TRITON_INTERPRET=1., for tests"),
+        ("tpu", False, "'tpu' is not known; possible: auto, cpu, cuda, interpreter"),
     ],
 )
 def test_a_device_that_cannot_be_had_is_refused(device: str, present: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +66,30 @@ def test_dtypes_that_run(dtype: torch.dtype) -> None:
 def test_a_dtype_that_does_not_run_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"float64 does not run on a CPU; possible: torch\.float32"):
         CpuPlatform().check_dtype(torch.float64)
+
+
+FAULTS = """
+import resource, torch
+from starling_engine.platforms.cpu import CpuPlatform
+
+def faults(kept):
+    if kept:
+        CpuPlatform().keep_scratch()
+    before = 0
+    for attempt in range(4):
+        if attempt == 1:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        tensors = [torch.ones(1 << size) for size in (18, 19, 20, 21, 22)]
+        del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(faults(False), faults(True))
+"""
+
+
+def test_what_a_step_frees_is_there_for_the_next_one() -> None:
+    """Counted in page faults of a process of its own, for the setting is the process's."""
+    output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
+    before, kept = map(int, output.split())
+    assert before > 1000, "the C library gives memory back, or this shows nothing"
+    assert kept < before / 20

@@ -41,7 +41,7 @@ def test_the_tree_shows_children_groups_pods_and_ranks(file):
 
 def test_a_layout_that_this_release_cannot_run_is_shown_and_refused(file):
     layout = {"tensor": 2, "pipeline": 2, "data": 2}
-    answer = starling("plan", "-f", file(body(parallelism=layout, accelerators={"type": "nvidia.com/gpu", "perNode": 4})))
+    answer = starling("plan", "-f", file(body(parallelism=layout, accelerators={"type": "amd.com/gpu", "perNode": 4})))
     assert answer.returncode == 1
     assert "spec.accelerators.type" in answer.stderr
     assert "rank 7: dp 1, pp 1, tp 1, ep 3" in answer.stdout

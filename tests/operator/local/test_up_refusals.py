@@ -30,7 +30,7 @@ def file(tmp_path):
         ({"model": {"source": "file:///no/such/model"}}, "--map /no/such/model=FOLDER"),
         ({"kvCache": {"tiers": {"filesystem": {"claim": "kv", "bytes": "1Gi"}}}}, "--map pvc://kv=FOLDER"),
         ({"engine": {"extraArgs": {"nope": 1}}}, "spec.engine.extraArgs.nope"),
-        ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type"),
+        ({"accelerators": {"type": "amd.com/gpu"}}, "spec.accelerators.type"),
     ],
 )
 def test_specs(file, spec, words):

@@ -60,7 +60,7 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"engine": {"prefixCaching": False}}, "enable_prefix_caching", False),
         ({"engine": {"schedulingPolicy": "priority"}}, "scheduling_policy", "priority"),
         ({"engine": {"extraArgs": {"num_threads": 3}}}, "num_threads", 3),
-        ({"accelerators": {"type": "nvidia.com/gpu"}}, "device", "auto"),
+        ({"accelerators": {"type": "nvidia.com/gpu"}}, "device", "cuda"),
         ({}, "kv_cpu_bytes", None),
         ({"kvCache": {"tiers": {"cpu": {"bytes": "16Gi"}}}}, "kv_cpu_bytes", 16 * 2**30),
         ({"kvCache": {"tiers": {"filesystem": {"bytes": "200G", "claim": "c"}}}}, "kv_fs_path", "/kv"),

@@ -21,7 +21,10 @@ from tests.operator.plan.world import World
             {"parallelism": {"data": 2, "pipeline": 3, "tensor": 2}, "accelerators": {"perNode": 4}},
             "spec.accelerators.perNode: in this release no node holds a part of two data parallel ranks",
         ),
-        ({"accelerators": {"type": "nvidia.com/gpu"}}, "spec.accelerators.type: this release runs on cpu only, got nvidia.com/gpu"),
+        (
+            {"accelerators": {"type": "amd.com/gpu"}},
+            "spec.accelerators.type: this release runs on cpu and nvidia.com/gpu, got amd.com/gpu",
+        ),
         ({"model": {"trustRemoteCode": True}}, "spec.model.trustRemoteCode: "),
     ],
 )
@@ -259,7 +262,7 @@ def test_a_refusal_is_told_once_and_another_one_again() -> None:
     world.status = first.status
     assert [event.reason for event in first.events] == ["Refused"]
     assert plan(world.observe()).events == ()
-    world.edit({"model": {"trustRemoteCode": False}, "accelerators": {"type": "nvidia.com/gpu"}})
+    world.edit({"model": {"trustRemoteCode": False}, "accelerators": {"type": "amd.com/gpu"}})
     assert [event.reason for event in plan(world.observe()).events] == ["Refused"]
 
 

@@ -1,0 +1,65 @@
+"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling."""
+
+from collections.abc import Iterator
+
+import torch
+
+from bench.gpu.case import Case
+from bench.gpu.clock import Call
+from bench.gpu.roofline import Cost
+
+BF16 = torch.bfloat16
+Filters = tuple[float, int, float]
+FILTERS: dict[str, Filters] = {
+    "greedy": (0.0, 0, 1.0),
+    "temperature": (1.0, 0, 1.0),
+    "top-k 20, top-p 0.8": (0.7, 20, 0.8),
+}
+"""Temperature, top-k and top-p."""
+
+
+def cases(*, toy: bool) -> Iterator[Case]:
+    hidden, inner, vocab = (64, 96, 1000) if toy else (4096, 14336, 128256)
+    for tokens in (3,) if toy else (64, 8192):
+        yield _norm(tokens, hidden)
+        yield _gate(tokens, inner)
+    for rows in (2,) if toy else (1, 64):
+        for name, filters in FILTERS.items():
+            yield _sample(rows, vocab, name, filters)
+
+
+def _norm(tokens: int, hidden: int) -> Case:
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.norm import add_rms_norm
+
+        x, residual = (torch.randn(tokens, hidden, dtype=BF16, device=device) for _ in range(2))
+        weight, out = torch.randn(hidden, dtype=BF16, device=device), torch.empty_like(x)
+        return lambda: add_rms_norm(x, residual, weight, 1e-6, out)
+
+    return Case(what=f"residual and norm, {tokens} x {hidden}", make=make, cost=Cost(2.0 * 4 * tokens * hidden))
+
+
+def _gate(tokens: int, inner: int) -> Case:
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.activation import silu_mul
+
+        gate_up = torch.randn(tokens, 2 * inner, dtype=BF16, device=device)
+        return lambda: silu_mul(gate_up)
+
+    return Case(what=f"SiLU and product, {tokens} x {inner}", make=make, cost=Cost(2.0 * 3 * tokens * inner))
+
+
+def _sample(rows: int, vocab: int, name: str, filters: Filters) -> Case:
+    """Reads the logits at least once."""
+    temperature, top_k, top_p = filters
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.sample import sample
+
+        logits, at = 3 * torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
+        columns = [torch.full((rows,), value, device=device) for value in (temperature, top_p, 0.0)]
+        k = torch.full((rows,), top_k, dtype=torch.int32, device=device)
+        filtered = bool(top_k) or top_p < 1
+        return lambda: sample(logits, columns[0], k, columns[1], columns[2], at, at, filtered=filtered)
+
+    return Case(what=f"sampling, {rows} x {vocab}, {name}", make=make, cost=Cost(4.0 * rows * vocab))

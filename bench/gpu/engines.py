@@ -1,0 +1,49 @@
+"""Engines with random weights, and how long they take for a batch."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from starling_engine import LLM, SamplingParams
+
+from bench.gpu.shapes import model_folder
+
+Prompt = dict[str, list[int]]
+
+
+@contextmanager
+def engine(shape: str, *, toy: bool, max_model_len: int, **arguments: Any) -> Iterator[LLM]:
+    """Of the shape's weights, drawn where it starts; no prompt is found again in its cache."""
+    place: dict[str, Any] = (
+        {"device": "cpu", "kv_cache_memory_bytes": 64 << 20, "num_threads": 1}
+        if toy
+        else {"device": "cuda", "gpu_memory_utilization": 0.9}
+    )
+    settings = {
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,
+        "seed": 0,
+        "show_progress": False,
+    }
+    folder = model_folder(shape, toy=toy)
+    with LLM(str(folder), max_model_len=max_model_len, **{**settings, **place, **arguments}) as llm:
+        yield llm
+
+
+def prompts(count: int, length: int, generator: torch.Generator) -> list[Prompt]:
+    """Random tokens, so that experts and greedy outputs vary."""
+    return [{"prompt_token_ids": row} for row in torch.randint(100, 3000, (count, length), generator=generator).tolist()]
+
+
+def seconds(llm: LLM, batch: Sequence[Prompt], new: int) -> float:
+    """Of one batch, greedy, `new` tokens each."""
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+    began = time.perf_counter()
+    outputs = llm.generate(list(batch), params, use_tqdm=False)
+    took = time.perf_counter() - began
+    assert all(len(output.outputs[0].token_ids) == new for output in outputs), "a request ended early"
+    return took

@@ -1,0 +1,35 @@
+"""The kernels' tests, compiled for the GPU that is here: the same test functions that run in Triton's interpreter elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.gpu.table import Row
+
+ROOT = Path(__file__).parents[2]
+KERNELS, TOY = "tests/engine/kernels", "tests/bench/test_gpu_table.py"
+MOST_AT_ONCE = 12
+"""Processes, each with a CUDA context of half a gigabyte."""
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|warnings?|deselected)")
+
+
+def rows(*, toy: bool) -> Iterator[Row]:
+    """Raises SystemExit after its figures when a test failed, with pytest's own words on the error stream."""
+    # Compiling is most of the work, and the CPU's.
+    tests = [TOY] if toy else [KERNELS, "-n", str(min(MOST_AT_ONCE, os.cpu_count() or 1))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    counts = parse_counts(done.stdout)
+    for what, count in counts.items():
+        yield Row(f"tests {what}", str(count))
+    if done.returncode or not counts.get("passed"):
+        sys.exit(f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}")
+
+
+def parse_counts(output: str) -> dict[str, int]:
+    """From pytest's last line, "3 failed, 40 passed, 2 skipped in 12.34s"."""
+    last = next((line for line in reversed(output.splitlines()) if " in " in line and _COUNT.search(line)), "")
+    return {what: int(count) for count, what in _COUNT.findall(last)}

@@ -1,0 +1,80 @@
+"""The sum of small tensors over the GPUs of one machine, in one kernel: every rank reads all parts itself.
+
+A rank's region, which all others read and write:
+
+    | flags [BLOCKS, ranks] int32 | counts [BLOCKS] int32 | two slots of SLOT_BYTES |
+
+Block b of a rank copies its piece into a slot, tells block b of every rank so by a flag, waits for theirs, and adds up. Slots take
+turns: a rank that begins a sum has ended the one before, and so every other has ended the one before that and no longer reads its
+slot. Each block counts the sums on the device, so that a captured graph goes on counting; the grid is the same for every size, so
+that all blocks count alike.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCKS = 32
+"""Few enough that all of them run at once beside other kernels: a block waits for its like on other ranks alone."""
+
+TILE = 2048
+SLOT_BYTES = 1 << 20
+
+
+def region_bytes(ranks: int) -> int:
+    return _slots_at(ranks) + 2 * SLOT_BYTES
+
+
+def _slots_at(ranks: int) -> int:
+    """Behind flags and counts, where a line of the cache begins."""
+    return -(-BLOCKS * (ranks + 1) * 4 // 128) * 128
+
+
+@triton.jit
+def _one_shot(
+    x, regions, size, rank, RANKS: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr, SLOTS_AT: tl.constexpr,
+    SLOT_BYTES: tl.constexpr,
+):  # fmt: skip
+    """Program (block). See above."""
+    block = tl.program_id(0)
+    own = tl.load(regions + rank)
+    flags = own.to(tl.pointer_type(tl.int32)) + block * RANKS
+    count = own.to(tl.pointer_type(tl.int32)) + BLOCKS * RANKS + block
+    number = tl.load(count) + 1
+    slot = SLOTS_AT + (number & 1) * SLOT_BYTES
+    mine = tl.multiple_of((own + slot).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    for first in range(block * TILE, size, BLOCKS * TILE):
+        at = first + tl.arange(0, TILE)
+        tl.store(mine + at, tl.load(x + at, mask=at < size), mask=at < size)
+    # One thread tells of what all of the block have written.
+    tl.debug_barrier()
+    for peer in tl.static_range(RANKS):
+        told = tl.load(regions + peer).to(tl.pointer_type(tl.int32)) + block * RANKS + rank
+        tl.atomic_xchg(told, number, sem="release", scope="sys")
+    for peer in tl.static_range(RANKS):
+        # A difference, for the count begins again below zero after 2^31 sums.
+        while tl.atomic_add(flags + peer, 0, sem="acquire", scope="sys") - number < 0:
+            pass
+    for first in range(block * TILE, size, BLOCKS * TILE):
+        at = first + tl.arange(0, TILE)
+        total = tl.zeros([TILE], dtype=tl.float32)
+        for peer in tl.static_range(RANKS):
+            theirs = (tl.load(regions + peer) + slot).to(tl.pointer_type(x.dtype.element_ty))
+            total += tl.load(tl.multiple_of(theirs, 16) + at, mask=at < size, other=0.0).to(tl.float32)
+        tl.store(x + at, total.to(x.dtype.element_ty), mask=at < size)
+    tl.store(count, number)
+
+
+def one_shot_sum(x: Tensor, regions: Tensor, rank: int) -> None:
+    """x, contiguous and of at most SLOT_BYTES, becomes the sum over the ranks, added in their order in fp32.
+
+    regions [ranks] int64: addresses of every rank's `region_bytes(ranks)`, which are zero before the first sum. All ranks call it
+    with tensors of one size and dtype, in the same order.
+    """
+    assert x.is_contiguous() and x.nbytes <= SLOT_BYTES and regions.dtype == torch.int64
+    ranks = len(regions)
+    _one_shot[(BLOCKS,)](
+        x, regions, x.numel(), rank, RANKS=ranks, BLOCKS=BLOCKS, TILE=TILE, SLOTS_AT=_slots_at(ranks), SLOT_BYTES=SLOT_BYTES,
+        num_warps=8,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""The draw: the largest of scaled logit + Gumbel noise among the tokens that the filters keep. Reads each logit once.
+
+A row is shared by several programs, whose best are compared by a second kernel; of equals the lowest token wins, so what is
+chosen does not depend on how many there are.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from starling_engine.kernels.filters import thresholds
+from starling_engine.kernels.logits import scaled_logits
+from starling_engine.sampling import rng
+
+GOLDEN, MIX_1, MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
+TILE = tl.constexpr(2048)
+WARPS = 8  # 8 logits a thread, whose noise in double is 16 registers
+PROGRAMS = 1024  # eight or so for each of a large GPU's multiprocessors
+SLACK = tl.constexpr(1e-3)
+
+
+@triton.jit
+def _mix(z):
+    """SplitMix64's finaliser; see `sampling.rng`."""
+    z = (z ^ (z >> 30)) * MIX_1
+    z = (z ^ (z >> 27)) * MIX_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _random(key, token):
+    return _mix(key + GOLDEN * (token + 1).to(tl.uint64))
+
+
+@triton.jit
+def _gumbel(random):
+    """As `sampling.rng.gumbel`, in double: of 53 bits, fp32 would lose the ones near 1, whose noise is the largest."""
+    uniform = ((random >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _most(scaled, random):
+    """At least scaled + noise, in fp32 and with one logarithm: -log(-log u) <= -log(1 - u). Close to it where it is large.
+
+    SLACK is more than a logarithm's error, and four roundings of the logit are more than the sum's.
+    """
+    rest = ((random ^ 0xFFFFFFFFFFFFFFFF) >> 11).to(tl.float32) * 1.1102230246251565e-16
+    return tl.maximum(scaled * 1.00000024, scaled * 0.99999976) + (SLACK - tl.log(rest))
+
+
+@triton.jit
+def _draw(logits, stride, vocab, temperature, lowest, seed, position, values, tokens, span, FILTERED: tl.constexpr):
+    """The best of tokens [part * span, + span) of a row: its value in double, and the token."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    degrees = tl.load(temperature + row)
+    floor = float("-inf")
+    if FILTERED:
+        floor = tl.load(lowest + row)
+    key = _mix(tl.load(seed + row).to(tl.uint64) + GOLDEN * (tl.load(position + row) + 1).to(tl.uint64))
+    best = tl.full((), float("-inf"), tl.float64)
+    chosen = part * span
+    for start in range(part * span, tl.minimum(part * span + span, vocab), TILE):
+        token = start + tl.arange(0, TILE)
+        scaled = scaled_logits(logits + row * stride, token, token < vocab, degrees)
+        kept = (scaled >= floor) & (scaled > float("-inf"))
+        if degrees == 0:
+            most = scaled
+        else:
+            most = tl.where(kept, _most(scaled, _random(key, token)), float("-inf"))
+        # Two logarithms in double are dear, and needed of the few tiles that can hold a better one.
+        if tl.max(most, 0) > best:
+            value = scaled.to(tl.float64)
+            if degrees != 0:
+                value = tl.where(kept, value + _gumbel(_random(key, token)), float("-inf"))
+            largest = tl.max(value, 0)
+            if largest > best:
+                best = largest
+                chosen = tl.min(tl.where(value == largest, token, vocab), 0)
+    tl.store(values + row * parts + part, best)
+    tl.store(tokens + row * parts + part, chosen)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _pick(values, tokens, out, parts, BLOCK: tl.constexpr):
+    """The best of a row's parts."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK)
+    value = tl.load(values + row * parts + part, mask=part < parts, other=float("-inf"))
+    token = tl.load(tokens + row * parts + part, mask=part < parts, other=2147483647)
+    tl.store(out + row, tl.min(tl.where(value == tl.max(value, 0), token, 2147483647), 0).to(tl.int64))
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    *,
+    filtered: bool = True,
+) -> Tensor:
+    """One token [S] int64 for each row of logits [S, V] fp32; `native.reference.sample` says what the filters mean.
+
+    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32; seed, position [S]
+    int64. `filtered` False says that no row has a filter, and saves two launches. The noise is the reference's to a rounding of
+    doubles, so the token is too, but where `thresholds` says that a filter may differ. A row with a logit that is not a number,
+    or is +inf, gives the first of these.
+
+    Moves 4 S V bytes, and 4 V more for each row with a filter.
+    """
+    rows, vocab = logits.shape
+    assert logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
+    assert top_k.dtype == torch.int32 and seed.dtype == position.dtype == torch.int64 and logits.stride(1) == 1
+    for column in (temperature, top_k, top_p, min_p, seed, position):
+        assert column.shape == (rows,) and column.is_contiguous()
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows == 0:
+        return out
+    lowest = thresholds(logits, temperature, top_k, top_p, min_p) if filtered else temperature
+    span, parts = split_row(rows, vocab)
+    values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
+    tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    _draw[(rows, parts)](
+        *(logits, logits.stride(0), vocab, temperature, lowest, seed, position, values, tokens, span),
+        FILTERED=filtered,
+        num_warps=WARPS,
+    )
+    # Of the most parts that a row may have, so that there is one kernel for any number of rows.
+    block = triton.next_power_of_2(triton.cdiv(vocab, TILE.value))
+    _pick[(rows,)](values, tokens, out, parts, BLOCK=block, num_warps=1)
+    return out
+
+
+def split_row(rows: int, vocab: int) -> tuple[int, int]:
+    """(tokens of a part, a multiple of TILE; parts of a row), such that a few rows keep all multiprocessors busy."""
+    tiles = triton.cdiv(vocab, TILE.value)
+    tiles_each = triton.cdiv(tiles, min(tiles, triton.cdiv(PROGRAMS, rows)))
+    return tiles_each * TILE.value, triton.cdiv(tiles, tiles_each)

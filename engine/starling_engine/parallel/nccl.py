@@ -1,0 +1,116 @@
+"""Ranks with a GPU each: NCCL for what is on the device, another communicator for the little that is on the host.
+
+Not run yet on two GPUs: one GPU takes no second rank. Tests run its calls over gloo's process group, which has the same ones.
+"""
+
+import datetime
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store, Work
+
+from starling_engine.errors import ConfigError, RankLost
+from starling_engine.parallel.communicator import Arriving, Communicator
+from starling_engine.parallel.gloo import MAX_SENT
+from starling_engine.parallel.one_shot import OneShot
+from starling_engine.parallel.rendezvous import Rendezvous
+
+
+def join_nccl(
+    host: Communicator, store: Store, name: str, rendezvous: Rendezvous, device: torch.device, one_shot: OneShot | None = None
+) -> "NcclCommunicator":
+    """The ranks of `host` once more, for tensors on `device`; `name` as in `GlooCommunicator`.
+
+    Raises ConfigError where this torch has no NCCL, RankLost where a rank does not come.
+    """
+    if not torch.distributed.is_nccl_available():
+        raise ConfigError("several ranks on cuda need a torch that is built with NCCL; possible: cpu", "device")
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    nccl: Any = ProcessGroupNCCL  # its type stubs lack most of it
+    options = nccl.Options()
+    options._timeout = datetime.timedelta(seconds=rendezvous.timeout)
+    try:
+        group = nccl(PrefixStore(f"{name}/nccl", store), host.shard.index, host.shard.count, options)
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(f"the ranks of {name} did not all come: {error}") from error
+    return NcclCommunicator(host, group, device, one_shot)
+
+
+class NcclCommunicator:
+    """Calls on the device's tensors are ordered with its current stream and return before they are carried out, so a rank that is
+    gone shows later, or not here at all: whoever counts the ranks' progress notices.
+
+    Sums that are small enough go to `one_shot`, which the ranks of one machine may have.
+    """
+
+    def __init__(self, host: Communicator, group: Any, device: torch.device, one_shot: OneShot | None = None) -> None:
+        """`group` is a ProcessGroup of the same ranks in the same order."""
+        self.shard = host.shard
+        self._host = host
+        self._group = group
+        self._device = device
+        self._one_shot = one_shot
+        self._sent: deque[tuple[Work, torch.Tensor]] = deque()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._has(x):
+            return self._host.all_reduce(x)
+        self.tick()
+        if self._one_shot is not None and self._one_shot.takes(x):
+            return self._one_shot.all_reduce(x)
+        x = x.contiguous()
+        self._wait(self._group.allreduce([x]))
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._has(x):
+            return self._host.all_gather(x)
+        self.tick()
+        out = x.new_empty((self.shard.count, *x.shape))
+        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
+        return out
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        if not self._has(x):
+            return self._host.all_to_all(x, sent, received)
+        self.tick()
+        x, out = x.contiguous(), x.new_empty((sum(received), *x.shape[1:]))
+        work = self._group.alltoall_base(out, x, list(received), list(sent))
+
+        def arrived() -> torch.Tensor:
+            self._wait(work)
+            return out
+
+        return arrived
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        if not self._has(x):
+            self._host.send(x, to)
+            return
+        while len(self._sent) >= MAX_SENT:
+            self._wait(self._sent.popleft()[0])
+        x = x.contiguous()
+        self._sent.append((self._group.send([x], to, 0), x))
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        if not self._has(x):
+            return self._host.receive(x, source)
+        self.tick()
+        self._wait(self._group.recv([x], source, 0))
+        return x
+
+    def tick(self) -> None:
+        self._host.tick()
+
+    def _has(self, x: torch.Tensor) -> bool:
+        return x.device.type == self._device.type
+
+    def _wait(self, work: Work) -> None:
+        """On the device: what comes next on its stream waits, not this thread."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RankLost(f"another rank is gone or stuck: {error}") from error

@@ -1,0 +1,94 @@
+"""NVIDIA GPUs through torch's CUDA: one device for each rank."""
+
+from collections.abc import Callable
+
+import torch
+
+from starling_engine.errors import ConfigError
+from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.platforms.queue import DeviceQueue, Mark, Replay
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BF16_CAPABILITY = (8, 0)
+"""Ampere, the first whose matrix units know bfloat16."""
+
+
+class CudaPlatform:
+    """See `Platform`. `index` is the device's number among those that this process sees."""
+
+    name = "cuda"
+    async_scheduling = True
+    memory_fraction = 0.9
+    shared_memory = False
+
+    def __init__(self, index: int = 0) -> None:
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise ConfigError(f"rank {index} of this node has no GPU of its own: torch sees {count}", "device")
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self.queue: DeviceQueue | None = CudaQueue(self.device)
+
+    def total_memory(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
+    def available_memory(self) -> int:
+        """Free, or kept by torch for this process without being in use."""
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(torch.cuda.mem_get_info(self.device)[0]) + kept
+
+    def default_threads(self) -> int:
+        return cpu_limit()
+
+    def keep_scratch(self) -> None:
+        """torch's allocator keeps it anyway."""
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"{dtype} does not run on a GPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
+        capability = torch.cuda.get_device_capability(self.device)
+        if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
+            raise ConfigError(f"{torch.cuda.get_device_name(self.device)} has no bfloat16; possible: float16, float32", "dtype")
+
+    def attention_backends(self) -> tuple[str, ...]:
+        return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
+
+
+class CudaQueue:
+    """The current stream of the thread that runs the steps. All graphs share one memory pool: they never run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return _CudaMark(event)
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        # Threads that copy chunks may use CUDA meanwhile; only this one's calls are recorded.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device)) - before
+
+
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()

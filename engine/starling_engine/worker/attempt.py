@@ -1,0 +1,54 @@
+"""One try at a step, whose failure is an answer like others."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from starling_engine.errors import RankLost
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.launched import Finished, Launched
+from starling_engine.worker.transfers import Transfers
+
+logger = logging.getLogger("starling.worker")
+T = TypeVar("T")
+
+
+class Attempt:
+    """`launch` comes first. `transfers` hear when the step has ended."""
+
+    def __init__(self, plan: StepPlan, rank: int, transfers: Transfers | None) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._transfers = transfers
+        self._launched: Launched | None = None
+
+    def launch(self, launch: Callable[[StepPlan], Launched]) -> None:
+        self._launched = self._guarded(lambda: launch(self._plan), Finished)
+
+    @property
+    def ready(self) -> bool:
+        assert self._launched is not None, "launch() comes first"
+        return self._launched.ready
+
+    def finish(self) -> StepResult:
+        assert self._launched is not None, "launch() comes first"
+        try:
+            return self._guarded(self._launched.finish, lambda failed: failed)
+        finally:
+            if self._transfers is not None:
+                self._transfers.finished(self._plan.step_id)
+
+    def _guarded(self, act: Callable[[], T], failed: Callable[[StepResult], T]) -> T:
+        """What `act` gives, or what `failed` makes of its failure."""
+        try:
+            return act()
+        except RankLost:
+            raise
+        except torch.AcceleratorError as error:
+            raise RankLost(f"the device of rank {self._rank} failed: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+            logger.error("step %d failed on rank %d:\n%s", self._plan.step_id, self._rank, traceback.format_exc())
+            return failed(StepResult(self._plan.step_id, self._plan.epoch, [], error=f"{type(error).__name__}: {error}"))

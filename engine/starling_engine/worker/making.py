@@ -1,0 +1,54 @@
+"""Makes the runner that a platform needs."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import KVGroup
+from starling_engine.models.decoder import Decoder
+from starling_engine.platforms.base import Platform
+from starling_engine.sampling.select import select_sample_op
+from starling_engine.worker.batch import InputBatch
+from starling_engine.worker.device_runner import DeviceRunner
+from starling_engine.worker.launched import Runner
+from starling_engine.worker.runner import ModelRunner
+from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.stage import StageLink
+
+logger = logging.getLogger("starling.worker")
+
+
+def make_runner(
+    platform: Platform,
+    config: WorkerConfig,
+    model: Decoder,
+    groups: list[KVGroup],
+    batch: InputBatch,
+    link: StageLink,
+    tick: Callable[[], None],
+    kv: list[torch.Tensor],
+) -> Runner:
+    """One for a device that works on its own, or one for the thread that calls. `kv` as ModelRunner has it."""
+    op = select_sample_op(platform.device)
+    if platform.queue is None:
+        return ModelRunner(model, kv, groups, batch, Sampler(op), tick, link)
+    return DeviceRunner(
+        *(model, kv, groups, batch, op, tick, link, platform.queue),
+        max_tokens=config.max_num_batched_tokens,
+        recorded=_recorded(config, model, link),
+    )
+
+
+def _recorded(config: WorkerConfig, model: Decoder, link: StageLink) -> bool:
+    if config.enforce_eager:
+        why = "enforce_eager"
+    elif not link.alone:
+        why = "stages exchange states through the host"
+    elif (asks := model.asks_host) is not None:
+        why = asks
+    else:
+        return True
+    logger.info("steps are not recorded: %s", why)
+    return False

@@ -1,0 +1,53 @@
+"""Host memory through which the device is told of a step, and tells what came of it."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.platforms.queue import DeviceQueue, Mark
+
+ENTRIES = 8
+"""More than steps may be in flight."""
+
+
+class PinnedRing:
+    """Page-locked buffers that take turns; one comes back when the device is done with what was in it."""
+
+    def __init__(self, queue: DeviceQueue, num_bytes: int) -> None:
+        self._queue = queue
+        self._buffers = [queue.pinned(num_bytes) for _ in range(ENTRIES)]
+        self._marks: list[Mark | None] = [None] * ENTRIES
+        self._at = 0
+
+    def take(self) -> torch.Tensor:
+        """uint8 [num_bytes]; waits where all are in use."""
+        self._at = (self._at + 1) % ENTRIES
+        mark = self._marks[self._at]
+        if mark is not None:
+            mark.wait()
+        return self._buffers[self._at]
+
+    def given(self) -> Mark:
+        """The buffer that was taken last is in use until the device has come to where its queue ends now."""
+        mark = self._marks[self._at] = self._queue.mark()
+        return mark
+
+
+class Uploads:
+    """Arrays of any length on their way to the device; those too long for the ring are waited for."""
+
+    def __init__(self, queue: DeviceQueue, device: torch.device, num_bytes: int) -> None:
+        self._ring = PinnedRing(queue, num_bytes)
+        self._num_bytes = num_bytes
+        self._device = device
+
+    def send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """int64 [N] -> the same on the device, in its queue."""
+        host = torch.from_numpy(array)
+        if array.nbytes > self._num_bytes:
+            return host.to(self._device)
+        staged = self._ring.take()[: array.nbytes].view(torch.int64)
+        staged.copy_(host)
+        sent = staged.to(self._device, non_blocking=True, copy=True)
+        self._ring.given()
+        return sent

@@ -1,0 +1,23 @@
+"""Sleep through the admin endpoint: a pod leaves its Service, and is well."""
+
+import httpx
+
+from tests.agent.node.conftest import Agent, ask
+
+
+def test_the_admin_endpoint_puts_a_node_to_sleep(agent: Agent) -> None:
+    assert httpx.post(f"{agent.admin.base_url}/admin/sleep", trust_env=False).status_code == 401
+    assert agent.http.post("/sleep").status_code == 404, "not without enable_sleep_mode"
+    assert agent.admin.post("/admin/sleep?level=2").json() == {"is_sleeping": True}
+    report = agent.reports(lambda report: report.asleep)[-1]
+    assert not report.ready and report.healthy and report.phase == "serving"
+    assert agent.admin.get("/health").status_code == 200
+    ready = agent.admin.get("/ready")
+    assert ready.status_code == 503 and ready.json()["reason"] == "asleep"
+    assert ask(agent).json()["error"]["code"] == "engine_asleep"
+    assert agent.admin.get("/admin/is_sleeping").json() == {"is_sleeping": True}
+    assert agent.admin.post("/admin/wake_up?tags=kv").status_code == 400
+    assert agent.admin.post("/admin/wake_up").json() == {"is_sleeping": False}
+    report = agent.reports(lambda report: report.ready)[-1]
+    assert not report.asleep and report.engine_restarts == 0
+    assert ask(agent).status_code == 200

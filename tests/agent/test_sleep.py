@@ -1,0 +1,76 @@
+"""POST /sleep, POST /wake_up and GET /is_sleeping of a live server, as tools that know vLLM's call them."""
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agent.conftest import LiveServer, StartServer
+
+BODY: dict[str, Any] = {"prompt": "import", "max_tokens": 8, "temperature": 0.0}
+ENDLESS: dict[str, Any] = {"prompt": "import", "max_tokens": 3900, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def sleeper(start_server: StartServer) -> LiveServer:
+    return start_server("--enable-sleep-mode", "--kv-cache-memory-bytes", "64MiB", "--num-threads", "1")
+
+
+def error_of(answer: httpx.Response, status: int, code: str) -> Any:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == code
+    return error
+
+
+def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
+    http = sleeper.http
+    before = http.post("/v1/completions", json=BODY).json()["choices"]
+    assert http.get("/is_sleeping").json() == {"is_sleeping": False}
+    for query in ("", "?level=1", "?level=2"):
+        assert http.post(f"/sleep{query}").json() == {"is_sleeping": True}
+        assert http.get("/is_sleeping").json() == {"is_sleeping": True}
+        answer = http.post("/v1/completions", json=BODY)
+        assert "POST /wake_up" in error_of(answer, 503, "engine_asleep")["message"]
+        assert answer.headers["Retry-After"] == "10"
+        error_of(http.get("/ready"), 503, "engine_asleep")
+        assert http.get("/health").status_code == 200
+        assert http.post("/wake_up?tags=weights").json() == {"is_sleeping": True}
+        assert http.post("/wake_up?tags=weights&tags=kv_cache").json() == {"is_sleeping": False}
+        assert http.get("/ready").status_code == 200
+        assert http.post("/v1/completions", json=BODY).json()["choices"] == before
+    assert http.post("/wake_up").json() == {"is_sleeping": False}
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("level=0", "level"), ("level=deep", "level"), ("level=-1", "level"), ("mode=keep", "mode")]
+)
+def test_says_what_is_possible(query: str, param: str, sleeper: LiveServer) -> None:
+    assert error_of(sleeper.http.post(f"/sleep?{query}"), 400, "invalid_value")["param"] == param
+    assert error_of(sleeper.http.post("/wake_up?tags=kv"), 400, "invalid_value")["param"] == "tags"
+    assert sleeper.http.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_stream_stands_against_it_or_is_ended(sleeper: LiveServer) -> None:
+    begun, text = threading.Event(), []
+
+    def read() -> None:
+        with httpx.stream("POST", f"{sleeper.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
+            for piece in answer.iter_text():
+                text.append(piece)
+                begun.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert begun.wait(30)
+    assert "mode=wait" in error_of(sleeper.http.post("/sleep"), 409, "sleep_refused")["message"]
+    assert sleeper.http.post("/sleep?level=1&mode=abort").json() == {"is_sleeping": True}
+    reader.join(30)
+    assert not reader.is_alive() and '"finish_reason":"abort"' in "".join(text) and "[DONE]" in text[-1]
+    assert sleeper.http.post("/wake_up").json() == {"is_sleeping": False}
+
+
+def test_without_the_flag_there_are_no_such_routes(server: LiveServer) -> None:
+    for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
+        error_of(server.http.request(method, path), 404, "not_found")

@@ -1,0 +1,48 @@
+"""How busy a GPU was, from a trace of its kernels."""
+
+import pytest
+
+from bench.gpu.busy import EDGE, busy_share, kernels, longest_gap
+
+
+def event(begin: float, seconds: float, **more):
+    return {"ph": "X", "cat": "kernel", "name": "k", "ts": begin * 1e6, "dur": seconds * 1e6, **more}
+
+
+def test_kernels_alone_count():
+    events = [
+        event(2, 1),
+        event(1, 0.5),
+        event(0, 9, cat="cpu_op"),
+        event(0, 9, cat="gpu_memcpy"),
+        {"ph": "M", "name": "process_name"},
+        event(0, 9, ph="s"),
+    ]
+    assert kernels({"traceEvents": events}) == [(1, 1.5), (2, 3)]
+
+
+def test_a_gpu_that_never_waits():
+    assert busy_share([(at, at + 1) for at in range(10)]) == pytest.approx(1.0)
+
+
+def test_a_gpu_that_waits_half_of_the_time():
+    assert busy_share([(at / 100, at / 100 + 0.005) for at in range(1000)]) == pytest.approx(0.5, abs=0.01)
+
+
+def test_kernels_that_overlap_count_once():
+    assert busy_share([(0, 10), (2, 3), (2.5, 6)]) == pytest.approx(1.0)
+    assert busy_share([(0, 4), (1, 2), (6, 10)]) == pytest.approx((10 * (1 - 2 * EDGE) - 2) / (10 * (1 - 2 * EDGE)))
+
+
+def test_the_edges_are_left_out():
+    assert busy_share([(0, 0.1), (1, 9), (9.9, 10)]) == pytest.approx(8 / 10 / (1 - 2 * EDGE), rel=0.15)
+    assert busy_share([(0, 0.01), (EDGE * 10, 10 - EDGE * 10), (9.99, 10)]) == pytest.approx(1.0)
+
+
+def test_no_kernels_say_nothing():
+    assert busy_share([]) is None
+    assert longest_gap([]) == 0
+
+
+def test_the_longest_gap():
+    assert longest_gap([(0, 5), (1, 2), (5.5, 6), (6.1, 7)]) == pytest.approx(0.5)

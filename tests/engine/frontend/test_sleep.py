@@ -1,0 +1,127 @@
+"""Sleep as a script uses it, with real engines: memory is free, answers are the same, and nobody hangs."""
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starling_engine import LLM, PoolingParams, SamplingParams
+from starling_engine.errors import ConfigError, EngineAsleep, InvalidRequest, RequestFailed, SleepFailed, SleepRefused
+from starling_engine.frontend.resolve import resolve
+
+from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.running import MODEL, engine_args, running
+
+MIB = 1 << 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=450, ignore_eos=True)
+
+
+def resident(llm: LLM) -> int:
+    """Bytes of the core's memory that it does not share with others."""
+    (core,) = llm.engine.processes
+    lines = Path(f"/proc/{core.pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_", "Anonymous:")) and "Dirty" in line)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    args: dict[str, Any] = {"dtype": dtype, "max_model_len": 1024, "kv_cache_memory_bytes": 32 * MIB}
+    with LLM(str(folder), num_threads=1, show_progress=False, **args) as llm:
+        # Different prompts of 900 tokens: as many pages as make a difference.
+        ids = llm.get_tokenizer().encode("The list of a dictionary")
+        prompts: list[Any] = [[*ids, *([number] * 900)] for number in range(6)]
+
+        def answers() -> list[list[int]]:
+            return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+        before = answers()
+        ledger = llm.engine.memory
+        cache = min(6 * (900 + len(ids)) // ledger.block_size, ledger.num_blocks) * ledger.block_bytes
+        awake = resident(llm)
+        llm.sleep(level=1)
+        light = resident(llm)
+        assert awake - light > 0.9 * cache
+        with pytest.raises(EngineAsleep, match="POST /wake_up"):
+            answers()
+        llm.wake_up()
+        assert resident(llm) < light + MIB, "pages come back as they are written"
+        assert answers() == before
+        llm.sleep(level=2)
+        deep = resident(llm)
+        assert awake - deep > 0.9 * (cache + ledger.weights)
+        (folder / "model.safetensors").rename(folder / "aside")
+        with pytest.raises(SleepFailed, match=r"could not wake up: WeightError: .*model\.safetensors"):
+            llm.wake_up(tags=["weights"])
+        assert llm.engine.is_sleeping
+        llm.engine.check_health()
+        (folder / "aside").rename(folder / "model.safetensors")
+        began = time.monotonic()
+        llm.wake_up(tags=["weights"])
+        assert llm.engine.is_sleeping and not llm.engine.is_awake
+        llm.wake_up(tags=["kv_cache"])
+        took = time.monotonic() - began
+        print(f"{dtype}: {awake >> 20} MiB awake, {light >> 20} at level 1, {deep >> 20} at level 2; woken in {took:.3f} s")
+        assert answers() == before
+
+
+async def test_requests_wait_end_or_stand_against_it() -> None:
+    async with running() as engine:
+        stream = engine.stream("import", ENDLESS)
+        await anext(stream)
+        with pytest.raises(SleepRefused, match="1 requests have not ended"):
+            await engine.sleep()
+        assert engine.is_awake
+        for level, mode, words in ((0, None, "must be 1"), (3, None, "must be 1"), (1, "keep", "abort or wait")):
+            with pytest.raises(InvalidRequest, match=words):
+                await engine.sleep(level, mode)
+        with pytest.raises(InvalidRequest, match="weights, kv_cache"):
+            await engine.wake_up(["kv"])
+        sleeping = asyncio.create_task(engine.sleep(1, "wait"))
+        while engine.is_awake:  # noqa: ASYNC110 - the core says so
+            await asyncio.sleep(0.001)
+        assert not engine.is_sleeping, "the request goes on"
+        with pytest.raises(EngineAsleep):
+            await engine.complete("late", GREEDY)
+        ends = [delta.outputs[0].finish_reason async for delta in stream if delta.finished]
+        await sleeping
+        assert ends == ["length"] and engine.is_sleeping
+        await engine.wake_up()
+        stream = engine.stream("import", ENDLESS)
+        await anext(stream)
+        vector = asyncio.create_task(engine.embed([5] * 500, PoolingParams()))
+        await asyncio.sleep(0)
+        await engine.sleep(2, "abort")
+        assert [delta.outputs[0].finish_reason async for delta in stream if delta.finished] == ["abort"]
+        with pytest.raises((RequestFailed, EngineAsleep), match="sleep"):
+            await vector
+        await engine.wake_up()
+        assert len((await engine.complete("again", GREEDY)).outputs[0].token_ids) == 8
+
+
+async def test_all_cores_sleep_or_none_does() -> None:
+    async with running(data_parallel_size=2) as engine:
+        before = await engine.complete("import", GREEDY)
+        stream = engine.stream("import", ENDLESS)  # on one of them
+        await anext(stream)
+        with pytest.raises(SleepRefused, match=r"engine core \d does not sleep"):
+            await engine.sleep()
+        assert engine.is_awake and not engine.is_sleeping
+        assert all(client.sleep_state.taking for client in engine._clients), "the other one was woken again"
+        await engine.sleep(1, "abort")
+        assert engine.is_sleeping
+        await stream.aclose()
+        await engine.wake_up()
+        after = await asyncio.gather(*(engine.complete("import", GREEDY) for _ in range(4)))
+        assert {tuple(output.outputs[0].token_ids) for output in after} == {tuple(before.outputs[0].token_ids)}
+
+
+def test_cores_that_step_together_do_not_sleep(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-moe"])
+    args = {"model": str(tmp_path), "data_parallel_size": 2, "enable_expert_parallel": True, "max_model_len": 128}
+    with pytest.raises(ConfigError, match="enable_sleep_mode: cores that share experts step together"):
+        resolve(engine_args(**args, enable_sleep_mode=True))
+    resolve(engine_args(**args))

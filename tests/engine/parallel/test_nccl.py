@@ -1,0 +1,98 @@
+"""Ranks with a device each. NCCL needs two GPUs, so its calls run over gloo's process group, which has the same."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from starling_engine.parallel.communicator import Alone, Communicator
+from starling_engine.parallel.nccl import NcclCommunicator
+from starling_engine.parallel.one_shot import MAX_BYTES, OneShot
+from starling_engine.parallel.shard import Shard
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
+
+from tests.engine.parallel.threads import on_ranks
+
+CPU = torch.device("cpu")
+
+
+class Host(Alone):
+    """Keeps what it is given."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.given: list[torch.Tensor] = []
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self.given.append(x)
+        return x
+
+
+def on_devices(count, work):
+    """`work` for each rank, whose "device" is the CPU and whose group is gloo's."""
+    store = HashStore()
+
+    def rank(ranks: Communicator):
+        group = ProcessGroupGloo(PrefixStore("device", store), ranks.shard.index, ranks.shard.count, timedelta(seconds=20))
+        return work(NcclCommunicator(Host(ranks.shard), group, CPU))
+
+    return on_ranks(count, "gloo", rank)
+
+
+def test_sums_and_gathers_are_the_groups():
+    def work(ranks):
+        own = torch.full((2, 3), float(ranks.shard.index + 1))
+        # Of every second row: a view is summed as well.
+        return ranks.all_gather(own.clone()), ranks.all_reduce(own.repeat(2, 1)[::2])
+
+    for gathered, summed in on_devices(2, work):
+        assert gathered.shape == (2, 2, 3)
+        assert gathered[:, 0, 0].tolist() == [1, 2]
+        assert summed.tolist() == [[3.0] * 3] * 2
+
+
+def test_each_rank_gets_what_is_meant_for_it():
+    sizes = [[1, 2], [0, 3]]
+
+    def work(ranks):
+        me = ranks.shard.index
+        x = torch.arange(sum(sizes[me])) + 10 * me
+        return ranks.all_to_all(x, sizes[me], [row[me] for row in sizes])()
+
+    first, second = on_devices(2, work)
+    assert first.tolist() == [0]
+    assert second.tolist() == [1, 2, 10, 11, 12]
+
+
+def test_what_is_sent_arrives_in_its_order():
+    def work(ranks):
+        if ranks.shard.first:
+            for number in range(9):
+                ranks.send(torch.full((4,), float(number)), 1)
+        found = [] if ranks.shard.first else [float(ranks.receive(torch.empty(4), 0)[0]) for _ in range(9)]
+        ranks.all_gather(torch.zeros(1))  # nobody leaves while something is on its way
+        return found
+
+    assert on_devices(2, work)[1] == list(range(9))
+
+
+def test_what_is_not_on_the_device_goes_by_the_host():
+    host = Host(Shard(0, 2))
+    ranks = NcclCommunicator(host, None, torch.device("cuda"))
+    x = torch.ones(3)
+    assert ranks.all_reduce(x) is x and host.given == [x]
+
+
+@pytest.mark.parametrize(
+    ("x", "takes"),
+    [
+        (torch.ones(8), True),
+        (torch.ones(8, dtype=torch.bfloat16), True),
+        (torch.ones(MAX_BYTES // 4), True),
+        (torch.ones(MAX_BYTES // 4 + 1), False),
+        (torch.ones(8, dtype=torch.int64), False),
+        (torch.ones(8, 2)[:, 0], False),
+        (torch.ones(0), False),
+    ],
+)
+def test_small_sums_take_one_kernel(x, takes):
+    assert OneShot(torch.zeros(2, dtype=torch.int64), 0).takes(x) is takes
