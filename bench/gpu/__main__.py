@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    if not arguments.toy and shutil.which("nvidia-smi") is None:
+        sys.exit("no NVIDIA GPU here (there is no nvidia-smi); --toy runs tiny sizes on the CPU")
     results = arguments.results or ROOT / (".cache/gpu-toy.md" if arguments.toy else "bench/results/gpu.md")
     results.parent.mkdir(parents=True, exist_ok=True)
     deadline, failed = time.monotonic() + arguments.seconds, []

@@ -33,7 +33,7 @@ def describe_machine(*, toy: bool) -> str:
         return f"A toy on a CPU: its figures mean nothing. {software}"
     gpu = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     if gpu is None:
-        sys.exit("no NVIDIA GPU here (nvidia-smi does not answer); --toy runs tiny sizes on the CPU")
+        sys.exit("no NVIDIA GPU here: nvidia-smi does not answer")
     name, memory, driver = (part.strip() for part in gpu.splitlines()[0].split(","))
     return f"{name}, {memory}, driver {driver}; {software}"
 

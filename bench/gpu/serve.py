@@ -52,6 +52,8 @@ def rows(*, toy: bool) -> Iterator[Row]:
     limits = measure_limits(make_clock(toy=toy))
     torch.cuda.empty_cache()
     requests, prompt, new, window = (8, 32, 400, 0.3) if toy else (REQUESTS, PROMPT, NEW, WINDOW)
+    tokens, what = requests * new, f"{SHAPE}, {requests} at once, {prompt} in, {new} out"
+    least = serve_seconds(model_config(SHAPE, toy=toy), limits, requests, prompt, new)
     random = torch.Generator().manual_seed(0)
     with (
         tempfile.TemporaryDirectory() as name,
@@ -60,14 +62,17 @@ def rows(*, toy: bool) -> Iterator[Row]:
     ):
         seconds(llm, prompts(requests, 16, random), 4)
         took = seconds(llm, prompts(requests, prompt, random), new)
+        yield Row(f"{what}: output tokens/s", f"{tokens / took:,.0f}", f"{tokens / least:,.0f}", least / took)
         watcher = Watcher(llm, folder, requests * prompt, window)
         watcher.start()
         slowed = seconds(llm, prompts(requests, prompt, random), new)
+        yield Row("the same while kernels are traced in two windows", f"{tokens / slowed:,.0f}")
         watcher.join()
-    least = serve_seconds(model_config(SHAPE, toy=toy), limits, requests, prompt, new)
-    tokens, what = requests * new, f"{SHAPE}, {requests} at once, {prompt} in, {new} out"
-    yield Row(f"{what}: output tokens/s", f"{tokens / took:,.0f}", f"{tokens / least:,.0f}", least / took)
-    yield Row("the same while kernels are traced in two windows", f"{tokens / slowed:,.0f}")
+    yield from _busy(watcher, toy=toy)
+
+
+def _busy(watcher: Watcher, *, toy: bool) -> Iterator[Row]:
+    """Raises what kept the watcher from seeing kernels."""
     for when, kernels in watcher.seen.items():
         share = busy_share(kernels)
         if share is not None:

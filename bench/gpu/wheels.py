@@ -12,7 +12,9 @@ NEEDED = {
     "execnet": "execnet",
     "iniconfig": "iniconfig",
     "msgspec": "msgspec",
+    "packaging": "packaging",
     "pluggy": "pluggy",
+    "pygments": "pygments",
     "pytest": "pytest",
     "pytest-asyncio": "pytest_asyncio",
     "pytest-timeout": "pytest_timeout",
@@ -50,7 +52,16 @@ def install(folder: Path, target: Path, needed: dict[str, str] = NEEDED) -> None
     if unknown := [name for name, wheel in wheels.items() if wheel is None]:
         sys.exit(f"missing: {', '.join(unknown)}; `bench/gpu.sh --wheels` fetches them into {folder} where there is a network")
     if wheels:
-        options = ["-q", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", str(target)]
+        options = [
+            "-q",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--disable-pip-version-check",
+            "--root-user-action=ignore",
+            "--target",
+            str(target),
+        ]
         subprocess.run(
             [sys.executable, "-m", "pip", "install", *options, *map(str, wheels.values())], check=True, stdout=sys.stderr
         )

@@ -254,13 +254,12 @@ class EngineConfig:
     data_parallel_rank: int = 0
     kv_events: str | None = None
     """Where it publishes what is cached: see `kv.publisher`."""
+    sleep_mode: bool = False
+    """Whether clients of the endpoint may put it to sleep."""
 
     def of_core(self, dp: int) -> "EngineConfig":
         """That of one data parallel rank's core."""
         return replace(self, data_parallel_rank=dp, worker=replace(self.worker, first_rank=dp * self.worker.layout.world_size))
-
-    sleep_mode: bool = False
-    """Whether clients of the endpoint may put it to sleep."""
 
 
 def size_of(name: str, value: int | str | None) -> int | None:

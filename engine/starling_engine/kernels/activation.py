@@ -41,7 +41,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gate_block(size: int) -> int:
-    return min(MAX_BLOCK, triton.next_power_of_2(size))
+    """The power of two that holds `size`, up to MAX_BLOCK."""
+    block: int = triton.next_power_of_2(size)
+    return min(MAX_BLOCK, block)
 
 
 def gate_warps(block: int) -> int:

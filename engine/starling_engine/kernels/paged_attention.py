@@ -173,7 +173,7 @@ def _paged_attention(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     keys = kv + kv_head.to(tl.int64) * stride_head
     values = keys + stride_value
-    table = block_tables + sequence.to(tl.int64) * stride_table if not PREFIX else block_tables
+    table = block_tables + tl.cast(sequence, tl.int64) * stride_table
     if ONE_BLOCK:
         # Bound by memory, with one tile of keys to mask: a second loop would only wait for its first loads.
         acc, total, top = _attend(

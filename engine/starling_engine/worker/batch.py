@@ -62,8 +62,8 @@ class Gathered:
     longest: int
 
     @property
-    def lens(self) -> tuple[list[int], list[int]] | None:
-        """See `AttentionMetadata.host_lens`; a step of one token a row has no choice that they would decide."""
+    def host_lens(self) -> tuple[list[int], list[int]] | None:
+        """As AttentionMetadata has it, of a step with prompts in it."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
 
@@ -165,14 +165,10 @@ class InputBatch:
         width = -(-int(step.ends.max()) // self.block_size)
         metadata = [
             AttentionMetadata(
-                positions,
-                torch.from_numpy(targets),
-                query_start,
-                ends,
-                torch.from_numpy(table[step.slots, :width]),
-                step.longest,
-                host_lens=step.lens,
+                positions, torch.from_numpy(targets), query_start, ends, torch.from_numpy(table[step.slots, :width]), step.longest
             )
             for targets, table in zip(step.targets, self.tables, strict=True)
         ]
+        for meta in metadata:
+            meta.host_lens = step.host_lens
         return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata, step.query_end - 1, step.ends)

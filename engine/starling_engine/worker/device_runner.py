@@ -92,7 +92,7 @@ class DeviceRunner:
         if not self._link.last:
             arrived = self._link.receive(len(step.ids))
             fields = self._writer.write(plan, step, [], Shape(len(step.ids), len(step.slots)))
-            self._link.send(self._forward(fields, None, step.longest, arrived, lens=step.lens))
+            self._link.send(self._forward(fields, None, step.longest, step, arrived))
             return self._launched(plan, step, [], [], began)
         sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
         if self._batch.special and any(slot in self._batch.special for slot in plan.slots):
@@ -136,7 +136,7 @@ class DeviceRunner:
 
     def _run_largest(self, tokens: int, rows: int) -> None:
         """A step of padding alone, all rows of which are sampled from."""
-        hidden = self._forward(self._writer.padding(Shape(tokens, 1)), None, tokens, None)
+        hidden = self._forward(self._writer.padding(Shape(tokens, 1)), None, tokens)
         self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
 
     # ---- its parts ----
@@ -159,7 +159,7 @@ class DeviceRunner:
         fields = self._writer.write(plan, step, sampled, Shape(tokens, len(step.slots)))
         arrived = self._link.receive(tokens)
         rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
-        hidden = self._forward(fields, rows, step.longest, arrived, shared, step.lens)
+        hidden = self._forward(fields, rows, step.longest, step, arrived, shared)
         if count:
             self._head(fields.samples(count), hidden)
 
@@ -169,7 +169,7 @@ class DeviceRunner:
         arrived = self._link.receive(len(step.ids))
         every = self._batch.reads_prompts(plan.slots)
         picked = fields.last.index_select(0, fields.sampled[: len(sampled)])
-        hidden = self._forward(fields, None if every else picked, step.longest, arrived, lens=step.lens)
+        hidden = self._forward(fields, None if every else picked, step.longest, step, arrived)
         if sampled:
             slots, ends = [plan.slots[r] for r in sampled], step.ends[sampled]
             logits = self._model.logits(hidden.index_select(0, picked) if every else hidden)
@@ -184,11 +184,11 @@ class DeviceRunner:
     def _work(self, fields: Fields, shape: Shape) -> Callable[[], None]:
         """What is recorded: a whole step of decodes, or one with prompts up to the states of each row's last token."""
         if shape.decode:
-            return lambda: self._head(fields, self._forward(fields, None, 1, None))
+            return lambda: self._head(fields, self._forward(fields, None, 1))
         return partial(self._keep_hidden, fields, shape)
 
     def _keep_hidden(self, fields: Fields, shape: Shape) -> None:
-        hidden = self._forward(fields, fields.last, shape.tokens, None)
+        hidden = self._forward(fields, fields.last, shape.tokens)
         if self._hidden is None:
             self._hidden = torch.empty_like(hidden)
         self._hidden.copy_(hidden)
@@ -210,14 +210,16 @@ class DeviceRunner:
         f: Fields,
         rows: torch.Tensor | None,
         longest: int,
-        arrived: torch.Tensor | None,
+        step: Gathered | None = None,
+        arrived: torch.Tensor | None = None,
         shared: int = 0,
-        lens: tuple[list[int], list[int]] | None = None,
     ) -> torch.Tensor:
+        """Without `step`, all that is asked of the device holds for every step of this size: it may be recorded."""
+        host_lens = step.host_lens if step is not None else None
         f.ids.index_copy_(0, f.feed_at, self._last.index_select(0, f.feed_slots))
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
-            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, lens)
+            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
             for g, table in enumerate(tables)
         ]
         per_layer = [metadata[self._group_of[layer]] for layer in self._place]

@@ -1,5 +1,6 @@
 """A core that sleeps and wakes answers as it did before, and its memory was free meanwhile."""
 
+import gc
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from starling_engine.core.sleeper import Sleeper
 from starling_engine.delta import Delta
 from starling_engine.executor.thread import ThreadExecutor
 from starling_engine.layout import ParallelLayout
+from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
@@ -89,11 +91,20 @@ def test_what_the_tags_name_wakes_by_itself(reference: Reference) -> None:
         ask_again(core, reference, "again")
 
 
-def test_a_sleeping_core_holds_no_weights(reference: Reference) -> None:
+def models_here() -> int:
+    return sum(type(thing) is Decoder for thing in gc.get_objects())
+
+
+def test_a_sleeping_core_has_no_model(reference: Reference) -> None:
+    """Nothing of it: what has no storage that can be given back, as oneDNN's weights, goes with it."""
+    gc.collect()
+    others = models_here()
     with core_for(reference.folder) as core:
+        assert isinstance(core.executor, ThreadExecutor), "its worker is in this process"
         bed = Bed(core)
+        assert models_here() == others + 1
         assert bed.sleep(2) == Slept(1)
-        assert isinstance(core.executor, ThreadExecutor)
+        assert models_here() == others
         results = run(core, [greedy("asleep", reference.prompt)])
         assert "no step is planned for a core that sleeps" in (results["asleep"][1] or "")
 

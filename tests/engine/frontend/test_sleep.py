@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starling_engine import LLM, PoolingParams, SamplingParams
+from starling_engine import LLM, AsyncEngine, PoolingParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineAsleep, InvalidRequest, RequestFailed, SleepFailed, SleepRefused
+from starling_engine.frontend.here import Here
 from starling_engine.frontend.resolve import resolve
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
@@ -102,21 +103,33 @@ async def test_requests_wait_end_or_stand_against_it() -> None:
         assert len((await engine.complete("again", GREEDY)).outputs[0].token_ids) == 8
 
 
-async def test_all_cores_sleep_or_none_does() -> None:
-    async with running(data_parallel_size=2) as engine:
-        before = await engine.complete("import", GREEDY)
-        stream = engine.stream("import", ENDLESS)  # on one of them
+async def test_all_cores_of_a_group_sleep_or_none_does() -> None:
+    """Whichever node is asked, and the other one's frontend hears of it."""
+    args = engine_args(data_parallel_size=2)
+    first, second = [await AsyncEngine.start(args, here=Here("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
+    try:
+        for engine, other in ((first, second), (second, first)):
+            await engine.add_core("the other core", other.reachable[0])
+        before = await first.complete("import", GREEDY)
+        stream = second.stream("import", ENDLESS)  # on one of them
         await anext(stream)
-        with pytest.raises(SleepRefused, match=r"engine core \d does not sleep"):
-            await engine.sleep()
-        assert engine.is_awake and not engine.is_sleeping
-        assert all(client.sleep_state.taking for client in engine._clients), "the other one was woken again"
-        await engine.sleep(1, "abort")
-        assert engine.is_sleeping
-        await stream.aclose()
-        await engine.wake_up()
-        after = await asyncio.gather(*(engine.complete("import", GREEDY) for _ in range(4)))
+        with pytest.raises(SleepRefused, match="core does not sleep: 1 requests"):
+            await first.sleep()
+        assert len([client for client in first._serving if client.sleep_state.taking]) == 2, "the other one was woken again"
+        await first.sleep(1, "abort")
+        assert first.is_sleeping
+        assert [delta.outputs[0].finish_reason async for delta in stream if delta.finished] == ["abort"]
+        with pytest.raises(EngineAsleep):
+            await second.complete("import", GREEDY)
+        await second.wake_up()
+        async with asyncio.timeout(10):
+            while not first.is_awake:  # noqa: ASYNC110 - the cores say so
+                await asyncio.sleep(0.001)
+        after = await asyncio.gather(*(engine.complete("import", GREEDY) for engine in (first, second, first, second)))
         assert {tuple(output.outputs[0].token_ids) for output in after} == {tuple(before.outputs[0].token_ids)}
+    finally:
+        await first.shutdown()
+        await second.shutdown()
 
 
 def test_cores_that_step_together_do_not_sleep(tmp_path: Path) -> None:

@@ -93,9 +93,8 @@ def launch(size: int, dtype: torch.dtype) -> None:
     one_shot_sum(torch.empty(size, dtype=dtype, device="meta"), torch.empty(8, dtype=torch.int64, device="meta"), 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_it_compiles_for_an_h200(dtype):
-    (kernel,) = compiled(launch, 4096, dtype)
+def test_it_compiles_for_an_h200():
+    (kernel,) = compiled(launch, 4096, torch.bfloat16)
     assert kernel.stack == 0 and kernel.shared <= MAX_SHARED
     assert "st.global.v4" in kernel.ptx and "ld.global.v4" in kernel.ptx, "16 bytes at a time"
     assert ".sys.release." in kernel.ptx and ".sys.acquire." in kernel.ptx, "other devices see it"

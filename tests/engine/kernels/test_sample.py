@@ -70,6 +70,18 @@ def test_filters_keep_what_the_reference_keeps(spread: float, device: torch.devi
     assert lowest[4:].tolist() == [float("-inf")] * 2, "rows that ask for no filter are not searched"
 
 
+def test_min_p_keeps_no_neighbour_below(device: torch.device) -> None:
+    """The reference's bound is a double: of the floats beside it, only the one above is kept."""
+    min_p = torch.linspace(0.05, 0.95, 8, device=device)
+    bound = min_p.double().log().float()
+    beside = [bound, bound.nextafter(torch.tensor(-torch.inf)), bound.nextafter(torch.tensor(torch.inf))]
+    logits = torch.stack([torch.zeros_like(bound), *beside], 1)
+    ones, zeros = torch.ones_like(min_p), torch.zeros_like(min_p).int()
+    expected = reference._kept(logits, zeros, ones, min_p)
+    assert torch.equal(_kept(filters.thresholds(logits, ones, zeros, ones, min_p), logits, ones), expected)
+    assert expected[:, 1].any() and not expected[:, 1].all()
+
+
 def test_a_row_draws_the_same_however_it_is_split(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     settings = [(1.0, 0, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (0.0, 0, 1.0, 0.0), (3.0, 0, 1.0, 0.0)]
     arguments = (_logits(len(settings), 30_000, 2.0, device), *_columns(settings, device), *_keys(len(settings), device))
