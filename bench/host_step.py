@@ -2,8 +2,8 @@
 
     python bench/host_step.py [ROWS ...]
 
-The model and the sampling cost nothing here: a queue that has done all at once stands for the GPU, so that what is left is the host.
-A GPU is kept busy where its step takes longer than this.
+The model and the sampling cost nothing here, and a queue that has done all at once stands for the GPU: what is left is the host. A
+GPU is kept busy where its step takes longer than this.
 """
 
 import sys
@@ -35,9 +35,18 @@ def core(rows: int) -> EngineCore:
     length = 1024
     sizes = {"max_model_len": length, "max_num_seqs": rows, "max_num_batched_tokens": max(2048, rows)}
     config = WorkerConfig(
-        model_path=str(MODEL), load_format="dummy", device="cpu", dtype="float32", seed=0, block_size=16, kv_cache_memory_bytes=None,
-        memory_fraction=0.5, attention_backend="auto", num_threads=1, **sizes,
-    )  # fmt: skip
+        model_path=str(MODEL),
+        load_format="dummy",
+        device="cpu",
+        dtype="float32",
+        seed=0,
+        block_size=16,
+        kv_cache_memory_bytes=None,
+        memory_fraction=0.5,
+        attention_backend="auto",
+        num_threads=1,
+        **sizes,
+    )
     engine = EngineConfig(scheduler=SchedulerConfig(**sizes), worker=config, block_size=16, progress_timeout=60)
     executor = ThreadExecutor(config)
     executor.start()
@@ -65,8 +74,8 @@ def main() -> None:
     worker.select_platform = lambda *_: NoWork()
     making.select_sample_op = lambda _: lambda logits, *_: torch.full((len(logits),), 3)
     Decoder.asks_host = None
-    Decoder.forward = lambda self, ids, ctx, arrived=None: torch.zeros(len(ids if ctx.rows is None else ctx.rows), 4)
-    Decoder.logits = lambda self, hidden: hidden
+    Decoder.forward = lambda _, ids, ctx, *__: torch.zeros(len(ids if ctx.rows is None else ctx.rows), 4)
+    Decoder.logits = lambda _, hidden: hidden
     for rows in map(int, sys.argv[1:] or (1, 64, 256)):
         print(f"{rows} rows: {microseconds(rows):.0f} us a step")
 

@@ -139,7 +139,7 @@ class Worker:
             platform.keep_scratch()
             self._warm_up(groups)
         if isinstance(self._runner, DeviceRunner):
-            with self._phase("record"), torch.inference_mode():
+            with self._phase("graphs"), torch.inference_mode():
                 self._runner.record()
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
 
