@@ -32,6 +32,7 @@ class MlaBackend(ABC):
 
     name: str
     capturable: bool
+    """As of an `AttentionBackend`."""
 
     @abstractmethod
     def forward(

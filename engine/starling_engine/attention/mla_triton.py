@@ -1,6 +1,5 @@
 """Multi-head latent attention on a GPU, by Triton's kernels."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +11,10 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.mla_shape import SCRATCH, MlaShape, Span, spans
 from starling_engine.kernels import mla, mla_expanded
 from starling_engine.kernels.mla_store import rotate_and_store
+from starling_engine.kernels.paged_attention import sms
 
 SHORT = 32
 """Queries of a sequence that take the absorbed form whatever it costs: the expanded one has more launches than they have work."""
-
-INTERPRETED_PROCESSORS = 4
-"""Where there is no GPU, so that contexts are split now and then."""
 
 
 class TritonMla(MlaBackend):
@@ -107,7 +104,7 @@ def attend_absorbed(
 ) -> None:
     """nope [T, H, nope_dim], q_rope [T, H, rope_dim] -> out [T, H, value_dim]."""
     q_latent = torch.bmm(nope.transpose(0, 1), layer.w_uk)
-    mixed = mla.attend(q_latent, q_rope, kv, meta, layer.scale, processors=_processors(kv.device))
+    mixed = mla.attend(q_latent, q_rope, kv, meta, layer.scale, processors=sms(kv.device))
     out.copy_(torch.bmm(mixed, layer.w_uv.transpose(1, 2)).transpose(0, 1))
 
 
@@ -130,8 +127,3 @@ def attend_expanded(
         heads = slice(first, min(first + step, shape.num_heads))
         k, v = (F.linear(c, w[heads].flatten(0, 1)).view(context, -1, w.shape[1]) for w in (layer.w_uk, layer.w_uv))
         mla_expanded.attend(nope[own, heads], q_rope[own, heads], k, k_rope, v, layer.scale, out[own, heads])
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else INTERPRETED_PROCESSORS

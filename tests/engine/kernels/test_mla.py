@@ -53,8 +53,7 @@ def test_equals_attention_written_out(
     """Sequences of different lengths, in chunks that end inside blocks, then one token each, with contexts that are split."""
     monkeypatch.setattr(mla, "LEAST_KEYS", 8)
     monkeypatch.setattr(mla_triton, "SHORT", 1)
-    monkeypatch.setattr(mla_triton, "INTERPRETED_PROCESSORS", 8)
-    mla_triton._processors.cache_clear()
+    monkeypatch.setattr(mla_triton, "sms", lambda _: 8)
     layer = weights((Expanding if form == "expanded" else MlaShape)(**SHAPES[name]))
     narrow, shape, generator = moved(layer, dtype, device), layer.shape, torch.Generator().manual_seed(0)
     widths = (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)

@@ -109,7 +109,7 @@ def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, til
     assert grouped.tiles_for(tokens, 8, 128, dtype) == tiles
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 512, 8192])
+@pytest.mark.parametrize("tokens", [1, 512, 8192])
 def test_compiles_without_spills(tokens: int) -> None:
     found = {kernel.name: kernel for kernel in compiled(moe_launches.experts, tokens)}
     for kernel in found.values():
