@@ -1,13 +1,31 @@
 """Runs before any test module of the engine is imported."""
 
 import gc
+import importlib
+import importlib.util
 import os
+from pathlib import Path
+
+from hypothesis import settings
 
 # Read when torch loads its OpenMP library. On shared CPUs, threads that spin while they wait for each other make small
 # matrix products a hundred times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What is imported and collected stays to the end: to look through it again and again takes a sixth of the time.
 gc.disable()
+
+
+# The same examples every time: what fails here fails for whoever looks at it. `--hypothesis-profile=default` tries others.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
+
+# Triton decides when it is imported, as torch and others do, whether its own functions are interpreted; without a GPU the tests of
+# kernels need them so.
+if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists() and "TRITON_INTERPRET" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in ("triton.language", "triton.experimental.gluon"):
+        importlib.import_module(name)
+    del os.environ["TRITON_INTERPRET"]
 
 
 def pytest_collection_finish() -> None:

@@ -46,7 +46,7 @@ async def test_imbalance_falls_and_tokens_stay(skewed: Reference, data: int, ten
     async with group(skewed, **sizes, **EPLB, num_redundant_experts=redundant, max_num_seqs=8) as engine:
         traffic = Traffic(engine, skewed, streams=6)
         moved = await first_move(engine)
-        assert moved.eplb_balance_before < 0.75 < 0.9 < moved.eplb_balance_after
+        assert moved.eplb_balance_before + 0.05 < moved.eplb_balance_after and moved.eplb_balance_after > 0.9
         assert moved.eplb_experts_moved_total >= 2 and moved.eplb_seconds_total > 0
         await first_move(engine, stages=pipeline)
         steps = engine.stats.steps_total

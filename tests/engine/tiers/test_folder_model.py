@@ -40,7 +40,8 @@ class TwoUsers(RuleBasedStateMachine):
             write(self.tiers[user], number)
             self.there.add(number)
         except FarError:
-            assert self.tiers[user].counters.bytes == LIMIT * FILE, "it is full, as far as this one knows"
+            # The other one may have written beyond it, before it knew of this one's files.
+            assert self.tiers[user].counters.bytes >= LIMIT * FILE, "it is full, as far as this one knows"
 
     @rule(user=users, number=numbers, at=st.sampled_from([0, 8]))
     def reads(self, user: int, number: int, at: int) -> None:
