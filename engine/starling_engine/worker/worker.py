@@ -1,7 +1,6 @@
 """A worker's life: init -> load -> plan memory -> allocate KV -> warm up -> ready; then it executes plans."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 import zmq
 from torch.distributed import DistError
@@ -19,9 +17,9 @@ from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.errors import RankLost
-from starling_engine.kv.spec import KVGroup, peak_blocks
+from starling_engine.kv.spec import KVGroup
 from starling_engine.layers.select import select_linear_method
-from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
+from starling_engine.ledger import Ledger
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.kv import kv_groups
@@ -32,7 +30,6 @@ from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
-from starling_engine.platforms.base import Platform
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
@@ -48,6 +45,7 @@ from starling_engine.worker.launched import Finished, Launched, Runner
 from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.making import make_runner
 from starling_engine.worker.meeting import LoadedSoFar, meet
+from starling_engine.worker.memory_plan import allocate, plan
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.rest import Rest
 from starling_engine.worker.stage import StageLink
@@ -125,8 +123,8 @@ class Worker:
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype, platform.device)
             make = partial(make_runner, platform, config, model, groups, batch, link, self._tick)
-            ledger = self._plan(model, groups, platform, dtype, make)
-            kv = _allocate(groups, ledger.num_blocks, dtype, platform.device)
+            ledger = self._agreed(plan(config, platform, model, groups, dtype, self._reserved(model), make), model, dtype)
+            kv = allocate(groups, ledger.num_blocks, dtype, platform.device)
             self._runner = make(kv)
             if config.lockstep:
                 self._model = model
@@ -251,57 +249,11 @@ class Worker:
     def _report_load(self, done: int, total: int) -> None:
         self._on_phase(Phase("load", done, total))
 
-    def _plan(
-        self,
-        model: Decoder,
-        groups: list[KVGroup],
-        platform: Platform,
-        dtype: torch.dtype,
-        make: Callable[[list[torch.Tensor]], Runner],
-    ) -> Ledger:
-        """What the memory goes to, with the number of KV blocks for which all ranks have room."""
-        config = self._config
-        held = sum(math.prod(slot.taken) for slot in model.slots().values())
-        in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
-        per_request = peak_blocks(groups, config.max_model_len, in_flight)
-        ledger = plan_memory(
-            total=platform.total_memory(),
-            available=platform.available_memory(),
-            fraction=config.memory_fraction or platform.memory_fraction,
-            ranks=config.local_ranks if platform.shared_memory else 1,
-            weights=(held + self._reserved(model)) * dtype.itemsize,
-            activations=self._activations(model, groups, platform, dtype, make),
-            kv_bytes=config.kv_cache_memory_bytes,
-            bytes_per_block=block_bytes(groups),
-            block_size=config.block_size,
-            useful_blocks=per_request * config.max_num_seqs + 1,
-            needed_blocks=per_request + 1,
-            host=config.tiers.cpu_bytes if config.tiers is not None else 0,
-            unified=platform.shared_memory,
-        )
-        num_blocks = self._agree(ledger.num_blocks)
-        moving = self._reserved(model, config.eplb.spare) * dtype.itemsize if config.eplb is not None else 0
+    def _agreed(self, ledger: Ledger, model: Decoder, dtype: torch.dtype) -> Ledger:
+        """With the KV blocks for which all ranks have room."""
+        num_blocks, eplb = self._agree(ledger.num_blocks), self._config.eplb
+        moving = self._reserved(model, eplb.spare) * dtype.itemsize if eplb is not None else 0
         return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
-
-    def _activations(
-        self,
-        model: Decoder,
-        groups: list[KVGroup],
-        platform: Platform,
-        dtype: torch.dtype,
-        make: Callable[[list[torch.Tensor]], Runner],
-    ) -> int:
-        """Working memory of the largest step: measured on a device that can tell, with a cache of one block; else computed."""
-        config = self._config
-        if platform.queue is not None:
-            with torch.inference_mode():
-                runner = make(_allocate(groups, 1, dtype, platform.device))
-                assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
-                if (measured := runner.peak_bytes()) is not None:
-                    return measured
-        return activation_bytes(
-            model.config, dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-        )
 
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
@@ -317,24 +269,3 @@ class Worker:
         yield
         self._seconds[name] = time.perf_counter() - began
         logger.info("%s took %.2f s", name, self._seconds[name])
-
-
-def _allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """One storage tensor for each place in a group; layers of different groups share a place, since they never share a page.
-
-    Returns each layer's view [num_blocks, *page_shape]. Pages are zero, so nothing read is ever NaN.
-    """
-    size = max(len(group.layers) for group in groups)
-    places = [_zeros(num_blocks * groups[0].spec.page_bytes, device) for _ in range(size)]
-    views: dict[int, torch.Tensor] = {}
-    for group in groups:
-        for place, layer in zip(places, group.layers, strict=False):
-            views[layer] = place.view(dtype).view(num_blocks, *group.spec.page_shape)
-    return [views[layer] for layer in sorted(views)]
-
-
-def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """On a CPU, pages that the system gives when they are first written: torch.zeros would touch all of them now."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
