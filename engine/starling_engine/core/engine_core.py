@@ -84,8 +84,18 @@ class EngineCore:
 
     @property
     def moving(self) -> bool:
-        """Whether the tiers have something to tell soon."""
+        """Whether the tiers have something to tell, now or later."""
         return self.scheduler.offload is not None and self.scheduler.offload.moving
+
+    @property
+    def moved_soon(self) -> bool:
+        """Whether they have, unless one of them hangs."""
+        return self.scheduler.offload is not None and self.scheduler.offload.answers_soon
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether steps or the tiers need what is in the device's memory."""
+        return self.has_work or (self.scheduler.offload is not None and self.scheduler.offload.uses_device)
 
     def step(self) -> list[Delta]:
         """Keeps up to `depth` steps in flight and takes in the oldest result, if it has come within COLLECT_SECONDS."""

@@ -93,7 +93,7 @@ class CoreProcess:
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None and self._sleeper is not None
-                soon = self._leader is not None or self.core.moving or self._sleeper.busy
+                soon = self._leader is not None or self.core.moved_soon or self._sleeper.busy
                 self._receive(0 if self.core.has_work else SWITCH_POLL_MS if soon else IDLE_POLL_MS)
                 self.executor.check()
                 self._send_deltas(self.core.step())

@@ -67,7 +67,7 @@ class Sleeper:
     def _begin(self, order: SleepOrder) -> None:
         if isinstance(order, WakeUp):
             self._core.executor.rest(Restore(order.tags))
-        elif self._core.has_work or self._core.moving:  # what was computed is first saved where there is a tier for it
+        elif self._core.uses_device:  # what was computed is first saved where there is a tier for it
             return
         else:
             self._core.scheduler.forget_device()

@@ -48,6 +48,10 @@ class Jobs:
         orders, self._orders = self._orders, []
         return orders
 
+    def now(self) -> float:
+        """Seconds, as ages are counted."""
+        return self._clock()
+
     def older_than(self, seconds: float) -> list[Job]:
         end = self._clock() - seconds
         return [job for job in self._jobs.values() if job.began < end]

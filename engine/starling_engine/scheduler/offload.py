@@ -14,6 +14,7 @@ from starling_engine.delta import TierStats
 from starling_engine.kv.chunks import ChunkMap
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import NULL_BLOCK
+from starling_engine.scheduler.claims import Claims, most_kept
 from starling_engine.scheduler.costs import Costs
 from starling_engine.scheduler.jobs import Job, Jobs
 from starling_engine.scheduler.state import Gate, RequestState
@@ -37,6 +38,8 @@ KEEP_BATCH = 32
 """Chunks that are written outside by one order; there is one such order at a time."""
 FETCH_SECONDS = 3.0
 """How long a request waits for what the tiers outside have."""
+HUNG_SECONDS = 30.0
+"""After so long, no answer of theirs is expected any moment."""
 MIN_BLANK = 1 / 8
 """Share of the device's blocks that are to be free without losing anything; below it, what is cached is copied to the CPU tier."""
 
@@ -62,17 +65,32 @@ class Offload:
         self._blocks = self._map.blocks
         self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
-        self._fetched: dict[str, int] = {}
-        """Chunks that were fetched for requests which have not been admitted."""
+        self._claims = Claims(self._host)
         self._headroom = 0
         """Blocks that running requests may need next."""
         self._unkept: OrderedDict[Chunk, None] = OrderedDict()
         """Chunks in slots that are to be written outside."""
+        self._failed: OrderedDict[Chunk, None] = OrderedDict()
+        """Chunks that could not be: they are tried again with what is stored next, by when the tiers may be back."""
 
     @property
     def moving(self) -> bool:
         """Whether answers are to come, or something is to be written that a crash would lose."""
-        return len(self._jobs) > 0 or (self._far and bool(self._unsaved))
+        return len(self._jobs) > 0 or self._saving
+
+    @property
+    def answers_soon(self) -> bool:
+        """Whether it is worth looking for answers all the time: not for those of a tier outside that hangs."""
+        return len(self._jobs) > len(self._jobs.older_than(HUNG_SECONDS)) or self._saving
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether blocks of the device are read or written, or are to be."""
+        return any(job.blocks for job in self._jobs) or self._saving
+
+    @property
+    def _saving(self) -> bool:
+        return self._far and bool(self._unsaved)
 
     @property
     def freeing(self) -> bool:
@@ -82,20 +100,26 @@ class Offload:
 
     # ---- from outside to slots ----
 
-    def arrive(self, request: RequestState) -> None:
-        """Asks the tiers outside for what a new request could use; it is parked until they have answered."""
-        if not self._far or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
-            return
-        if self._unanswered() or not self.costs.fetch_pays(len(self._map.groups)):
-            return
+    def arrive(self, request: RequestState) -> bool:
+        """Asks the tiers outside for what a request could use that waits; it is parked until they have answered.
+
+        Returns False when there was nothing to ask for, as the device and the CPU tier have it all.
+        """
+        if not self._far or request.skips_tiers or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
+            return False
         names = self._map.names(request.holding, request.tokens)
         first = len(self._kv.find_prefix(request.holding, request.tokens)[0]) // self._blocks
         asked = [(group, name) for name in names[first:] for group in self._map.groups]
+        if all(map(self._host.has, asked)):
+            return False
+        if self._unanswered() or not self.costs.fetch_pays(len(self._map.groups)):
+            return True
         self._await_coming(request, asked)
         unknown = [chunk for chunk in asked if not self._host.expects(chunk)]
         if unknown:
             order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
             self._park(request, Job(order, unknown), Gate.KV_FETCH)
+        return True
 
     def _fetch(self, request: RequestState, found: set[Chunk]) -> None:
         """Has the longest prefix that there is brought to slots, of as much as there are."""
@@ -104,15 +128,15 @@ class Offload:
         count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
         needed = [chunk for chunk, _ in sorted(self._map.needed(names, first, count), key=lambda each: each[1])]
         self._await_coming(request, needed)
-        coming: list[ChunkAt] = []
-        for chunk in needed:
-            if self._host.has(chunk):
-                self._host.use(chunk)
         missing = [chunk for chunk in needed if not self._host.expects(chunk)]
-        others = sum(self._fetched.values())
-        if others and others + len(missing) > self._host.num_slots // 2:
-            return  # what they wait for would go
-        self._fetched[request.record.id] = len(missing)
+        if not self._claims.has_room(request.record.id, needed):
+            if missing:
+                self._claims.put_off(request.record.id, missing)
+            return
+        for chunk in filter(self._host.has, needed):
+            self._host.use(chunk)
+        self._claims.claim(request.record.id, needed)
+        coming: list[ChunkAt] = []
         for chunk in missing:
             slot = self._host.take(chunk)
             if slot is None:
@@ -124,7 +148,26 @@ class Offload:
 
     def forget(self, request: RequestState) -> None:
         """A request that was waiting does so no more: nothing has to be kept for it."""
-        self._fetched.pop(request.record.id, None)
+        self._claims.forget(request.record.id)
+
+    def put_back(self, request: RequestState) -> None:
+        """A preempted request asks when its turn comes: not before is it known what the device will have given up by then."""
+        if self._far:
+            self._claims.put_off(request.record.id, [])
+
+    def pass_over(self, request: RequestState) -> bool:
+        """Whether a request that could start is to wait: it asks the tiers now, or there is no room yet for what it would fetch."""
+        name = request.record.id
+        if request.skips_tiers or not self._claims.is_put_off(name):
+            return False
+        if not self._claims.take_turn(name):
+            if self._claims.passed_over(name, self._jobs.now()) <= FETCH_SECONDS:
+                return True
+            self._claims.end_put_off(name)
+            return False
+        if self.arrive(request):
+            self._claims.end_put_off(name)
+        return bool(request.gates)
 
     def _await_coming(self, request: RequestState, chunks: list[Chunk]) -> None:
         wanted = set(chunks)
@@ -274,7 +317,7 @@ class Offload:
         if self._jobs.of(KeepChunks):
             return
         kept: list[Chunk] = []
-        while self._unkept and len(kept) < min(KEEP_BATCH, 1 + self._host.num_slots // 4):
+        while self._unkept and len(kept) < min(KEEP_BATCH, most_kept(self._host.num_slots)):
             chunk, _ = self._unkept.popitem(last=False)
             if self._host.has(chunk):
                 kept.append(chunk)
@@ -298,14 +341,16 @@ class Offload:
                         self._fetch(request, found)
             case FetchChunks():
                 self._settle(job.chunks, done.done)
-                self.costs.fetched(len(job.chunks), self._jobs.age(job))
+                self._claim_fetched(job)
+                if any(done.done) and not self._jobs.of(FetchChunks):  # beside others it would have waited for them too
+                    self.costs.fetched(sum(done.done), self._jobs.age(job))
             case StoreChunks():
                 self._settle(job.chunks, done.done)
                 self.costs.stored(len(job.chunks), done.seconds)
                 if self._far:
-                    self._unkept.update((chunk, None) for chunk in job.chunks)
-                    while len(self._unkept) > self._host.num_slots:
-                        self._unkept.popitem(last=False)
+                    self._unkept.update(self._failed)
+                    self._failed.clear()
+                    self._note(self._unkept, job.chunks)
                     self._keep()
                 self._save()
             case LoadChunks():
@@ -316,9 +361,12 @@ class Offload:
                 failed = self._loaded(job, all(done.done))
             case KeepChunks():
                 self._unpin(job.chunks)
-                self._keep()
+                self._note(self._failed, [chunk for chunk, kept in zip(job.chunks, done.done, strict=True) if not kept])
+                if any(done.done):  # else the rest would fail as well
+                    self._keep()
         self._count(job, done)
         self._end_wait(job)
+        self._claims.look_again()
         return failed
 
     def _count(self, job: Job, done: Done) -> None:
@@ -333,6 +381,19 @@ class Offload:
                 cpu.load_seconds_total += done.seconds
         for name, report in done.far.items():
             _take_report(self.stats[name], report)
+
+    def _claim_fetched(self, job: Job) -> None:
+        """What has come stays in its slots for those that wait for it, as far as it is of their prefix."""
+        for request, run in job.waiting:
+            if request.run == run:
+                names = set(self._map.names(request.holding, request.tokens))
+                self._claims.claim(request.record.id, [chunk for chunk in job.chunks if chunk[1] in names])
+
+    def _note(self, notes: OrderedDict[Chunk, None], chunks: list[Chunk]) -> None:
+        """Of no more than there are slots, the newest."""
+        notes.update((chunk, None) for chunk in chunks)
+        while len(notes) > self._host.num_slots:
+            notes.popitem(last=False)
 
     def _settle(self, chunks: list[Chunk], arrived: list[bool]) -> None:
         for chunk, there in zip(chunks, arrived, strict=True):
@@ -355,13 +416,21 @@ class Offload:
 
     def clear(self) -> None:
         """Forgets what the CPU tier has."""
+        self._claims.clear()
         self._host.clear()
         self._unsaved.clear()
         self._unkept.clear()
+        self._failed.clear()
+
+    def check_integrity(self, waiting: set[str]) -> None:
+        """Asserts that slots, jobs and claims agree, and that these are of `waiting` requests."""
+        self._host.check_integrity()
+        moved = sum(len(job.chunks) for job in self._jobs if not isinstance(job.order, FindChunks))
+        assert self._host.num_pins == moved + self._claims.num_pins
+        assert self._claims.requests <= waiting
 
     def pinned_blocks(self) -> list[list[int]]:
-        """Of each job, after asserting that slots and jobs agree."""
-        self._host.check_integrity()
+        """Of each job."""
         return [job.blocks for job in self._jobs]
 
 

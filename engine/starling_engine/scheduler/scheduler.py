@@ -172,13 +172,16 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
-        for request in [r for r in self.waiting if not r.gates][: len(self._free_slots)]:
-            if not draft.budget or not self._admit(draft, request):
+        for request in [r for r in self.waiting if not r.gates]:
+            if not draft.budget or not self._free_slots or not self._admit(draft, request):
                 return
 
     def _admit(self, draft: Draft, request: RequestState) -> bool:
+        """False when no other is to be tried in its place; one that is to wait for its chunks is passed over."""
         kv, holding, tokens = self.kv, request.holding, request.tokens
         forked = self._fork_tables(request)
+        if self.offload is not None and not forked and self.offload.pass_over(request):
+            return True
         tables = forked or (kv.find_prefix(holding, tokens) if request.reads_prefix_cache else [[] for _ in kv.groups])
         hit = len(tokens) - 1 if forked else len(tables[0]) * kv.block_size
         chunks = 0
@@ -254,6 +257,8 @@ class Scheduler:
         request.status = Status.WAITING
         request.planned = request.computed = request.pending = 0
         self.waiting.put_back(request)
+        if self.offload is not None:
+            self.offload.put_back(request)
         self.stats.preemptions_total += 1
 
     def _leave_slot(self, request: RequestState) -> None:
@@ -421,7 +426,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
-        pinned = self.offload.pinned_blocks() if self.offload is not None else []
+        pinned = []
+        if self.offload is not None:
+            self.offload.check_integrity({request.record.id for request in self.waiting})
+            pinned = self.offload.pinned_blocks()
         self.kv.pool.check_integrity([*(t for r in self.running for t in r.holding.tables), *pinned])
         assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs

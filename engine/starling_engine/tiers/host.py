@@ -25,6 +25,16 @@ class HostIndex:
         """Chunks that are there."""
         return len(self._slots) - len(self._coming)
 
+    @property
+    def num_pins(self) -> int:
+        """As often as chunks have been pinned."""
+        return sum(self._pins.values())
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots."""
+        return len(self._pins)
+
     def find(self, chunk: Chunk) -> int | None:
         """Its slot, if it is there and not only on its way."""
         return self._slots[chunk] if self.has(chunk) else None

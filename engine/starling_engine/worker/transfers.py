@@ -1,6 +1,5 @@
 """Moves chunks beside the steps: copies between pages and slots, and between slots and the tiers outside, in threads."""
 
-import itertools
 import logging
 import queue
 import threading
@@ -17,10 +16,10 @@ from starling_engine.tiers.share import FarShare
 
 logger = logging.getLogger("starling.worker")
 
-FAR_THREADS = 8
-"""Reads and writes of the tiers outside that go on at once."""
-READ, WRITE = 0, 1
-"""Reads come first: a request waits for them."""
+READERS = WRITERS = 4
+"""Reads and writes of the tiers outside that go on at once. A write may take 15 s: no read, for which a request waits, is behind one."""
+
+Works = queue.SimpleQueue[Callable[[], None]]
 
 
 class FarJob:
@@ -61,14 +60,16 @@ class Transfers:
         self._answer = answer
         self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
-        self._outside: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
-        self._count = itertools.count()
+        self._reads: Works = queue.SimpleQueue()
+        self._writes: Works = queue.SimpleQueue()
         self._step = first_step - 1
         self._stepped = threading.Condition()
         self._start(self._store, "kv-store")
         self._start(self._load, "kv-load")
-        for number in range(FAR_THREADS if far is not None else 0):
-            self._start(self._go_outside, f"kv-far-{number}")
+        for number in range(READERS if far is not None else 0):
+            self._start(lambda: _go_outside(self._reads), f"kv-read-{number}")
+        for number in range(WRITERS if far is not None else 0):
+            self._start(lambda: _go_outside(self._writes), f"kv-write-{number}")
 
     def order(self, order: Order) -> None:
         match order:
@@ -77,11 +78,11 @@ class Transfers:
             case LoadChunks():
                 self._loads.put(order)
             case FindChunks():
-                self._put(READ, lambda: self._find(order))
+                self._reads.put(lambda: self._find(order))
             case FetchChunks():
-                self._put_each(READ, order, self._fetch)
+                self._put_each(self._reads, order, self._fetch)
             case KeepChunks():
-                self._put_each(WRITE, order, self._keep)
+                self._put_each(self._writes, order, self._keep)
 
     def finished(self, step_id: int) -> None:
         """That step has run; later ones may have begun."""
@@ -128,13 +129,10 @@ class Transfers:
 
     # ---- between slots and the tiers outside ----
 
-    def _put(self, rank: int, work: Callable[[], None]) -> None:
-        self._outside.put((rank, next(self._count), work))
-
-    def _put_each(self, rank: int, order: FetchChunks | KeepChunks, work: Callable[[ChunkAt], bool]) -> None:
+    def _put_each(self, works: Works, order: FetchChunks | KeepChunks, work: Callable[[ChunkAt], bool]) -> None:
         job = FarJob(order, self._answer_far)
         for at, chunk in enumerate(order.chunks):
-            self._put(rank, lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
+            works.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
 
     def _do(self, job: FarJob, at: int, chunk: ChunkAt, work: Callable[[ChunkAt], bool]) -> None:
         began = time.perf_counter()
@@ -144,10 +142,6 @@ class Transfers:
             logger.exception("a chunk could not be moved")
             done = False
         job.finish(at, done, time.perf_counter() - began)
-
-    def _go_outside(self) -> None:
-        while True:
-            self._outside.get()[2]()
 
     def _find(self, order: FindChunks) -> None:
         assert self._far is not None, "asked for where there is one"
@@ -178,3 +172,8 @@ class Transfers:
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()
+
+
+def _go_outside(works: Works) -> None:
+    while True:
+        works.get()()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.params import SamplingParams
+from starling_engine.tiers.orders import Done, KeepChunks
 
 from tests.engine.toy import ToyEngine, expected_output
 
@@ -138,6 +139,178 @@ def test_two_requests_load_a_prefix_once() -> None:
     engine.run()
     assert engine.cached == {"a": 256, "b": 256}
     assert engine.tiers.counts["FetchChunks"] == engine.tiers.counts["LoadChunks"] == 4
+
+
+def left_outside(*prompts: list[int]) -> Outside:
+    """What an engine that computed these wrote there."""
+    outside: Outside = {}
+    old = engine_of(outside=outside, num_blocks=100 * len(prompts), slots=40 * len(prompts))
+    for number, prompt in enumerate(prompts):
+        run_one(old, str(number), prompt)
+    return outside
+
+
+def finish(engine: ToyEngine, name: str, limit: int = 200) -> None:
+    for _ in range(limit):
+        if name in engine.finished:
+            return
+        engine.step()
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+def test_requests_that_find_no_room_fetch_in_turns(max_num_seqs: int) -> None:
+    """There are slots for one of them at a time."""
+    prompts = [prompt_of(300, i) for i in range(6)]
+    engine = engine_of(outside=left_outside(*prompts), num_blocks=400, slots=7, max_num_seqs=max_num_seqs)
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, params(3))
+    engine.run()
+    assert set(engine.cached.values()) == {256}
+    assert engine.tiers.counts["FetchChunks"] == 4 * 6, "none twice"
+    for number, prompt in enumerate(prompts):
+        assert engine.outputs[str(number)] == expected_output(prompt, params(3), 0, LENGTH)
+
+
+def test_what_was_fetched_stays_till_it_is_used() -> None:
+    """A neighbour that fills all slots with what it computes takes none of these."""
+    prompt = prompt_of(300)
+    engine = engine_of(outside=left_outside(prompt), num_blocks=200, slots=5, max_num_seqs=1)
+    engine.add("runs", prompt_of(300, 1), params(90))
+    engine.step()
+    engine.add("waits", prompt, params(3))
+    engine.run()
+    assert engine.cached["waits"] == 256 and engine.tiers.counts["FetchChunks"] == 4
+
+
+def holder_and_late(engine: ToyEngine, held: list[int], late: list[int]) -> None:
+    """One that has fetched, and one before it in the queue that found no room for its own."""
+    engine.add("holder", held, params(3), priority=2, arrival=1.0)
+    for _ in range(50):
+        engine.step()
+    assert not engine.scheduler.requests["holder"].gates
+    engine.add("late", late, params(3), priority=1, arrival=2.0)
+
+
+def test_who_waits_for_room_lets_the_one_that_has_it_pass() -> None:
+    """Though it is first, and there is one place for both."""
+    held, late = prompt_of(300), prompt_of(300, 1)
+    engine = engine_of(outside=left_outside(held, late), num_blocks=100, slots=7, max_num_seqs=1, policy="priority")
+    engine.add("runs", prompt_of(20, 2), params(100))
+    engine.step()
+    holder_and_late(engine, held, late)
+    engine.run()
+    assert engine.cached["holder"] == engine.cached["late"] == 256
+
+
+def test_room_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds it cannot start, as there are no blocks for it."""
+    held, late = prompt_of(300), prompt_of(140, 1)
+    engine = engine_of(outside=left_outside(held, late), num_blocks=70, slots=7, policy="priority")
+    now = [0.0]
+    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    engine.add("runs", prompt_of(300, 2), params(90))
+    for _ in range(5):
+        engine.step()
+    holder_and_late(engine, held, late)
+    for _ in range(10):
+        engine.step()
+    assert "late" not in engine.outputs and "runs" not in engine.finished
+    now[0] += 3.1
+    finish(engine, "late", 10)
+    assert engine.cached["late"] == 0 and "holder" not in engine.outputs
+    engine.run()
+    assert engine.cached["holder"] == 256
+
+
+@pytest.mark.parametrize("how", ["abort", "hand over", "reset"])
+def test_nothing_is_kept_for_those_that_are_gone(how: str) -> None:
+    prompt = prompt_of(300)
+    engine = engine_of(outside=left_outside(prompt), num_blocks=200, max_num_seqs=1)
+    engine.add("runs", prompt_of(20, 1), params(100))
+    engine.step()
+    engine.add("waits", prompt, params(3))
+    for _ in range(20):
+        engine.step()
+    claims = engine.offload._claims
+    assert claims.num_pins == 4
+    if how == "abort":
+        engine.scheduler.abort("waits")
+    elif how == "hand over":
+        engine.scheduler.hand_over()
+    else:
+        engine.scheduler.reset_prefix_cache()
+    assert claims.num_pins == 0 and not claims.requests
+    engine.scheduler.check_integrity()
+    engine.run()
+
+
+def test_a_preempted_request_asks_the_tiers_outside() -> None:
+    engine = engine_of(outside={}, num_blocks=200, preempt="recompute")
+    prompt = prompt_of(300)
+    engine.add("a", prompt, params(30))
+    while engine.tiers.counts["KeepChunks"] < 4:
+        engine.step()
+    request = engine.scheduler.requests["a"]
+    engine.scheduler._preempt(request)
+    engine.scheduler.reset_prefix_cache()
+    engine.run()
+    assert engine.tiers.counts["FetchChunks"] == engine.tiers.counts["LoadChunks"] == 4
+    assert engine.outputs["a"] == expected_output(prompt, params(30), 0, LENGTH)
+
+
+def test_what_could_not_be_kept_is_kept_later() -> None:
+    outside: Outside = {}
+    engine = engine_of(outside=outside)
+    engine.tiers.fails = 1.0
+    run_one(engine, "hot", prompt_of(300))
+    assert not outside
+    engine.tiers.fails = 0.0
+    run_one(engine, "other", prompt_of(100, 1))
+    assert run_one(engine_of(outside=outside), "elsewhere", prompt_of(300)) == 256
+
+
+def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(outside={})
+    offload, now, carry_out = engine.offload, [0.0], engine.tiers.carry_out
+
+    def hung(*, all_of_it: bool = False) -> list[Done]:
+        keeps = [order for order in engine.tiers.orders if isinstance(order, KeepChunks)]
+        engine.tiers.orders = [order for order in engine.tiers.orders if order not in keeps]
+        done = carry_out(all_of_it=all_of_it)
+        engine.tiers.orders += keeps
+        return done
+
+    monkeypatch.setattr(offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(engine.tiers, "carry_out", hung)
+    run_one(engine, "a", prompt_of(300))
+    assert offload.moving and not offload.uses_device, "what is written outside does not lie on the device"
+    assert offload.answers_soon
+    now[0] += 31
+    assert not offload.answers_soon
+    engine.add("b", prompt_of(300, 1), params(3))
+    engine.step()
+    assert offload.answers_soon, "others are"
+    monkeypatch.undo()
+    engine.run()
+
+
+def test_what_a_fetch_costs_is_measured_alone() -> None:
+    prompts = [prompt_of(300), prompt_of(300, 1)]
+    engine = engine_of(outside=left_outside(*prompts), num_blocks=200)
+    seen: list[tuple[int, float]] = []
+    engine.offload.costs.fetched = lambda *measured: seen.append(measured)
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, params(3))
+    engine.run()
+    assert len(seen) == 1 and seen[0][0] == 4, "the other one was not the last"
+    fetch, left = engine.tiers._fetch, [prompts]
+    engine.tiers._fetch = lambda at: False
+    run_one(emptied(engine), "fails", prompts[0])
+    assert len(seen) == 1, "nothing came"
+    engine.tiers._fetch = lambda at: fetch(at) and bool(left and left.pop())
+    run_one(emptied(engine), "in part", prompts[0])
+    assert seen[1][0] == 1
 
 
 def test_aborted_while_its_blocks_are_on_their_way() -> None:

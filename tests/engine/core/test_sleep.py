@@ -1,6 +1,7 @@
 """A core that sleeps and wakes answers as it did before, and its memory was free meanwhile."""
 
 import gc
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
+from starling_engine.tiers.folder.tier import FolderTier
 
 from tests.engine.checkpoints import VARIANTS, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run
@@ -200,3 +202,20 @@ def test_the_tiers_keep_what_they_have(reference: Reference, tmp_path: Path) -> 
             assert run(core, [greedy(f"after {level}", long)])[f"after {level}"] == before
             assert core.scheduler.stats.external_hits_total == hits + 64
         assert core.scheduler.stats.prefix_hits_total == 0
+
+
+def test_a_folder_that_hangs_keeps_nobody_awake(reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers = TiersConfig(cpu_bytes=1 << 20, fs_path=str(tmp_path), fs_bytes=1 << 20)
+    goes_on = threading.Event()
+    with core_for(reference.folder, tiers=tiers, max_model_len=256) as core:
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderTier, "write", lambda *_: goes_on.wait(60))
+            assert core.add(greedy("before", [*reference.prompt, *reference.tokens])) is None
+            while core.has_work:
+                core.step()
+            assert Bed(core).sleep(1) == Slept(1)
+            assert core.moving, "it is still being written"
+            goes_on.set()
+        bed = Bed(core)
+        assert bed.wake() == Slept(2)
+        ask_again(core, reference, "after")

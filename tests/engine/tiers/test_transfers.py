@@ -1,0 +1,47 @@
+"""A worker's threads for the tiers outside."""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from starling_engine.tiers.arena import Arena
+from starling_engine.tiers.copies import GroupPages
+from starling_engine.tiers.host import Chunk
+from starling_engine.tiers.orders import ChunkAt, Done, FarReport, FetchChunks, FindChunks, KeepChunks
+from starling_engine.tiers.share import FarShare
+from starling_engine.worker.transfers import Transfers
+
+
+class HungWrites(FarShare):
+    """Has everything, and takes nothing before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+        self.go = threading.Event()
+
+    def reports(self) -> dict[str, FarReport]:
+        return {}
+
+    def find(self, chunks: Sequence[Chunk]) -> list[bool]:
+        return [True] * len(chunks)
+
+    def fetch(self, chunk: Chunk, into: memoryview) -> bool:
+        return True
+
+    def keep(self, chunk: Chunk, data: memoryview) -> bool:
+        return self.go.wait(30)
+
+
+@pytest.mark.timeout(60)
+def test_reads_do_not_wait_for_writes() -> None:
+    far, answers = HungWrites(), queue.SimpleQueue[Done]()
+    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
+    transfers.order(KeepChunks(1, chunks))
+    transfers.order(FindChunks(2, chunks))
+    transfers.order(FetchChunks(3, chunks))
+    assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
+    far.go.set()
+    assert all(answers.get(timeout=5).done), "and then they are written"
