@@ -305,7 +305,7 @@ def test_what_a_fetch_costs_is_measured_alone() -> None:
     engine.run()
     assert len(seen) == 1 and seen[0][0] == 4, "the other one was not the last"
     fetch, left = engine.tiers._fetch, [prompts]
-    engine.tiers._fetch = lambda at: False
+    engine.tiers._fetch = lambda _: False
     run_one(emptied(engine), "fails", prompts[0])
     assert len(seen) == 1, "nothing came"
     engine.tiers._fetch = lambda at: fetch(at) and bool(left and left.pop())

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -27,10 +28,10 @@ class HungWrites(FarShare):
     def find(self, chunks: Sequence[Chunk]) -> list[bool]:
         return [True] * len(chunks)
 
-    def fetch(self, chunk: Chunk, into: memoryview) -> bool:
+    def fetch(self, _chunk: Chunk, _into: memoryview) -> bool:
         return True
 
-    def keep(self, chunk: Chunk, data: memoryview) -> bool:
+    def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
         return self.go.wait(30)
 
 
@@ -40,6 +41,7 @@ def test_reads_do_not_wait_for_writes() -> None:
     transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(KeepChunks(1, chunks))
+    time.sleep(0.1)  # as many threads as there are for writes have begun
     transfers.order(FindChunks(2, chunks))
     transfers.order(FetchChunks(3, chunks))
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
