@@ -17,7 +17,7 @@ from starling_engine.tiers.share import FarShare
 logger = logging.getLogger("starling.worker")
 
 READERS = WRITERS = 4
-"""Reads and writes of the tiers outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
+"""Reads and writes outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
 
 Works = queue.SimpleQueue[Callable[[], None]]
 

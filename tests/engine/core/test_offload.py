@@ -445,6 +445,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                 gone = rng.choice(list(wanted))
                 engine.scheduler.abort(gone)
                 wanted.pop(gone)
+                engine.scheduler.check_integrity()
         engine.run()
         longest = min(LENGTH, engine.kv.max_tokens)
         for name, (prompt, asked, number) in wanted.items():
