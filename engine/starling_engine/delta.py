@@ -9,7 +9,7 @@ class TierStats(msgspec.Struct, omit_defaults=True):
     """What a tier of the KV cache holds and did. Those named total only grow while the core lives.
 
     What was asked for and found are chunks. `blocks`, evicted and corrupt are chunks in the CPU tier, and objects in those outside:
-    each a rank's part of a chunk, so several for one where TP or PP is larger than 1. Loaded is what came towards the device, stored
+    each a rank's part of a chunk, so several for one where TP or PP is above 1. Loaded is what came towards the device, stored
     what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations that were
     not tried because the tier is out of order.
     """
