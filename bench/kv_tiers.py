@@ -141,7 +141,7 @@ def preempted(model: Path) -> list[str]:
 
 def chats(model: Path) -> list[str]:
     """64 conversations of several turns with one system prompt; all of them together are four times the device's cache."""
-    system, turn, said, turns, conversations = 256, 112, 16, 5, 64
+    system, turn, said, turns, conversations = 256, 64, 16, 8, 64
     total = system + turns * (turn + said) * conversations
     room = total // 4 * 28 * 2 * 8 * 128 * 2
     took = {}

@@ -37,7 +37,10 @@ CASCADE_BYTES = 16 << 30
 
 
 class DeviceRunner:
-    """`kv` has each layer's view of the pool, of the layers that are here. With `recorded`, steps of usual sizes run as graphs."""
+    """`kv` has each layer's view of the pool, of the layers that are here. With `recorded`, steps of usual sizes run as graphs.
+
+    `cascades` says whether attention has use for `AttentionMetadata.shared_blocks`.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class DeviceRunner:
         *,
         max_tokens: int,
         recorded: bool,
+        cascades: bool,
     ) -> None:
         self._kv = kv
         self._groups = groups
@@ -66,15 +70,17 @@ class DeviceRunner:
         device, rows = kv[0].device, len(batch.occupants)
         self._max_tokens = max_tokens
         self._max_rows = rows
+        self._cascades = cascades
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens)
         self._last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         """The token that was sampled last in each slot."""
-        self._out = torch.zeros(2, rows + 1, dtype=torch.int64, device=device)
+        self._out = torch.zeros(rows + 1, 2, dtype=torch.int64, device=device)
+        """Tokens that were sampled, and whether their logits are finite."""
         self._outputs = PinnedRing(queue, self._out.nbytes)
         self._hidden: torch.Tensor | None = None
         """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from."""
-        self._graphs = Graphs(queue, rows, max_tokens) if recorded else None
+        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
         self._newest: OnDevice | None = None
         self._open: deque[OnDevice] = deque()
         """Steps whose tokens the batch does not have yet."""
@@ -136,8 +142,12 @@ class DeviceRunner:
 
     def _run_largest(self, tokens: int, rows: int) -> None:
         """A step of padding alone, all rows of which are sampled from."""
-        hidden = self._forward(self._writer.padding(Shape(tokens, 1)), None, tokens)
-        self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
+        longest = self._writer.longest
+        tokens = min(tokens, self._max_rows * longest)
+        fields = self._writer.padding(Shape(tokens, -(-tokens // longest)))
+        hidden = self._forward(fields, None, min(tokens, longest), arrived=self._link.blank(tokens))
+        if self._link.last:
+            self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
 
     # ---- its parts ----
 
@@ -195,6 +205,8 @@ class DeviceRunner:
 
     def _shared(self, step: Gathered) -> int:
         """Leading blocks that all rows share, where to read them once for all saves more than a recorded step does."""
+        if not self._cascades:
+            return 0
         rows, size = len(step.slots), self._groups[0].spec.block_size
         full = [g for g, group in enumerate(self._groups) if not group.spec.window]
         if rows < CASCADE_ROWS or not full or len(set(self._batch.tables[full[0]][step.slots, 0])) > 1:
@@ -231,9 +243,9 @@ class DeviceRunner:
     def _sample(self, f: Fields, logits: torch.Tensor) -> torch.Tensor:
         chosen = self._op(logits, f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
         self._last.index_copy_(0, f.sampled_slots, chosen)
-        out = self._out[:, : len(chosen)]
-        out[0].copy_(chosen)
-        out[1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
+        out = self._out[: len(chosen)]
+        out[:, 0].copy_(chosen)
+        out[:, 1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
         return chosen
 
     # ---- what comes of it ----
@@ -246,9 +258,9 @@ class DeviceRunner:
 
     def _launched(self, plan: StepPlan, step: Gathered, sampled: list[int], rows: list[RowResult], began: float) -> OnDevice:
         count = len(sampled)
-        host = self._outputs.take()[: 2 * 8 * count].view(torch.int64).view(2, count)
+        host = self._outputs.take()[: 2 * 8 * count].view(torch.int64).view(count, 2)
         if count:
-            host.copy_(self._out[:, :count], non_blocking=True)
+            host.copy_(self._out[:count], non_blocking=True)
         launched = self._newest = OnDevice(plan, began, self._outputs.given(), rows, self._newest)
         if count:
             launched.sampled, launched.output = sampled, host

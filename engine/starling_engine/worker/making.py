@@ -38,6 +38,7 @@ def make_runner(
         *(model, kv, groups, batch, op, tick, link, platform.queue),
         max_tokens=config.max_num_batched_tokens,
         recorded=_recorded(config, model, link),
+        cascades=model.cascades,
     )
 
 
@@ -45,7 +46,7 @@ def _recorded(config: WorkerConfig, model: Decoder, link: StageLink) -> bool:
     if config.enforce_eager:
         why = "enforce_eager"
     elif not link.alone:
-        why = "stages exchange states through the host"
+        why = "it is one of several stages"
     elif (asks := model.asks_host) is not None:
         why = asks
     else:

@@ -70,10 +70,6 @@ class ModelRunner:
         self._use(NoModel())
 
     def on_wake(self, model: Model) -> None:
-        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same.
-
-        What a device is to replay has to be recorded anew, best when it is first wanted: whoever wakes the engine waits for this.
-        """
         self._use(model)
 
     def _use(self, model: Model) -> None:
