@@ -57,8 +57,8 @@ class StepWriter:
         return self._buffer.send(shape)
 
     def _fill_up(self, f: StepFields[Host], shape: Shape, tokens: int, rows: int, count: int) -> None:
-        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else prompts as few
-        as hold the tokens. What they compute is finite, and stored nowhere.
+        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else the
+        fewest prompts that hold the tokens. What they compute is finite, and stored nowhere.
         """
         alone, rest = shape.decode, shape.tokens - tokens
         most = 1 if alone else self.longest
