@@ -115,7 +115,7 @@ def preempted(model: Path) -> list[str]:
     """Requests of one length in a cache that holds half of what they say, for each way to preempt."""
     ways = ("recompute", "swap", "auto")
     lines = ["| prompt | recompute (s) | swap (s) | auto (s) | auto to the better (target 1.05) |", "|---:|---:|---:|---:|---:|"]
-    crossover = None
+    swap_wins: dict[int, bool] = {}
     for length in (128, 512, 2048):
         count, new = 4, 96
         # Room for their prompts, and for half of what they will say: some are preempted on the way.
@@ -133,15 +133,27 @@ def preempted(model: Path) -> list[str]:
         took = {way: statistics.median(each[1:]) for way, each in times.items()}
         better = [min(pair) for pair in zip(times["recompute"], times["swap"], strict=True)]
         ratio = statistics.median(auto / best for auto, best in zip(times["auto"][1:], better[1:], strict=True))
-        if crossover is None and took["swap"] <= took["recompute"]:
-            crossover = length
+        swap_wins[length] = took["swap"] <= took["recompute"]
         lines.append(f"| {length} | {' | '.join(f'{each:.2f}' for each in took.values())} | {ratio:.2f} |")
-    return [*lines, "", f"Swapping is the faster one from {crossover} tokens on." if crossover else "Recomputing was never slower."]
+    return [*lines, "", crossover(swap_wins)]
+
+
+def crossover(swap_wins: dict[int, bool]) -> str:
+    """From which length on swapping is the faster one at all that are longer; `swap_wins` by length, ascending."""
+    lengths = list(swap_wins)
+    loses = [index for index, length in enumerate(lengths) if not swap_wins[length]]
+    if not loses:
+        return f"Swapping is the faster one from {lengths[0]} tokens on, the shortest that was tried."
+    if len(loses) == len(lengths):
+        return "Recomputing is the faster one at every length that was tried."
+    if loses[-1] == len(lengths) - 1:
+        return "There is no clear crossover."
+    return f"Swapping is the faster one from {lengths[loses[-1] + 1]} tokens on."
 
 
 def chats(model: Path) -> list[str]:
     """64 conversations of several turns with one system prompt; all of them together are four times the device's cache."""
-    system, turn, said, turns, conversations = 256, 112, 16, 5, 64
+    system, turn, said, turns, conversations = 256, 64, 16, 8, 64
     total = system + turns * (turn + said) * conversations
     room = total // 4 * 28 * 2 * 8 * 128 * 2
     took = {}

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from e2e.service.conftest import MakeService
-from e2e.service.kubectl import Kubectl, Manifest, wait_until
+from e2e.service.kubectl import Kubectl, Manifest, condition, wait_until
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import OPERATOR_NAMESPACE, ClusterUnderTest
 
@@ -42,7 +42,7 @@ def test_a_killed_rank_of_a_split_model_is_named_and_all_start_again(
     assert (group["topology"], group["ranks"]) == ("TP2 PP1 DP1", 2)
     (pod,) = chat.pods()
     assert cluster.kill(pod["metadata"]["uid"], "/workers 1") == 1
-    wait_until("it says which rank it was", lambda: "rank 1 (process" in chat.explain(), 30, chat.explain)
+    chat.wait_said("rank 1 (process")
     chat.wait_ready()
     (after,) = chat.pods()
     assert after["metadata"]["uid"] == pod["metadata"]["uid"], "the pod should have stayed"
@@ -70,7 +70,7 @@ def test_a_killed_operator_is_replaced(service: MakeService, kubectl: Kubectl) -
     operators = Kubectl(kubectl.program, kubectl.kubeconfig, OPERATOR_NAMESPACE)
     operators("delete", "pod", acting(operators)["metadata"]["name"], "--grace-period=0", "--force")
     chat.patch(replicas=2)
-    took = chat.wait_ready(60)
+    took = chat.wait_ready(120)
     print(f"operator killed, replicas 1 -> 2 to Ready: {took:.1f} s")
     assert uids < {pod["metadata"]["uid"] for pod in chat.pods()}, "pods that served should have stayed"
 
@@ -98,7 +98,7 @@ def test_an_operator_that_hangs_is_replaced_and_its_kubelet_restarts_it(
     hung = acting(operators)["metadata"]
     assert cluster.kill(hung["uid"], "starling operator", signal.SIGSTOP) == 1
     chat.patch(replicas=2)
-    took = chat.wait_ready(60)
+    took = chat.wait_ready(120)
     print(f"operator hung, replicas 1 -> 2 to Ready: {took:.1f} s")
 
     def restarted() -> bool:
@@ -145,6 +145,11 @@ def test_a_node_whose_kubelet_dies_is_left(service: MakeService, kubectl: Kubect
         answers(kubectl, chat, cluster.agent_image)
     finally:
         cluster.harness("start-kubelet", number)
+        wait_until("the node is Ready again", lambda: is_ready(kubectl.get("node", f"n{number}")), 60)
+
+
+def is_ready(node: Manifest) -> bool:
+    return condition(node, "Ready").get("status") == "True"
 
 
 def test_two_namespaces_do_not_meet(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:

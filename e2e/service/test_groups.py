@@ -54,7 +54,7 @@ def test_a_killed_rank_on_another_pod_is_named_and_all_start_again(
     pods = [pod["metadata"] for pod in chat.pods()]
     assert [tokens_from(kubectl, chat, pod["name"]) for pod in pods] == ["2", "2"]
     assert cluster.kill(pods[1]["uid"], "starling_engine.worker") == 1
-    wait_until("it says which rank it was", lambda: "rank 1 on " in chat.explain(), 30, chat.explain)
+    chat.wait_said("rank 1 on ")
     took = chat.wait_ready(120)
     print(f"a rank on another pod killed, both serve again: {took:.1f} s later")
     assert [pod["metadata"]["uid"] for pod in chat.pods()] == [pod["uid"] for pod in pods], "in place"

@@ -16,13 +16,16 @@ from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(300)
 TOKENS = 2048
+PROMPTS = (100, 101)
+"""A request does not wait for a tier without bound: on a busy machine one of two may compute what could be found."""
 CHUNKS = TOKENS // 64
 AGENT = 65532
 ASK = """
 import httpx, json, sys, time
-body = {"model": sys.argv[1], "prompt": list(range(100, 100 + int(sys.argv[2]))), "max_tokens": 8, "temperature": 0}
+first, count = map(int, sys.argv[2:])
+body = {"model": sys.argv[1], "prompt": list(range(first, first + count)), "max_tokens": 8, "temperature": 0}
 body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-began, first, text, usage = time.perf_counter(), None, "", None
+began, seen, text, usage = time.perf_counter(), None, "", None
 with httpx.stream("POST", "http://127.0.0.1:8000/v1/completions", timeout=60, json=body) as answer:
     for line in answer.iter_lines():
         if not line.startswith("data: {"):
@@ -30,9 +33,9 @@ with httpx.stream("POST", "http://127.0.0.1:8000/v1/completions", timeout=60, js
         chunk = json.loads(line.removeprefix("data: "))
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:
-            first = first or time.perf_counter() - began
+            seen = seen or time.perf_counter() - began
             text += choice["text"]
-print(json.dumps({"ttft": first, "text": text, "cached": usage["prompt_tokens_details"]["cached_tokens"]}))
+print(json.dumps({"ttft": seen, "text": text, "cached": usage["prompt_tokens_details"]["cached_tokens"]}))
 """
 SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 
@@ -69,8 +72,9 @@ def run_in(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
     return kubectl("exec", pod, "-c", "agent", "--", "python", "-c", script, *arguments)
 
 
-def ask(kubectl: Kubectl, chat: Watched, pod: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(run_in(kubectl, pod, ASK, chat.name, str(TOKENS)))
+def ask(kubectl: Kubectl, chat: Watched, pod: str, first: int = 100) -> dict[str, Any]:
+    """The tokens `first`, `first` + 1 and so on: prompts of two beginnings have no chunk in common."""
+    answer: dict[str, Any] = json.loads(run_in(kubectl, pod, ASK, chat.name, str(first), str(TOKENS)))
     return answer
 
 
@@ -96,9 +100,10 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
     chat = service(kvCache={"tiers": {"cpu": {"bytes": "64Mi"}, "filesystem": {"bytes": "512Mi", **place}}})
     chat.wait_ready()
     old = only_pod(chat)
-    computed = ask(kubectl, chat, old)
-    assert computed["cached"] == 0
-    wait_until("it is in the tier", lambda: of_folder(kubectl, old, "chunks") >= CHUNKS - 1, 30, chat.explain)
+    computed = [ask(kubectl, chat, old, first) for first in PROMPTS]
+    assert [each["cached"] for each in computed] == [0, 0]
+    wanted = len(PROMPTS) * (CHUNKS - 1)
+    wait_until("it is in the tier", lambda: of_folder(kubectl, old, "chunks") >= wanted, 60, chat.explain)
     assert of_folder(kubectl, old, "hits_total") == 0
 
     chat.patch(template={"metadata": {"annotations": {"example.com/restarted": "once"}}})
@@ -106,14 +111,15 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
     wait_until("the old pod is gone", lambda: [old] != [pod["metadata"]["name"] for pod in chat.pods()][:1], 60, chat.explain)
     wait_until("one pod is left", lambda: len(chat.pods()) == 1, 60, chat.explain)
     new = only_pod(chat)
-    found = ask(kubectl, chat, new)
+    found = [ask(kubectl, chat, new, first) for first in PROMPTS]
     assert new != old
-    assert found["text"] == computed["text"]
-    assert found["cached"] >= (CHUNKS - 1) * 64
+    assert [each["text"] for each in found] == [each["text"] for each in computed]
+    hit = max(found, key=lambda each: each["cached"])
+    assert hit["cached"] >= (CHUNKS - 1) * 64
     hits = of_folder(kubectl, new, "hits_total")
     assert hits > 0
     assert of_folder(kubectl, new, "errors_total") == 0
     print(
-        f"{TOKENS} tokens, first token: computed after {1000 * computed['ttft']:.0f} ms,"
-        f" from the tier of a new pod after {1000 * found['ttft']:.0f} ms ({found['cached']} tokens, {hits:.0f} chunks found)"
+        f"{TOKENS} tokens, first token: computed after {1000 * computed[0]['ttft']:.0f} ms,"
+        f" from the tier of a new pod after {1000 * hit['ttft']:.0f} ms ({hit['cached']} tokens, {hits:.0f} chunks found)"
     )

@@ -47,6 +47,17 @@ class Watched:
     def wait_ready(self, seconds: float = 90) -> float:
         return wait_until(f"{self.name} is Ready", lambda: self.is_true("Ready"), seconds, self.explain)
 
+    def wait_said(self, words: str, seconds: float = 60) -> None:
+        """The status says it while it is so; who starts again at once may do so between two looks, and has it in its log."""
+
+        def said() -> bool:
+            return words in self.explain() or any(words in self._log(pod) for pod in self.pods())
+
+        wait_until(f"it says {words!r}", said, seconds, self.explain)
+
+    def _log(self, pod: Manifest) -> str:
+        return self.kubectl("logs", pod["metadata"]["name"], "-c", "agent", check=False)
+
     def pods(self) -> list[Manifest]:
         return self.kubectl.find("pods", f"serving.starling.dev/service={self.name}")
 

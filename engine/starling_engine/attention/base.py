@@ -60,6 +60,8 @@ class AttentionBackend(Protocol):
     name: str
     capturable: bool
     """Whether `forward` asks nothing of the host, so that it can be recorded and replayed."""
+    cascades: bool
+    """Whether it attends to `AttentionMetadata.shared_blocks` for all sequences at once, where that pays."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.

@@ -15,6 +15,7 @@ class FlashAttention:
 
     name = "flash_attn"
     capturable = False
+    cascades = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -18,6 +18,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     capturable = False
+    cascades = False
 
     def __init__(self) -> None:
         self._wrapper: BatchPrefillWithPagedKVCacheWrapper | None = None

@@ -25,6 +25,7 @@ class TorchMla(MlaBackend):
 
     name = "torch"
     capturable = False
+    cascades = False
 
     def forward(
         self,

@@ -32,6 +32,7 @@ class MlaBackend(ABC):
 
     name: str
     capturable: bool
+    cascades: bool
     """As of an `AttentionBackend`."""
 
     @abstractmethod

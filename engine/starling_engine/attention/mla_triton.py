@@ -24,6 +24,7 @@ class TritonMla(MlaBackend):
 
     name = "triton"
     capturable = True
+    cascades = False
 
     def forward(
         self,

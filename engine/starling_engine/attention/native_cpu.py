@@ -15,6 +15,7 @@ class NativeAttention:
 
     name = "native"
     capturable = False
+    cascades = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         q = ops.qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)

@@ -11,6 +11,7 @@ class TorchPagedAttention:
 
     name = "torch"
     capturable = False
+    cascades = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -18,6 +18,7 @@ class TritonAttention:
 
     name = "triton"
     capturable = True
+    cascades = True
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from typing import Protocol
 
 INTERPRETED = "TRITON_INTERPRET"
@@ -23,6 +24,8 @@ def triton_runs(device: Device) -> bool:
 def why_not_triton(device: Device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if device.type == "cuda" and not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler (gcc or clang) on the PATH, or named by CC"
     if device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRETED) == "1"):
         return None
     return f"Triton's kernels run on a {device.type} only in its interpreter ({INTERPRETED}=1), for tests"

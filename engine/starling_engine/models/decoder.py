@@ -103,11 +103,18 @@ class Decoder:
         return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
 
     @property
+    def cascades(self) -> bool:
+        """Whether attention has use for what sequences share."""
+        return self._build.backend.cascades
+
+    @property
     def asks_host(self) -> str | None:
-        """Why a step cannot be recorded and replayed: something in it depends on what the host reads or sends meanwhile."""
+        """Why a step cannot be recorded and replayed: something in it depends on what the host reads or sends meanwhile,
+        or may do so.
+        """
         build = self._build
         if build.tensor.shard.count > 1 or build.expert_ranks is not None:
-            return "ranks exchange what they have through the host"
+            return "it is one of several ranks"
         if not build.backend.capturable:
             return f"{build.backend.name} attention reads lengths on the host"
         methods = {experts.method.name for experts in self.experts.values() if not experts.method.capturable}

@@ -65,9 +65,10 @@ class CudaQueue:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # One that sleeps: a thread that waits for every step would else keep a core of the pod busy.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return _CudaMark(event)
+        return _CudaMark(event, self._device)
 
     def record(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
@@ -75,6 +76,11 @@ class CudaQueue:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+    def forget(self) -> None:
+        # The workspaces that cuBLAS took while steps were recorded lie in the pool, which cannot be used again once it is unused.
+        torch._C._cuda_clearCublasWorkspaces()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         torch.cuda.synchronize(self._device)
@@ -87,8 +93,11 @@ class CudaQueue:
 
 
 class _CudaMark:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event = event
+        self._device = device
 
     def wait(self) -> None:
-        self._event.synchronize()
+        # A thread begins with the first device, where a call would make a context that takes memory.
+        with torch.cuda.device(self._device):
+            self._event.synchronize()

@@ -10,7 +10,7 @@ class Mark(Protocol):
     """A point in the queue. May be waited for by any thread."""
 
     def wait(self) -> None:
-        """Until the device has come to it. Raises torch.AcceleratorError (RuntimeError before torch 2.8) for a fault on the way."""
+        """Until the device has come to it. Raises torch.AcceleratorError for a fault on the way."""
         ...
 
 
@@ -32,6 +32,10 @@ class DeviceQueue(Protocol):
         """Records what `work` asks of the device, which must have been run once before; the replay asks the same of it again, with
         whatever lies in the same tensors by then.
         """
+        ...
+
+    def forget(self) -> None:
+        """All recordings have been dropped, and none of them runs: their memory is of no use any more."""
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:

@@ -4,6 +4,7 @@ It outlives processes and machines, so it is made of what the model's files hold
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,10 +13,9 @@ from typing import BinaryIO
 
 from starling_engine.errors import ModelError
 
-KV_LAYOUT = 1
-"""Version of the order in which a chunk's keys and values lie (`tiers.far`), and of what they mean (rotated keys)."""
+KV_LAYOUT = 2
+"""Version of the order in which a chunk's keys and values lie (`tiers.far`), what they mean (rotated keys), and of `identity`."""
 
-SAMPLES = 2048
 SAMPLE_BYTES = 256
 
 
@@ -37,7 +37,7 @@ class Fingerprint:
 def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> Fingerprint:
     """Of the model in the folder `model_path`, as WorkerConfig names it.
 
-    Takes milliseconds: weights are sampled, a few bytes of each tensor. Raises ModelError when the files cannot be read.
+    Takes milliseconds: of the weights it reads a few bytes of each tensor. Raises ModelError when the files cannot be read.
     """
     folder = Path(model_path)
     try:
@@ -66,23 +66,26 @@ def _config_hash(folder: Path) -> str:
 def _content_hash(folder: Path) -> str:
     """Fine-tunes of one shape differ in it, as each tensor's middle is part of it."""
     digest = sha256(_config_hash(folder).encode())
-    files = sorted(folder.glob("*.safetensors"))
-    for path in files:
+    for path in sorted(folder.glob("*.safetensors")):
         digest.update(repr((path.name, path.stat().st_size)).encode())
         with path.open("rb", buffering=0) as file:
-            for piece in _samples(file, path.stat().st_size, SAMPLES // len(files) + 1):
+            for piece in _samples(file, path.stat().st_size):
                 digest.update(piece)
     return digest.hexdigest()
 
 
-def _samples(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
-    """The header of a safetensors file, and up to `count` tensors' middles."""
+def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The header of a safetensors file, and the middle of each tensor; all of one that is no larger, such as a scale."""
     length = int.from_bytes(file.read(8), "little")
     if length > size:
         raise ValueError(f"{file.name} is damaged or cut short")
     header = file.read(length)
     yield header
     tensors = [info["data_offsets"] for name, info in json.loads(header).items() if name != "__metadata__"]
-    for start, end in tensors[:: max(1, len(tensors) // count)]:
-        file.seek(8 + length + (start + end) // 2)
-        yield file.read(min(SAMPLE_BYTES, end - (start + end) // 2))
+    pieces = [
+        (8 + length + max(start, (start + end - SAMPLE_BYTES) // 2), min(SAMPLE_BYTES, end - start)) for start, end in tensors
+    ]
+    for at, count in pieces:  # asked for all at once: one by one, a cold disk's delays would add up
+        os.posix_fadvise(file.fileno(), at, count, os.POSIX_FADV_WILLNEED)
+    for at, count in pieces:
+        yield os.pread(file.fileno(), count, at)

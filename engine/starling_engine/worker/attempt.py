@@ -41,6 +41,14 @@ class Attempt:
             if self._transfers is not None:
                 self._transfers.finished(self._plan.step_id)
 
+    def _check_device(self) -> None:
+        """Libraries tell of a lost device in errors of their own."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                raise RankLost(f"the device of rank {self._rank} failed: {error}") from error
+
     def _guarded(self, act: Callable[[], T], failed: Callable[[StepResult], T]) -> T:
         """What `act` gives, or what `failed` makes of its failure."""
         try:
@@ -50,5 +58,6 @@ class Attempt:
         except torch.AcceleratorError as error:
             raise RankLost(f"the device of rank {self._rank} failed: {error}") from error
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+            self._check_device()
             logger.error("step %d failed on rank %d:\n%s", self._plan.step_id, self._rank, traceback.format_exc())
             return failed(StepResult(self._plan.step_id, self._plan.epoch, [], error=f"{type(error).__name__}: {error}"))

@@ -14,8 +14,6 @@ import torch
 
 from starling_engine.attention.base import AttentionMetadata
 from starling_engine.kernels.attention_plan import common_prefix
-from starling_engine.kv.spec import KVGroup
-from starling_engine.models.context import ForwardContext
 from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import RowResult, StepPlan
@@ -24,6 +22,7 @@ from starling_engine.worker.device_tables import DeviceTables
 from starling_engine.worker.graphs import Graphs
 from starling_engine.worker.launched import Launched
 from starling_engine.worker.on_device import OnDevice
+from starling_engine.worker.pages import KVPages
 from starling_engine.worker.pinned import PinnedRing
 from starling_engine.worker.sampler import add_logprobs, adjust_rows
 from starling_engine.worker.special import Model, NoModel, Special
@@ -37,13 +36,15 @@ CASCADE_BYTES = 16 << 30
 
 
 class DeviceRunner:
-    """`kv` has each layer's view of the pool, of the layers that are here. With `recorded`, steps of usual sizes run as graphs."""
+    """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
+
+    `cascades` says whether attention has use for `AttentionMetadata.shared_blocks`.
+    """
 
     def __init__(
         self,
         model: Model,
-        kv: list[torch.Tensor],
-        groups: list[KVGroup],
+        pages: KVPages,
         batch: InputBatch,
         op: SampleOp,
         tick: Callable[[], None],
@@ -52,29 +53,29 @@ class DeviceRunner:
         *,
         max_tokens: int,
         recorded: bool,
+        cascades: bool,
     ) -> None:
-        self._kv = kv
-        self._groups = groups
+        self._pages = pages
         self._batch = batch
         self._op = op
         self._tick = tick
         self._link = link
         self._queue = queue
-        self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._place = {layer: at for at, layer in enumerate(sorted(self._group_of))}
         self._use(model)
-        device, rows = kv[0].device, len(batch.occupants)
+        device, rows = pages.device, len(batch.occupants)
         self._max_tokens = max_tokens
         self._max_rows = rows
+        self._cascades = cascades
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens)
         self._last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         """The token that was sampled last in each slot."""
-        self._out = torch.zeros(2, rows + 1, dtype=torch.int64, device=device)
+        self._out = torch.zeros(rows + 1, 2, dtype=torch.int64, device=device)
+        """Tokens that were sampled, and whether their logits are finite."""
         self._outputs = PinnedRing(queue, self._out.nbytes)
         self._hidden: torch.Tensor | None = None
         """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from."""
-        self._graphs = Graphs(queue, rows, max_tokens) if recorded else None
+        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
         self._newest: OnDevice | None = None
         self._open: deque[OnDevice] = deque()
         """Steps whose tokens the batch does not have yet."""
@@ -86,7 +87,7 @@ class DeviceRunner:
         self._absorb(wait=any(slot in self._batch.special for slot in plan.slots))
         self._batch.apply(plan)
         self._tables.apply(plan, self._batch.table_lengths)
-        self._copy_blocks(plan)
+        self._pages.copy(plan)
         step = self._batch.gather(plan)
         rows = [RowResult() for _ in plan.slots]
         if not self._link.last:
@@ -136,8 +137,12 @@ class DeviceRunner:
 
     def _run_largest(self, tokens: int, rows: int) -> None:
         """A step of padding alone, all rows of which are sampled from."""
-        hidden = self._forward(self._writer.padding(Shape(tokens, 1)), None, tokens)
-        self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
+        longest = self._writer.longest
+        tokens = min(tokens, self._max_rows * longest)
+        fields = self._writer.padding(Shape(tokens, -(-tokens // longest)))
+        hidden = self._forward(fields, None, min(tokens, longest), arrived=self._link.blank(tokens))
+        if self._link.last:
+            self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
 
     # ---- its parts ----
 
@@ -195,14 +200,17 @@ class DeviceRunner:
 
     def _shared(self, step: Gathered) -> int:
         """Leading blocks that all rows share, where to read them once for all saves more than a recorded step does."""
-        rows, size = len(step.slots), self._groups[0].spec.block_size
-        full = [g for g, group in enumerate(self._groups) if not group.spec.window]
+        if not self._cascades:
+            return 0
+        groups = self._pages.groups
+        rows, size = len(step.slots), groups[0].spec.block_size
+        full = [g for g, group in enumerate(groups) if not group.spec.window]
         if rows < CASCADE_ROWS or not full or len(set(self._batch.tables[full[0]][step.slots, 0])) > 1:
             return 0
         computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
         width = int(computed.min()) // size
         shared = min(common_prefix(self._batch.tables[g][step.slots, :width], computed, size) for g in full)
-        page_bytes = sum(len(self._groups[g].layers) * self._groups[g].spec.page_bytes for g in full)
+        page_bytes = sum(len(groups[g].layers) * groups[g].spec.page_bytes for g in full)
         return shared if shared * (rows - 1) * page_bytes > CASCADE_BYTES or self._graphs is None else 0
 
     def _forward(
@@ -222,8 +230,7 @@ class DeviceRunner:
             AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
             for g, table in enumerate(tables)
         ]
-        per_layer = [metadata[self._group_of[layer]] for layer in self._place]
-        return self._model.forward(f.ids[:-1], ForwardContext(self._kv, per_layer, rows, self._tick), arrived)
+        return self._model.forward(f.ids[:-1], self._pages.context(metadata, rows), arrived)
 
     def _head(self, f: Fields, hidden: torch.Tensor) -> None:
         self._sample(f, self._model.logits(hidden))
@@ -231,24 +238,18 @@ class DeviceRunner:
     def _sample(self, f: Fields, logits: torch.Tensor) -> torch.Tensor:
         chosen = self._op(logits, f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
         self._last.index_copy_(0, f.sampled_slots, chosen)
-        out = self._out[:, : len(chosen)]
-        out[0].copy_(chosen)
-        out[1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
+        out = self._out[: len(chosen)]
+        out[:, 0].copy_(chosen)
+        out[:, 1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
         return chosen
 
     # ---- what comes of it ----
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        for copy in plan.copies:
-            for layer in self._groups[copy.group].layers:
-                pages = self._kv[self._place[layer]]
-                pages[copy.target] = pages[copy.source]
-
     def _launched(self, plan: StepPlan, step: Gathered, sampled: list[int], rows: list[RowResult], began: float) -> OnDevice:
         count = len(sampled)
-        host = self._outputs.take()[: 2 * 8 * count].view(torch.int64).view(2, count)
+        host = self._outputs.take()[: 2 * 8 * count].view(torch.int64).view(count, 2)
         if count:
-            host.copy_(self._out[:, :count], non_blocking=True)
+            host.copy_(self._out[:count], non_blocking=True)
         launched = self._newest = OnDevice(plan, began, self._outputs.given(), rows, self._newest)
         if count:
             launched.sampled, launched.output = sampled, host

@@ -11,7 +11,7 @@ from starling_engine.worker.step_buffer import Shape
 logger = logging.getLogger("starling.worker")
 
 LARGEST = 512
-"""Tokens of the largest step that is recorded: what computes more is not held up by who launches it."""
+"""Tokens, and so rows, of the largest step that is recorded: what computes more is not held up by who launches it."""
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -36,6 +36,8 @@ class Graphs:
         # One row more, to which the tokens belong that fill the step up.
         self._mixed = [Shape(size, max_rows + 1) for size in mixed_sizes(max_tokens)]
         self._replays: dict[Shape, Replay] = {}
+        self._eager: set[Shape] = set()
+        """Those that could not be recorded."""
 
     @property
     def shapes(self) -> list[Shape]:
@@ -57,10 +59,17 @@ class Graphs:
             replay()
             return
         work()
+        if shape in self._eager:
+            return
         began = time.perf_counter()
-        self._replays[shape] = self._queue.record(work)
+        try:
+            self._replays[shape] = self._queue.record(work)
+        except RuntimeError as error:
+            logger.warning("a step of %s could not be recorded, and runs as it comes: %s", shape, error)
+            self._eager.add(shape)
         logger.debug("recorded a step of %s in %.3f s", shape, time.perf_counter() - began)
 
     def forget(self) -> None:
         """Memory has moved: all is to be recorded again."""
         self._replays.clear()
+        self._queue.forget()

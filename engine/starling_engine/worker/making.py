@@ -13,6 +13,7 @@ from starling_engine.sampling.select import select_sample_op
 from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.device_runner import DeviceRunner
 from starling_engine.worker.launched import Runner
+from starling_engine.worker.pages import KVPages
 from starling_engine.worker.runner import ModelRunner
 from starling_engine.worker.sampler import Sampler
 from starling_engine.worker.stage import StageLink
@@ -30,14 +31,15 @@ def make_runner(
     tick: Callable[[], None],
     kv: list[torch.Tensor],
 ) -> Runner:
-    """One for a device that works on its own, or one for the thread that calls. `kv` as ModelRunner has it."""
-    op = select_sample_op(platform.device)
+    """One for a device that works on its own, or one for the thread that calls. `kv` as KVPages has it."""
+    op, pages = select_sample_op(platform.device), KVPages(kv, groups, tick)
     if platform.queue is None:
-        return ModelRunner(model, kv, groups, batch, Sampler(op), tick, link)
+        return ModelRunner(model, pages, batch, Sampler(op), link)
     return DeviceRunner(
-        *(model, kv, groups, batch, op, tick, link, platform.queue),
+        *(model, pages, batch, op, tick, link, platform.queue),
         max_tokens=config.max_num_batched_tokens,
         recorded=_recorded(config, model, link),
+        cascades=model.cascades,
     )
 
 
@@ -45,7 +47,7 @@ def _recorded(config: WorkerConfig, model: Decoder, link: StageLink) -> bool:
     if config.enforce_eager:
         why = "enforce_eager"
     elif not link.alone:
-        why = "stages exchange states through the host"
+        why = "it is one of several stages"
     elif (asks := model.asks_host) is not None:
         why = asks
     else:

@@ -8,7 +8,7 @@ import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup, peak_blocks
-from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
+from starling_engine.ledger import LOGPROB_ROWS, Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
 from starling_engine.worker.device_runner import DeviceRunner
@@ -28,6 +28,8 @@ def plan(
 
     Raises ConfigError where no request of max_model_len fits.
     """
+    # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
+    activations = _activations(config, platform, model, groups, dtype, make)
     held = sum(math.prod(slot.taken) for slot in model.slots().values())
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
     per_request = peak_blocks(groups, config.max_model_len, in_flight)
@@ -37,7 +39,7 @@ def plan(
         fraction=config.memory_fraction or platform.memory_fraction,
         ranks=config.local_ranks if platform.shared_memory else 1,
         weights=(held + reserved) * dtype.itemsize,
-        activations=_activations(config, platform, model, groups, dtype, make),
+        activations=activations,
         kv_bytes=config.kv_cache_memory_bytes,
         bytes_per_block=block_bytes(groups),
         block_size=config.block_size,
@@ -62,8 +64,14 @@ def _activations(
             runner = make(allocate(groups, 1, dtype, platform.device))
             assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
             if (measured := runner.peak_bytes()) is not None:
-                return measured
+                return max(measured, 3 * LOGPROB_ROWS * model.config.vocab_size * 4) + _expanded(config, model) * dtype.itemsize
     return activation_bytes(model.config, dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+
+
+def _expanded(config: WorkerConfig, model: Decoder) -> int:
+    """Elements that a long prompt takes besides, whose latents are expanded: a step of padding attends to latents as they are."""
+    mla = model.config.mla
+    return mla.scratch_elements(config.max_num_batched_tokens, config.max_model_len) if mla is not None else 0
 
 
 def allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ class OnDevice:
         self._ended = 0.0
         self.sampled: list[int] = []
         self.output: torch.Tensor | None = None
-        """[2, samples] int64 in pinned memory: tokens, and whether their logits are finite."""
+        """[samples, 2] int64 in pinned memory: tokens, and whether their logits are finite."""
         self.places: list[tuple[int, Occupant, int]] = []
         """Of each sample the slot, who is in it, and the position."""
         self.tokens: list[int] | None = None
@@ -33,13 +33,13 @@ class OnDevice:
         """Until its tokens are known."""
         self._mark.wait()
         if self.tokens is None and self.output is not None:
-            self.tokens = self.output[0].tolist()
+            self.tokens = self.output[:, 0].tolist()
 
     def finish(self) -> StepResult:
         self.wait()
         if self.output is not None:
             assert self.tokens is not None
-            for r, row in zip(self.sampled, token_rows(self.tokens, self.output[1].bool().tolist()), strict=True):
+            for r, row in zip(self.sampled, token_rows(self.tokens, self.output[:, 1].bool().tolist()), strict=True):
                 row.logprobs = self._rows[r].logprobs
                 row.prompt_logprobs = self._rows[r].prompt_logprobs
                 self._rows[r] = row

@@ -7,7 +7,7 @@ import torch
 from starling_engine.platforms.queue import DeviceQueue, Mark
 
 ENTRIES = 8
-"""More than steps may be in flight."""
+"""More than steps may be in flight: what came of a step is read before its buffer's turn comes again."""
 
 
 class PinnedRing:

@@ -1,43 +1,27 @@
 """Runs plans where the calling thread does the work: inputs, model, sampling."""
 
 import time
-from collections.abc import Callable
 
 import torch
 
-from starling_engine.kv.spec import KVGroup
-from starling_engine.models.context import ForwardContext
 from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.worker.batch import InputBatch, StepInputs
 from starling_engine.worker.launched import Finished, Launched
+from starling_engine.worker.pages import KVPages
 from starling_engine.worker.sampler import Sampler
 from starling_engine.worker.special import Model, NoModel, Special
 from starling_engine.worker.stage import StageLink
 
 
 class ModelRunner:
-    """`kv` has each layer's view of the pool, of the layers that are here; `tick` is called as each ends."""
+    """See `Runner`."""
 
-    def __init__(
-        self,
-        model: Model,
-        kv: list[torch.Tensor],
-        groups: list[KVGroup],
-        batch: InputBatch,
-        sampler: Sampler,
-        tick: Callable[[], None],
-        link: StageLink,
-    ) -> None:
-        self._model: Model = model
-        self._kv = kv
-        self._groups = groups
+    def __init__(self, model: Model, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink) -> None:
+        self._pages = pages
         self._batch = batch
         self._sampler = sampler
-        self._tick = tick
         self._link = link
-        self._special = Special(model, batch)
-        self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._place = {layer: at for at, layer in enumerate(sorted(self._group_of))}
+        self._use(model)
 
     def launch(self, plan: StepPlan) -> Launched:
         return Finished(self._execute(plan))
@@ -45,7 +29,7 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._batch.apply(plan)
-        self._copy_blocks(plan)
+        self._pages.copy(plan)
         inputs = self._batch.inputs(plan)
         arrived = self._link.receive(len(inputs.ids))
         if not self._link.last:
@@ -66,29 +50,17 @@ class ModelRunner:
         self._batch.leave(slot)
 
     def on_sleep(self) -> None:
-        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
         self._use(NoModel())
 
     def on_wake(self, model: Model) -> None:
-        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same.
-
-        What a device is to replay has to be recorded anew, best when it is first wanted: whoever wakes the engine waits for this.
-        """
         self._use(model)
 
     def _use(self, model: Model) -> None:
         self._model = model
         self._special = Special(model, self._batch)
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        for copy in plan.copies:
-            for layer in self._groups[copy.group].layers:
-                pages = self._kv[self._place[layer]]
-                pages[copy.target] = pages[copy.source]
-
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
-        per_layer = [inputs.metadata[self._group_of[layer]] for layer in self._place]
-        return self._model.forward(inputs.ids, ForwardContext(self._kv, per_layer, rows, self._tick), arrived)
+        return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, sampling: list[int], last: torch.Tensor) -> list[RowResult]:
         """Samples the rows that reached their last token, whose states are `last`; the others' results stay empty."""

@@ -35,6 +35,12 @@ class StageLink:
             torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device), shard.index - 1
         )
 
+    def blank(self, num_tokens: int) -> torch.Tensor | None:
+        """Zeros in place of what `receive` gives."""
+        if self._stages.shard.first:
+            return None
+        return torch.zeros(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+
     def send(self, hidden: torch.Tensor) -> None:
         """[T, hidden_size] to the next stage."""
         self._stages.send(hidden, self._stages.shard.index + 1)

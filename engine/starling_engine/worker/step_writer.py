@@ -17,6 +17,8 @@ class StepWriter:
     def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device, max_tokens: int) -> None:
         self._batch = batch
         self._padding = len(batch.occupants)
+        self.longest = batch.tokens.shape[1] - 1
+        """Tokens of the longest sequence: tables and rotations have no more."""
         largest = Shape(max(max_tokens, self._padding), self._padding + 1)
         self._buffer = StepBuffer(queue, device, largest, len(batch.tables))
 
@@ -55,18 +57,18 @@ class StepWriter:
         return self._buffer.send(shape)
 
     def _fill_up(self, f: StepFields[Host], shape: Shape, tokens: int, rows: int, count: int) -> None:
-        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else all in the first of
-        them. What they compute is finite, and stored nowhere.
+        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else the
+        fewest prompts that hold the tokens. What they compute is finite, and stored nowhere.
         """
         alone, rest = shape.decode, shape.tokens - tokens
+        most = 1 if alone else self.longest
+        lengths = np.clip(rest - most * np.arange(shape.rows - rows), 0, most)
         f.ids[tokens:] = 0
-        f.positions[tokens:] = 0 if alone else np.arange(rest)
+        f.positions[tokens:] = np.arange(rest) % most
         f.targets[:, tokens:] = -1
         f.query_start[0] = 0
-        f.query_start[rows + 1 :] = np.arange(tokens + 1, shape.tokens + 1) if alone else shape.tokens
-        f.context_lens[rows:] = 1 if alone else 0
-        if not alone and rest:
-            f.context_lens[rows] = rest
+        f.query_start[rows + 1 :] = tokens + lengths.cumsum()
+        f.context_lens[rows:] = lengths
         f.slots[rows:] = f.feed_slots[rows:] = self._padding
         f.feed_at[rows:] = shape.tokens
         f.last[rows:] = np.arange(tokens, shape.tokens) if alone else shape.tokens - 1

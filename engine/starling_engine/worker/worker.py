@@ -227,6 +227,11 @@ class Worker:
     # ---- about the rank ----
 
     @property
+    def overlaps(self) -> bool:
+        """Whether its device runs steps while the next one is launched."""
+        return isinstance(self._runner, DeviceRunner)
+
+    @property
     def num_stages(self) -> int:
         return self._config.layout.pipeline
 

@@ -21,7 +21,10 @@ def shm_bytes(per_node: int, memory_limit: int | None) -> int:
 
 
 def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
-    """Raises ValueError where what the pod's ranks keep in host memory leaves nothing of its memory limit."""
+    """Raises ValueError where what the pod's ranks keep in host memory leaves nothing of its memory limit.
+
+    What takes the model to know is not counted: weights, and what tiers outside pass through where there is no CPU tier.
+    """
     kept = _kept_by_a_rank(spec)
     if memory_limit is None or not kept:
         return
@@ -38,8 +41,10 @@ def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
 def _kept_by_a_rank(spec: InferenceServiceSpec) -> dict[str, int]:
     tier, store = spec.kv_cache.tiers.cpu, spec.kv_cache.store
     kept = {"kvCache.tiers.cpu.bytes": parse_quantity(tier.bytes)} if tier is not None else {}
-    given = parse_address(store).segment if store is not None else 0
-    return kept | ({"kvCache.store": given} if given else {})
+    if store is not None:
+        address = parse_address(store)
+        kept["kvCache.store"] = address.segment + address.buffer
+    return kept
 
 
 def _on_device(spec: InferenceServiceSpec) -> dict[str, int]:

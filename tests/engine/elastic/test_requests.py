@@ -102,11 +102,14 @@ def assert_same_scores(name: str, ours: CompletionOutput, theirs: CompletionOutp
 
 
 async def assert_asleep(engine: AsyncEngine) -> None:
-    """Generous, for the machine is shared: a rank that polled would take all of a processor."""
+    """Generous, and the best of three, for the machine is shared: a rank that polled would take all of a processor each time."""
     pids = [pid for core in engine.processes for pid in (core.pid, *children(core.pid))]
-    before = sum(map(cpu_seconds, pids))
-    await asyncio.sleep(IDLE_SECONDS)
-    assert (sum(map(cpu_seconds, pids)) - before) / IDLE_SECONDS / len(pids) < 0.05
+    shares: list[float] = []
+    while len(shares) < 3 and min(shares, default=1.0) >= 0.05:
+        before = sum(map(cpu_seconds, pids))
+        await asyncio.sleep(IDLE_SECONDS)
+        shares.append((sum(map(cpu_seconds, pids)) - before) / IDLE_SECONDS / len(pids))
+    assert min(shares) < 0.05, shares
 
 
 async def test_every_kind_of_request_goes_through_a_shrink(reference: Reference) -> None:

@@ -85,7 +85,7 @@ def test_a_rank_of_another_node_that_dies_or_hangs_is_named(
             while True:
                 core.executor.check()
                 core.step()
-        assert time.monotonic() - began < (1.5 if how == signal.SIGKILL else 5)
+        assert time.monotonic() - began < (4.5 if how == signal.SIGKILL else 15)
 
 
 def test_ranks_of_other_nodes_may_come_late(reference: Reference, workers: list[WorkerHandle]) -> None:

@@ -394,7 +394,8 @@ def test_the_choice_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 # ---- who holds what ----
 
 
-def test_ranks_tell_what_they_hold() -> None:
+def test_ranks_tell_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starling_engine.parallel.expert_notices.WAIT_SECONDS", 10.0)
     store = serve_store(HOST, 5.0)
     notices = ExpertNotices(store, "epoch/2/0")
     peers = [Peer(f"tcp://{HOST}:{port}", {0: (port,), 3: (1, 2)}) for port in (1, 2)]
@@ -404,7 +405,7 @@ def test_ranks_tell_what_they_hold() -> None:
     assert notices.read(1, lambda: False) == peers[:1]
     threading.Timer(0.1, lambda: notices.post(peers[1])).start()
     assert notices.read(2, lambda: False) == peers
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 3
     assert notices.read(3, lambda: True) == peers
 
 

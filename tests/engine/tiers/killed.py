@@ -1,7 +1,7 @@
 """`python killed.py FOLDER COUNT`: forks processes that use one folder, two at a time, and kills each after a moment.
 
-Each writes, reads and evicts as fast as it can. It ends with 3 where one read wrong bytes, with 5 where one met half a file, and
-prints how much was done.
+Each writes, reads and evicts as fast as it can. COUNT are killed, and more, up to four times as many, while none was in the middle
+of a file. It ends with 3 where one read wrong bytes, with 5 where one met half a file, and prints how much was done.
 """
 
 import os
@@ -70,7 +70,7 @@ def main(folder: str, kills: int) -> int:
     seen: set[str] = set()
     leftovers, code = 0, -signal.SIGKILL
     young = Child(folder, 0)
-    for seed in range(1, kills + 1):
+    for seed in range(1, 4 * kills + 1):
         old, young = young, Child(folder, seed)
         if seed % 4:
             old.work()
@@ -80,6 +80,8 @@ def main(folder: str, kills: int) -> int:
             break
         seen |= {path.name for path in Path(folder).rglob("*.kv")}
         leftovers += any(Path(folder).glob("tmp/*"))
+        if seed >= kills and leftovers:
+            break
     code = max(code, young.end())
     print(f"{len(seen)} objects, {leftovers} kills in the middle of a file")
     return max(code, 0)

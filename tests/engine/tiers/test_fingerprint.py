@@ -44,6 +44,19 @@ def test_a_fine_tune_of_one_layer_is_another_model(model: Path, layer: int) -> N
     assert of(model) != before
 
 
+def test_no_tensor_is_too_small_or_one_of_too_many_to_count(tmp_path: Path) -> None:
+    """As many experts have: any of 5,000 scales, by its last bit."""
+    (tmp_path / "config.json").write_text("{}")
+    scales = {f"experts.{number:04}.scale": np.ones(1, np.float32) for number in range(5000)}
+    save_file(scales, tmp_path / "model.safetensors")
+    seen = {of(tmp_path)}
+    for number in (1, 2, 4999):
+        changed = {f"experts.{number:04}.scale": np.nextafter(np.ones(1, np.float32), np.float32(2))}
+        save_file(scales | changed, tmp_path / "model.safetensors")
+        seen.add(of(tmp_path))
+    assert len(seen) == 4
+
+
 def test_config_dtype_and_files_count(model: Path) -> None:
     seen = {of(model), of(model, dtype="bfloat16")}
     (model / "config.json").write_text(json.dumps({"hidden_size": 64, "rope_theta": 1e6}))

@@ -183,5 +183,5 @@ def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
     keeper.start()
     began = time.monotonic()
     keeper.stop()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     assert not keeper._thread.is_alive()

@@ -16,7 +16,7 @@ from tests.engine.tiers.objects import FILE, content, keep, quiet_tier, read
 KILLS = 200
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_200_kills_leave_a_folder_that_serves_right(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, killed.__file__, str(tmp_path), str(KILLS)]

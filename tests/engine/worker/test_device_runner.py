@@ -13,6 +13,7 @@ import pytest
 import torch
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.kernels.runs import INTERPRETED
+from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.platforms.cpu import CpuPlatform
@@ -20,8 +21,11 @@ from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.queue import DeviceQueue, Mark
 from starling_engine.request import EngineRequest
 from starling_engine.worker import worker
+from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.device_runner import DeviceRunner
 from starling_engine.worker.graphs import Graphs, decode_sizes, mixed_sizes
+from starling_engine.worker.step_buffer import Shape
+from starling_engine.worker.step_writer import StepWriter
 
 from tests.engine.checkpoints import VARIANTS, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run
@@ -136,6 +140,32 @@ def test_a_step_is_filled_up_to_the_next_size() -> None:
     assert graphs.decode(3) == (4, 4, True) and graphs.decode(16) == (16, 16, True) and graphs.decode(17) is None
     assert graphs.mixed(33, 16) == (64, 17, False)
     assert graphs.mixed(65, 2) is None and graphs.mixed(10, 17) is None
+
+
+def test_padding_fits_tables_of_the_longest_sequence() -> None:
+    """Prompts of at most that length, one behind the other, whatever else is in the step."""
+    groups = [KVGroup(KVSpec(8, 1, 16, 4), (0,))]
+    batch = InputBatch(groups, max_num_seqs=4, max_model_len=24, block_size=8)
+    fields = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64).padding(Shape(64, 3))
+    assert fields.query_start.tolist() == [0, 24, 48, 64] and fields.context_lens.tolist() == [24, 24, 16]
+    assert fields.positions.tolist() == [*range(24), *range(24), *range(16)]
+    assert set(fields.slots.tolist()) == {4} and set(fields.targets.flatten().tolist()) == {-1}
+
+
+def test_a_size_that_cannot_be_recorded_runs_as_it_comes() -> None:
+    ran: list[str] = []
+
+    class Refuses(InlineQueue):
+        def record(self, work: Callable[[], None]) -> Callable[[], None]:
+            work()
+            raise torch.OutOfMemoryError("no memory for another recording")
+
+    graphs = Graphs(Refuses(), 4, 4)
+    shape = graphs.decode(2)
+    assert shape is not None
+    for _ in range(2):
+        graphs.run(shape, lambda: ran.append("work"))
+    assert len(ran) == 3, "tried once"
 
 
 def test_a_size_is_recorded_once_and_again_after_memory_has_moved() -> None:

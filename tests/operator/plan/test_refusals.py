@@ -213,7 +213,11 @@ def test_a_store_s_options_are_the_engine_s_to_know() -> None:
             "for each of the pod's 2 ranks leave nothing",
         ),
         (
-            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}, "store": "mooncake://s:1?segment=1GiB"}, "template": LIMIT},
+            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}, "store": "mooncake://s:1?segment=768MiB"}, "template": LIMIT},
+            "and 1073741824 bytes of kvCache.store for each",
+        ),
+        (
+            {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}, "store": "mooncake://s:1?buffer=1GiB"}, "template": LIMIT},
             "and 1073741824 bytes of kvCache.store for each",
         ),
     ],
