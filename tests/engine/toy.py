@@ -146,7 +146,7 @@ class ToyTiers:
 
     def _do(self, order: Order) -> Done:
         match order:
-            case StoreChunks(job, moves):
+            case StoreChunks(job, _, moves):
                 done = [self._move(move, to_pages=False) for move in moves]
             case LoadChunks(job, after, moves):
                 assert after <= self.worker.last_step, "a step may still write there"

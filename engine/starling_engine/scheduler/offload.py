@@ -66,6 +66,8 @@ class Offload:
         self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
         self._claims = Claims(self._host)
+        self.confirmed_step = -1
+        """The last step of which the results are known."""
         self._headroom = 0
         """Blocks that running requests may need next."""
         self._unkept: OrderedDict[Chunk, None] = OrderedDict()
@@ -288,7 +290,7 @@ class Offload:
             stored.append(chunk)
             blocks += found
         if moves:
-            self._jobs.add(Job(StoreChunks(self._jobs.number(), moves), stored, blocks))
+            self._jobs.add(Job(StoreChunks(self._jobs.number(), self.confirmed_step, moves), stored, blocks))
 
     def _found_blocks(self, chunk: Chunk, names: list[bytes]) -> list[int]:
         """Empty when it is in a slot already, not all of it is on the device, or what is free of it has been promised to others."""

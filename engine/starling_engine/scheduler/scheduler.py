@@ -301,6 +301,7 @@ class Scheduler:
             return []
         self.stats.steps_total += 1
         if self.offload is not None:
+            self.offload.confirmed_step = draft.step_id
             self.offload.costs.computed(sum(draft.num_tokens), result.seconds)
         if result.error is not None:
             return self._blame(draft, result.error)

@@ -23,9 +23,12 @@ class ChunkAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreChunks(msgspec.Struct, frozen=True, tag="store"):
-    """Device -> slots. What is read was confirmed, so no step writes there any more."""
+    """Device -> slots, once step `after` has run here. What is read was confirmed by it or before, so no later step writes there;
+    but the rank that told of the step may be ahead of this one, which has yet to write there.
+    """
 
     job: int
+    after: int
     moves: list[ChunkMove]
 
 

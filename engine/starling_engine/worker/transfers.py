@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ logger = logging.getLogger("starling.worker")
 READERS = WRITERS = 4
 """Reads and writes outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
 
+Moving = TypeVar("Moving", StoreChunks, LoadChunks)
 Works = queue.SimpleQueue[Callable[[], None]]
 
 
@@ -100,16 +102,18 @@ class Transfers:
         be_nice()
         stream = CopyStream(self._device)
         while True:
-            order = self._stores.get()
-            self._copy(order, store_chunk, stream)
+            self._copy(self._in_time(self._stores.get()), store_chunk, stream)
 
     def _load(self) -> None:
         stream = CopyStream(self._device)
         while True:
-            order = self._loads.get()
-            with self._stepped:
-                self._stepped.wait_for(lambda after=order.after: self._step >= after)  # type: ignore[misc]
-            self._copy(order, load_chunk, stream)
+            self._copy(self._in_time(self._loads.get()), load_chunk, stream)
+
+    def _in_time(self, order: Moving) -> Moving:
+        """Waits until the step has run after which the order is to be carried out."""
+        with self._stepped:
+            self._stepped.wait_for(lambda: self._step >= order.after)
+        return order
 
     def _copy(
         self,

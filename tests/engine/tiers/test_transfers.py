@@ -10,7 +10,7 @@ import torch
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import GroupPages
 from starling_engine.tiers.host import Chunk
-from starling_engine.tiers.orders import ChunkAt, Done, FarReport, FetchChunks, FindChunks, KeepChunks
+from starling_engine.tiers.orders import ChunkAt, ChunkMove, Done, FarReport, FetchChunks, FindChunks, KeepChunks, StoreChunks
 from starling_engine.tiers.share import FarShare
 from starling_engine.worker.transfers import Transfers
 
@@ -47,3 +47,18 @@ def test_reads_do_not_wait_for_writes() -> None:
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
     far.go.set()
     assert all(answers.get(timeout=5).done), "and then they are written"
+
+
+@pytest.mark.timeout(60)
+def test_a_store_waits_for_its_step_on_this_rank() -> None:
+    """Another rank has told of the step; this one may not have written its keys and values yet."""
+    pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[Done]()
+    transfers = Transfers([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
+    transfers.finished(4)
+    transfers.order(StoreChunks(1, 5, [ChunkMove(0, 0, 0, [0])]))
+    with pytest.raises(queue.Empty):
+        answers.get(timeout=0.2)
+    pages.fill_(7)
+    transfers.finished(5)
+    assert answers.get(timeout=5).done == [True]
+    assert arena.slot(0)[:64].tolist() == [7] * 64
