@@ -17,24 +17,19 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """`launch` comes first. `transfers` hear when the step has ended."""
+    """Launched by `launch` as it is made. `transfers` hear when the step has ended."""
 
-    def __init__(self, plan: StepPlan, rank: int, transfers: Transfers | None) -> None:
+    def __init__(self, plan: StepPlan, rank: int, transfers: Transfers | None, launch: Callable[[StepPlan], Launched]) -> None:
         self._plan = plan
         self._rank = rank
         self._transfers = transfers
-        self._launched: Launched | None = None
-
-    def launch(self, launch: Callable[[StepPlan], Launched]) -> None:
-        self._launched = self._guarded(lambda: launch(self._plan), Finished)
+        self._launched = self._guarded(lambda: launch(plan), Finished)
 
     @property
     def ready(self) -> bool:
-        assert self._launched is not None, "launch() comes first"
         return self._launched.ready
 
     def finish(self) -> StepResult:
-        assert self._launched is not None, "launch() comes first"
         try:
             return self._guarded(self._launched.finish, lambda failed: failed)
         finally:

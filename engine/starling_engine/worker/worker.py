@@ -154,9 +154,7 @@ class Worker:
         """As `launch`, with what it raises, and what `finish` does, as the step's error. Both raise RankLost: without the others no
         step can be run. So does a fault of the device: no later step would run on it.
         """
-        attempt = Attempt(plan, self._config.rank, self.transfers)
-        attempt.launch(self.launch)
-        return attempt
+        return Attempt(plan, self._config.rank, self.transfers, self.launch)
 
     def attempt(self, plan: StepPlan) -> StepResult:
         """`begin`, and then `finish`."""
