@@ -2,7 +2,7 @@
 # The GPU's tests and benchmark, on a machine with an NVIDIA GPU and no network; see docs/gpu.md.
 #
 #   bench/gpu.sh --wheels            beforehand, on a machine with network: fetches what the other one may lack into .whl/
-#   bench/gpu.sh [SECTION...]        runs sections (all: limits tests kernels decode prefill serve start) and writes bench/results/gpu.md
+#   bench/gpu.sh [SECTION...]        runs sections (all: limits tests kernels decode prefill serve start sleep compile) and writes bench/results/gpu.md
 #   bench/gpu.sh --toy [SECTION...]  runs them at tiny sizes on a CPU, to see that they work
 #
 # PYTHON names the interpreter (python3), which has torch, triton, transformers, tokenizers and safetensors.

@@ -101,10 +101,12 @@ def bench_decode(clock: Clock) -> Iterator[str]:
         for heads, kv_heads, dim in shapes if sequences > 1 else shapes[:1]:
             case = paged(sequences, 1, context, heads, kv_heads, dim)
             seconds = clock(ops.paged_attention, *case, dim**-0.5)
+            fp8 = clock(ops.paged_attention, case[0], case[1].to(torch.float8_e4m3fn), *case[2:], dim**-0.5)
             size = case[1].numel() * 2
             yield (
                 f"decode, {sequences} x {context} tokens, H={heads} KVH={kv_heads} D={dim}: "
-                f"{seconds * 1e3:.3f} ms, {size / seconds / 1e9:.1f} GB/s | {memory_bandwidth(clock)}"
+                f"{seconds * 1e3:.3f} ms, {size / seconds / 1e9:.1f} GB/s | "
+                f"fp8 cache {fp8 * 1e3:.3f} ms | {memory_bandwidth(clock)}"
             )
 
 

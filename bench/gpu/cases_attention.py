@@ -11,7 +11,7 @@ from bench.gpu.case import Case, Maker
 from bench.gpu.clock import Call
 from bench.gpu.roofline import Cost, StepRow
 
-BF16, BLOCK = torch.bfloat16, 16
+BF16, FP8, BLOCK = torch.bfloat16, torch.float8_e4m3fn, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Heads:
     keys: int
     dim: int
 
-    def cost(self, sequences: int, row: StepRow) -> Cost:
-        """Of attention: reads queries, keys and values, writes the output."""
-        moved = 2 * row.new * self.queries + 2 * row.context * self.keys
-        return Cost(2.0 * sequences * moved * self.dim, 4.0 * sequences * self.queries * self.dim * row.seen())
+    def cost(self, sequences: int, row: StepRow, cached: int) -> Cost:
+        """Of attention: reads queries, and keys and values of `cached` bytes an element, writes the output."""
+        moved = 2.0 * 2 * row.new * self.queries + cached * 2 * row.context * self.keys
+        return Cost(sequences * moved * self.dim, 4.0 * sequences * self.queries * self.dim * row.seen())
 
 
 LLAMA_8B, QWEN_A3B, TOY = Heads(32, 8, 128), Heads(32, 4, 128), Heads(4, 2, 32)
@@ -38,13 +38,15 @@ class Step:
     heads: Heads
     sequences: int
     row: StepRow
+    cache: torch.dtype = BF16
 
     def __str__(self) -> str:
-        return f"{self.sequences} x {self.row.new} of {self.row.context} tokens, heads {self.heads.queries}/{self.heads.keys}"
+        what = f"{self.sequences} x {self.row.new} of {self.row.context} tokens, heads {self.heads.queries}/{self.heads.keys}"
+        return f"{what}, fp8 cache" if self.cache == FP8 else what
 
     @property
     def cost(self) -> Cost:
-        return self.heads.cost(self.sequences, self.row)
+        return self.heads.cost(self.sequences, self.row, self.cache.itemsize)
 
 
 def cases(*, toy: bool) -> Iterator[Case]:
@@ -57,6 +59,7 @@ def cases(*, toy: bool) -> Iterator[Case]:
         # One sequence of 1,024 tokens is read in a microsecond: that is below what any kernel takes to start.
         goal = 0.85 if sequences > 1 else None
         yield _attention("decode", Step(heads, sequences, StepRow(1, context)), goal)
+    yield _attention("decode", Step(TOY, 2, StepRow(1, 40), FP8) if toy else Step(LLAMA_8B, 64, StepRow(1, 1024), FP8))
     yield _cascade(Step(TOY, 3, StepRow(1, 48)) if toy else Step(LLAMA_8B, 64, StepRow(1, 4608)), 32 if toy else 4096)
     for tokens in (5,) if toy else (64, 8192):
         yield _store(TOY if toy else LLAMA_8B, tokens)
@@ -80,7 +83,7 @@ class Paged:
         tables[:, : shared // BLOCK] = tables[0, : shared // BLOCK].clone()
         return Paged(
             q=torch.randn(step.sequences * step.row.new, heads.queries, heads.dim, dtype=BF16, device=device),
-            kv=torch.randn(step.sequences * each, 2, heads.keys, BLOCK, heads.dim, dtype=BF16, device=device),
+            kv=torch.randn(step.sequences * each, 2, heads.keys, BLOCK, heads.dim, dtype=BF16, device=device).to(step.cache),
             tables=tables,
             starts=torch.arange(step.sequences + 1, dtype=torch.int32, device=device) * step.row.new,
             contexts=torch.full((step.sequences,), step.row.context, dtype=torch.int32, device=device),

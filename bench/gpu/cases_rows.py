@@ -1,4 +1,4 @@
-"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling."""
+"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling, penalties."""
 
 from collections.abc import Iterator
 
@@ -26,6 +26,7 @@ def cases(*, toy: bool) -> Iterator[Case]:
     for rows in (2,) if toy else (1, 64):
         for name, filters in FILTERS.items():
             yield _sample(rows, vocab, name, filters)
+        yield _adjust(rows, vocab)
 
 
 def _norm(tokens: int, hidden: int) -> Case:
@@ -63,3 +64,17 @@ def _sample(rows: int, vocab: int, name: str, filters: Filters) -> Case:
         return lambda: sample(logits, columns[0], k, columns[1], columns[2], at, at, filtered=filtered)
 
     return Case(what=f"sampling, {rows} x {vocab}, {name}", make=make, cost=Cost(4.0 * rows * vocab))
+
+
+def _adjust(rows: int, vocab: int) -> Case:
+    """Reads logits and a word for each, and writes logits."""
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.adjust import adjust
+
+        logits, slots = 3 * torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
+        words = torch.randint(0, 64, (rows, vocab), dtype=torch.int32, device=device)
+        penalties, short = torch.rand(rows, 3, device=device) + 0.5, torch.zeros(rows, dtype=torch.bool, device=device)
+        return lambda: adjust(logits, slots, words, slots, penalties, short)
+
+    return Case(what=f"penalties, {rows} x {vocab}", make=make, cost=Cost(12.0 * rows * vocab))

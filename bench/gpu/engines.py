@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,21 +17,25 @@ Prompt = dict[str, list[int]]
 @contextmanager
 def engine(shape: str, *, toy: bool, max_model_len: int, **arguments: Any) -> Iterator[LLM]:
     """Of the shape's weights, drawn where it starts; no prompt is found again in its cache."""
+    settings = {"load_format": "dummy", "enable_prefix_caching": False, **arguments}
+    with engine_of(model_folder(shape, toy=toy), toy=toy, max_model_len=max_model_len, **settings) as llm:
+        yield llm
+
+
+@contextmanager
+def engine_of(folder: Path, *, toy: bool, **arguments: Any) -> Iterator[LLM]:
     place: dict[str, Any] = (
         {"device": "cpu", "kv_cache_memory_bytes": 64 << 20, "num_threads": 1}
         if toy
         else {"device": "cuda", "gpu_memory_utilization": 0.9}
     )
     settings = {
-        "load_format": "dummy",
         "dtype": "bfloat16",
         "max_num_batched_tokens": 8192,
-        "enable_prefix_caching": False,
         "seed": 0,
         "show_progress": False,
     }
-    folder = model_folder(shape, toy=toy)
-    with LLM(str(folder), max_model_len=max_model_len, **{**settings, **place, **arguments}) as llm:
+    with LLM(str(folder), **{**settings, **place, **arguments}) as llm:
         yield llm
 
 

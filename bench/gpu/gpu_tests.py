@@ -1,4 +1,6 @@
-"""The kernels' tests, compiled for the GPU that is here: the same test functions that run in Triton's interpreter elsewhere."""
+"""The tests that run on the GPU which is here: of the kernels, the same functions that run in Triton's interpreter elsewhere, and
+those of what a CPU can only stand in for.
+"""
 
 import os
 import re
@@ -10,7 +12,17 @@ from pathlib import Path
 from bench.gpu.table import Row
 
 ROOT = Path(__file__).parents[2]
-KERNELS, TOY = "tests/engine/kernels", "tests/bench/test_gpu_table.py"
+ENGINE = "tests/engine"
+TESTS = (
+    f"{ENGINE}/kernels",
+    f"{ENGINE}/parallel/test_nccl.py",
+    f"{ENGINE}/tiers/test_arena.py",
+    f"{ENGINE}/tiers/test_copies.py",
+    f"{ENGINE}/worker/test_memory.py",
+    f"{ENGINE}/worker/test_on_gpu.py",
+    f"{ENGINE}/worker/test_rest.py",
+)
+TOY = "tests/bench/test_gpu_table.py"
 MOST_AT_ONCE = 12
 """Processes, each with a CUDA context of half a gigabyte."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|warnings?|deselected)")
@@ -19,7 +31,7 @@ _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|warni
 def rows(*, toy: bool) -> Iterator[Row]:
     """Raises SystemExit after its figures when a test failed, with pytest's own words on the error stream."""
     # Compiling is most of the work, and the CPU's.
-    tests = [TOY] if toy else [KERNELS, "-n", str(min(MOST_AT_ONCE, os.cpu_count() or 1))]
+    tests = [TOY] if toy else [*TESTS, "-n", str(min(MOST_AT_ONCE, os.cpu_count() or 1))]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     counts = parse_counts(done.stdout)

@@ -46,27 +46,28 @@ class StepRow:
         return min(self.context, window + self.new - 1) if window else self.context
 
 
-def step_cost(model: ModelConfig, rows: Sequence[StepRow]) -> Cost:
+def step_cost(model: ModelConfig, rows: Sequence[StepRow], cached: int | None = None) -> Cost:
     """Of one step that samples one token of each row.
 
     Every weight that is used is read once, and so are the keys and values that a row sees; activations are not counted. Past the
     attention of the last layer only the sampled tokens are computed. Of experts those count that are chosen when tokens choose
-    evenly. Latent attention (MLA) is not modelled: AssertionError.
+    evenly. `cached` is the bytes of a cached element, where they are not those of the model's dtype. Latent attention (MLA) is not
+    modelled: AssertionError.
     """
     assert model.mla is None, "latent attention is not modelled"
     element = DTYPE_BYTES[model.dtype]
     tokens, hidden = sum(row.new for row in rows), model.hidden_size
     heads, both = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-    read = flops = 0.0
+    read = kept = flops = 0.0
     for layer, window in enumerate(model.windows):
         past = len(rows) if layer == model.num_layers - 1 else tokens
         weights, used = _mlp(model, layer, past)
         read += hidden * (heads + both) + heads * hidden + weights
-        read += both * (tokens + sum(row.read(window) for row in rows))
+        kept += both * (tokens + sum(row.read(window) for row in rows))
         flops += 2 * tokens * hidden * (heads + both) + 2 * past * (heads * hidden + used)
         flops += 4 * heads * sum(row.seen(window) for row in rows)
     head = hidden * model.vocab_size
-    return Cost(bytes=element * (read + head + tokens * hidden), flops=flops + 2 * len(rows) * head)
+    return Cost(bytes=element * (read + head + tokens * hidden) + (cached or element) * kept, flops=flops + 2 * len(rows) * head)
 
 
 def _mlp(model: ModelConfig, layer: int, tokens: int) -> tuple[float, int]:

@@ -12,7 +12,7 @@ import torch
 
 from bench.gpu.files import write_weights
 from bench.gpu.shapes import model_config, model_folder
-from bench.gpu.table import Row
+from bench.gpu.table import Row, timed
 
 ROOT = Path(__file__).parents[2]
 FIRST_TOKEN = {"Llama-3-8B": 15.0}
@@ -32,15 +32,9 @@ def rows(*, toy: bool) -> Iterator[Row]:
 def _measure(shape: str, folder: Path, size: int, *, toy: bool) -> Iterator[Row]:
     took, phases = _start(folder, toy=toy)
     what = f"{shape}, {size / 1e9:.1f} GB of files: start to first token"
-    yield _row(what, took, FIRST_TOKEN.get(shape))
+    yield timed(what, f"{took:.1f} s", took, FIRST_TOKEN.get(shape))
     for phase, seconds in phases.items():
-        yield _row(f"of that, {phase}", seconds, GRAPHS.get(shape) if "graph" in phase else None)
-
-
-def _row(what: str, seconds: float, goal: float | None) -> Row:
-    if goal is None:
-        return Row(what, f"{seconds:.1f} s")
-    return Row(what, f"{seconds:.1f} s", goal=f"under {goal:.0f} s", met=seconds < goal)
+        yield timed(f"of that, {phase}", f"{seconds:.1f} s", seconds, GRAPHS.get(shape) if "graph" in phase else None)
 
 
 def _start(folder: Path, *, toy: bool) -> tuple[float, dict[str, float]]:

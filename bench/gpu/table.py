@@ -32,6 +32,13 @@ class Row:
         return self.met
 
 
+def timed(what: str, measured: str, seconds: float, goal: float | None) -> Row:
+    """`measured` are the seconds, as they are to be read; less than `goal` is wanted, if any."""
+    if goal is None:
+        return Row(what, measured)
+    return Row(what, measured, goal=f"under {goal:.0f} s", met=seconds < goal)
+
+
 def section(heading: str, rows: list[Row], error: str | None = None) -> str:
     """The body of a section: where and when it ran, the figures, and what went wrong."""
     lines = [heading, ""]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 NEEDED = {
     "execnet": "execnet",
+    "hypothesis": "hypothesis",
     "iniconfig": "iniconfig",
     "msgspec": "msgspec",
     "packaging": "packaging",
@@ -20,6 +21,7 @@ NEEDED = {
     "pytest-timeout": "pytest_timeout",
     "pytest-xdist": "xdist",
     "pyzmq": "zmq",
+    "sortedcontainers": "sortedcontainers",
     "xxhash": "xxhash",
 }
 """What the engine and its tests import besides what comes with torch and transformers: packages, and the module of each."""

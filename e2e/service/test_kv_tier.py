@@ -103,7 +103,7 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
     computed = [ask(kubectl, chat, old, first) for first in PROMPTS]
     assert [each["cached"] for each in computed] == [0, 0]
     wanted = len(PROMPTS) * (CHUNKS - 1)
-    wait_until("it is in the tier", lambda: of_folder(kubectl, old, "chunks") >= wanted, 60, chat.explain)
+    wait_until("it is in the tier", lambda: of_folder(kubectl, old, "objects") >= wanted, 60, chat.explain)
     assert of_folder(kubectl, old, "hits_total") == 0
 
     chat.patch(template={"metadata": {"annotations": {"example.com/restarted": "once"}}})

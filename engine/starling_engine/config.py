@@ -18,6 +18,7 @@ Direct = Literal["auto", "on", "off"]
 Preempt = Literal["auto", "recompute", "swap"]
 BLOCK_SIZES = (8, 16, 32)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 SIZES = ("kv_cache_memory_bytes", "kv_cpu_bytes", "kv_fs_bytes")
 """Arguments in bytes, which may also be written like "4GiB"."""
 
@@ -34,6 +35,8 @@ class EngineArgs:
     max_num_seqs             requests that run at once
     max_num_batched_tokens   token budget of one step
     block_size               tokens in a block of the KV cache
+    kv_cache_dtype           type of cached keys and values: "auto" takes the dtype; "fp8" and "fp8_e4m3" are float8_e4m3fn, half of
+                             bfloat16's bytes and less exact, with the scales that the checkpoint has or else 1
     kv_cache_memory_bytes    absolute size of the KV cache of each rank; wins over gpu_memory_utilization
     gpu_memory_utilization   share of the device's (on CPU: the cgroup's) memory that the engine may use in all;
                              None takes 0.5 of a CPU machine, 0.9 of a GPU
@@ -73,6 +76,7 @@ class EngineArgs:
     max_num_batched_tokens: int = 2048
     max_num_waiting: int = 1024
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
@@ -110,6 +114,7 @@ class EngineArgs:
         if not self.model:
             raise ConfigError("must not be empty", "model")
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("device", self.device, ("auto", "cpu", "cuda", "interpreter"))
         _one_of("load_format", self.load_format, ("auto", "dummy"))
         _one_of("block_size", self.block_size, BLOCK_SIZES)
@@ -217,6 +222,8 @@ class WorkerConfig:
     attention_backend: str
     num_threads: int
     enforce_eager: bool = False
+    fp8_cache: bool = False
+    """Keys and values are cached in float8_e4m3fn; else in `dtype`."""
     tiers: TiersConfig | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
@@ -237,6 +244,11 @@ class WorkerConfig:
     """Where there are several ranks; the executor fills it in, as it does `counters`."""
     counters: str = ""
     """File of the node's counters of progress."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of cached keys and values."""
+        return "float8_e4m3fn" if self.fp8_cache else self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,16 @@ from starling_engine.step import LogprobRow
 class TierStats(msgspec.Struct, omit_defaults=True):
     """What a tier of the KV cache holds and did. Those named total only grow while the core lives.
 
-    What was asked for and found are chunks. `blocks`, evicted and corrupt are chunks in the CPU tier, and objects in those outside:
-    each a rank's part of a chunk, so several for one where TP or PP is above 1. Loaded is what came towards the device, stored
-    what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations that were
-    not tried because the tier is out of order.
+    What was asked for and found are chunks; held, evicted and corrupt are objects. An object is a chunk in the CPU tier, and a
+    rank's part of one in those outside, so several for one where TP or PP is above 1. Loaded is what came towards the device,
+    stored what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations
+    that were not tried because the tier is out of order.
     """
 
     bytes: int = 0
     capacity: int = 0
     """Bytes that it may hold; 0 where that is not known."""
-    blocks: int = 0
+    objects: int = 0
     shared: bool = False
     """What it holds is of all cores that use it, and so is told by each of them, not of each of them alone."""
     queries_total: int = 0
@@ -81,7 +81,7 @@ def add_totals(total: Stats, more: Stats) -> None:
 def _add_tier(total: TierStats, more: TierStats) -> None:
     _sum(total, more, _totals(TierStats))
     total.shared |= more.shared
-    for name in ("bytes", "capacity", "blocks"):
+    for name in ("bytes", "capacity", "objects"):
         held, told = getattr(total, name), getattr(more, name)
         setattr(total, name, max(held, told) if more.shared else held + told)
 

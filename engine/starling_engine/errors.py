@@ -10,6 +10,7 @@ StarlingError
 ├── RequestFailed         the engine accepted the request but could not finish it
 │   └── EngineDead        the engine core died or makes no progress
 ├── RankLost              a rank of the group died, hangs or did not come; the message says which
+│   └── DeviceLost        its device failed, so that no later step would run there
 ├── EpochFailed           a change of membership came to nothing, and the old one goes on
 ├── OperationRunning      the group's size is being changed already
 ├── ConfigError           an engine argument is wrong, `field` names it
@@ -69,6 +70,10 @@ class EngineDead(RequestFailed):
 
 class RankLost(StarlingError):
     """A rank of the group died, hangs or did not come, so the others cannot go on; the message says which where it is known."""
+
+
+class DeviceLost(RankLost):
+    """A rank's device failed: no later step would run there."""
 
 
 class EpochFailed(StarlingError):

@@ -45,10 +45,13 @@ class Slept(msgspec.Struct, tag="slept"):
 
 
 class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
-    """`asleep` is what a core has given back. It takes requests while that is nothing, and it is not about to sleep."""
+    """`asleep` is what a core has given back, and `level` the one that it was put to; 0 while that is nothing. It takes requests
+    then, unless it is about to sleep.
+    """
 
     asleep: tuple[Tag, ...] = ()
     taking: bool = True
+    level: int = 0
 
 
 class Release(msgspec.Struct, tag="release"):

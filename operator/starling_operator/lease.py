@@ -59,13 +59,24 @@ class Lease:
 
     async def release(self, kube: Kube) -> None:
         """Lets another take over at once."""
-        if not self.held or self._held is None:
+        if self._held is None or self._held.get("spec", {}).get("holderIdentity") != self._identity:
             return
         self._until = 0.0
         try:
-            await self._write(kube, "PUT", {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
-        except ApiError as error:
+            await self._free(kube)
+        except (ApiError, LeaseLost) as error:
             log.warning("the Lease was not released, others wait until it expires: %s", error)
+
+    async def _free(self, kube: Kube) -> None:
+        for last in (False, True):
+            assert self._held is not None
+            try:
+                await self._write(kube, "PUT", {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
+                return
+            except ApiError as error:
+                if last or error.status != 409:
+                    raise
+                await self._read_again(kube)  # a renewal that was broken off may have come all the same
 
     async def _renew(self, kube: Kube) -> None:
         assert self._held is not None

@@ -30,5 +30,10 @@ def test_where_experts_came_from() -> None:
     assert 'starling:elastic_expert_bytes_total{model_name="experts",source="checkpoint"} 20.0' in text
 
 
+def test_without_an_engine_it_neither_sleeps_nor_is_awake() -> None:
+    lines = [line for line in scraped(Stats()).splitlines() if line.startswith("vllm:engine_sleep_state{")]
+    assert len(lines) == 3 and all(line.endswith(" 0.0") for line in lines)
+
+
 def test_what_nobody_has_measured_is_no_gauge() -> None:
     assert "eplb_balance" not in scraped(Stats())

@@ -12,6 +12,7 @@ NAMES = {
     "vllm:num_requests_waiting": "gauge",
     "vllm:num_requests_running": "gauge",
     "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:engine_sleep_state": "gauge",
     "vllm:cache_config_info": "gauge",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",

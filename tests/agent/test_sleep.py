@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.agent.conftest import LiveServer, StartServer
+from tests.agent.test_metrics import scrape
 
 BODY: dict[str, Any] = {"prompt": "import", "max_tokens": 8, "temperature": 0.0}
 ENDLESS: dict[str, Any] = {"prompt": "import", "max_tokens": 3900, "ignore_eos": True, "stream": True}
@@ -24,12 +25,24 @@ def error_of(answer: httpx.Response, status: int, code: str) -> Any:
     return error
 
 
+def states(http: httpx.Client) -> dict[str, float]:
+    """As they are scraped."""
+    return {sample.labels["sleep_state"]: sample.value for sample in scrape(http)["vllm:engine_sleep_state"].samples}
+
+
+AWAKE = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+OFFLOADED = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
+DISCARDED = {"awake": 0, "weights_offloaded": 0, "discard_all": 1}
+
+
 def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
     http = sleeper.http
     before = http.post("/v1/completions", json=BODY).json()["choices"]
     assert http.get("/is_sleeping").json() == {"is_sleeping": False}
-    for query in ("", "?level=1", "?level=2"):
+    for query, asleep in {"": OFFLOADED, "?level=1": OFFLOADED, "?level=2": DISCARDED}.items():
+        assert states(http) == AWAKE
         assert http.post(f"/sleep{query}").json() == {"is_sleeping": True}
+        assert states(http) == asleep
         assert http.get("/is_sleeping").json() == {"is_sleeping": True}
         answer = http.post("/v1/completions", json=BODY)
         assert "POST /wake_up" in error_of(answer, 503, "engine_asleep")["message"]
@@ -37,6 +50,7 @@ def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
         error_of(http.get("/ready"), 503, "engine_asleep")
         assert http.get("/health").status_code == 200
         assert http.post("/wake_up?tags=weights").json() == {"is_sleeping": True}
+        assert states(http) == asleep, "until all is there"
         assert http.post("/wake_up?tags=weights&tags=kv_cache").json() == {"is_sleeping": False}
         assert http.get("/ready").status_code == 200
         assert http.post("/v1/completions", json=BODY).json()["choices"] == before

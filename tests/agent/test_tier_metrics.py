@@ -22,7 +22,7 @@ def test_every_number_of_a_tier_is_scraped() -> None:
     assert all(name.startswith("starling:kv_tier_") for name in names)
     assert found["starling:kv_tier_bytes", "cpu"] == 99
     assert found["starling:kv_tier_capacity_bytes", "filesystem"] == folder.capacity
-    assert found["starling:kv_tier_chunks", "filesystem"] == folder.blocks
+    assert found["starling:kv_tier_objects", "filesystem"] == folder.objects
     assert found["starling:kv_tier_hits_total", "filesystem"] == folder.hits_total
 
 

@@ -1,13 +1,17 @@
 """What the GPU benchmark carries and writes: wheels, and checkpoints of random weights."""
 
+import ast
 import json
 import math
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from bench.gpu import files
+from bench.gpu.gpu_tests import TESTS
 from bench.gpu.shapes import model_config
 from bench.gpu.wheels import NEEDED, install, pinned
 
@@ -41,6 +45,44 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path):
 def test_every_wheel_has_its_version():
     assert len(pinned()) == len(NEEDED)
     assert all(re.fullmatch(r"[a-z-]+==[\d.]+", each) for each in pinned())
+
+
+ROOT = Path(__file__).parents[2]
+OURS = {"starling_engine": ROOT / "engine", "bench": ROOT, "tests": ROOT}
+BROUGHT = {"jinja2", "numpy", "safetensors", "tokenizers", "torch", "tqdm", "transformers", "triton"}
+"""What the machine with the GPU has: what is asked for there, and what that needs itself."""
+OPTIONAL = {"flash_attn", "flashinfer"}
+
+
+def imported(path):
+    """Modules that are imported with the file, not in its functions."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and not statement.level:
+            yield from (statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names))
+
+
+def files_of(module):
+    stem = OURS[module.partition(".")[0]].joinpath(*module.split("."))
+    return [path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.exists()]
+
+
+def test_what_is_imported_is_carried_along():
+    left = [path for folder in ("engine/starling_engine", "bench/gpu") for path in (ROOT / folder).rglob("*.py")]
+    left += [ROOT / "tests/conftest.py", *(path for name in TESTS for path in [*(ROOT / name).rglob("*.py")] or [ROOT / name])]
+    seen, others = set(), set()
+    while left:
+        if (path := left.pop()) in seen:
+            continue
+        seen.add(path)
+        for module in imported(path):
+            if (top := module.partition(".")[0]) in OURS:
+                left += files_of(module)
+            else:
+                others.add(top)
+    assert "tests/engine/checkpoints.py" in {str(path.relative_to(ROOT)) for path in seen}, "it is imported by tests of kernels"
+    assert others - sys.stdlib_module_names - BROUGHT - OPTIONAL <= set(NEEDED.values())
 
 
 def test_what_is_missing_and_not_carried_is_named(tmp_path):

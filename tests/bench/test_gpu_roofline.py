@@ -22,6 +22,12 @@ def test_a_token_of_llama_reads_every_matrix_and_its_cache_once():
     assert cost.flops == 2 * (LLAMA_8B_MATRICES + LLAMA_8B_HEAD) + 32 * 4 * 4096 * 1024
 
 
+def test_a_cache_of_one_byte_an_element_halves_what_is_read_of_it():
+    model = model_config("Llama-3-8B", toy=False)
+    wide, narrow = step_cost(model, [StepRow(1, 1024)] * 64), step_cost(model, [StepRow(1, 1024)] * 64, 1)
+    assert wide.bytes - narrow.bytes == 64 * 65_536 * 1025 and wide.flops == narrow.flops
+
+
 def test_a_batch_reads_weights_once_and_each_cache():
     model = model_config("Llama-3-8B", toy=False)
     one, many = step_cost(model, [StepRow(1, 1024)]), step_cost(model, [StepRow(1, 1024)] * 64)

@@ -35,6 +35,9 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     block_size = settings.pop("block_size", 8)
     max_model_len = settings.pop("max_model_len", MAX_MODEL_LEN)
     tiers = settings.pop("tiers", None)
+    device = settings.pop("device", "cpu")
+    fp8_cache = settings.pop("fp8_cache", False)
+    enforce_eager = settings.pop("enforce_eager", False)
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=8,
@@ -45,7 +48,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     worker = WorkerConfig(
         model_path=str(folder),
         load_format="auto",
-        device="cpu",
+        device=device,
         dtype="float32",
         seed=0,
         max_model_len=max_model_len,
@@ -56,9 +59,11 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,
+        enforce_eager=enforce_eager,
         layout=layout,
         expert_parallel=expert_parallel,
         tiers=tiers,
+        fp8_cache=fp8_cache,
     )
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience)
     sockets = tempfile.TemporaryDirectory(prefix="starling-")

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.timeout(60),
 ]
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +200,55 @@ def test_paged_attention(
     assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "dim", "window"),
+    [(DECODE, 16, 8, 128, 0), (DECODE, 5, 1, 80, 37), ([(1, 3000)], 4, 1, 64, 0), (CHUNKS, 14, 2, 256, 0), (MIXED, 3, 3, 16, 37)],
+)
+def test_paged_attention_over_fp8(
+    lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype
+) -> None:
+    q, kv, tables, starts, contexts = paged_case(lengths, heads, kv_heads, dim, 16, dtype)
+    kv[:, :, :, ::3] /= 128  # some that are subnormal
+    fp8 = kv.to(FP8)
+    arguments, scales = (tables, starts, contexts, dim**-0.5, window, 3.0), (0.5, 3.0)
+    expected = 3 * reference.paged_attention(q.float(), fp8.float(), *arguments[:3], arguments[3] / 2, *arguments[4:])
+    assert not expected.isnan().any()
+    assert_close(ops.paged_attention(q, fp8, *arguments, *scales).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+    assert_close(reference.paged_attention(q, fp8, *arguments, *scales).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 256), (16, 16)])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_each_code_of_fp8_reads_as_in_torch(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Keys are 0 and a sequence's values alike, so the answer is the value. Chunks of heads of 16 are unpacked 16 at a time."""
+    q, kv, tables, starts, contexts = paged_case([(tokens, tokens)], heads, heads, dim, 8, dtype)
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8).view(heads, dim)
+    kv = torch.stack((torch.zeros(heads, 8, dim).to(FP8), codes[:, None].expand(heads, 8, dim))).expand(len(kv), -1, -1, -1, -1)
+    found = ops.paged_attention(q, kv.contiguous(), tables, starts, contexts, 1.0)
+    torch.testing.assert_close(found, codes.to(dtype).expand_as(found), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP32, FP8])
+@pytest.mark.parametrize(("part", "soft_cap"), [(0, 0.0), (0, 5.0), (1, 0.0)])
+def test_rows_that_read_what_is_not_a_number_show_it(part: int, soft_cap: float, cache: torch.dtype) -> None:
+    """One token's key (0) or value (1) of one head is broken: in single tokens, split ones and chunks as in the reference."""
+    lengths = [(1, 40), (30, 40), (1, 1500), (1, 40), (30, 40)]
+    q, kv, tables, starts, contexts = paged_case(lengths, 4, 2, 64, 16, torch.float32)
+    at = 20
+    for sequence in range(3):
+        kv[tables[sequence, at // 16], part, 1, at % 16, 3] = torch.nan
+    arguments = (tables, starts, contexts, 0.125, 0, soft_cap)
+    for dtype in (BF16, FP32) if cache == FP8 else (cache,):
+        found = ops.paged_attention(q.to(dtype), kv.to(cache), *arguments).isnan()
+        expected = reference.paged_attention(q.to(dtype), kv.to(cache), *arguments).isnan()
+        unseeing = slice(1, 1 + at - 10)  # a value that they do not weigh may show as well
+        found[unseeing] = expected[unseeing] = False
+        assert torch.equal(found, expected)
+        assert expected[[0, 31]].any(-1).tolist() == [[False, False, True, True]] * 2 and not expected[32:].any()
+
+
 def test_paged_attention_splits_a_lone_long_context() -> None:
     q, kv, tables, starts, contexts = paged_case([(1, 3000)], 4, 1, 64, 16, BF16)
     arguments = (tables, starts, contexts, 0.125)
@@ -290,6 +339,30 @@ def test_qk_norm_rope_store(
     assert_close(actual_kv, expected_kv, tolerance)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    """Every number that fp8 has, what lies between two of them and next to that, what is beyond the largest, and what is none."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8).float().nan_to_num(0.0).sort().values
+    between = (numbers[1:] + numbers[:-1]) / 2
+    upwards, downwards = (torch.nextafter(between, torch.tensor(to)) for to in (1e9, -1e9))
+    special = torch.tensor([449.0, -1e6, 1e-9, torch.inf, torch.nan, -torch.nan])
+    values = torch.cat([special, numbers, between, upwards, downwards]).to(dtype)
+    values = torch.nn.functional.pad(values, (0, -len(values) % 80)).view(-1, 80)
+    tokens, scale = len(values), 0.5
+    qkv = torch.cat([torch.randn(tokens, 80), torch.randn(tokens, 80), values * scale], 1).to(dtype)
+    angles = torch.rand(tokens, 20) * 6
+    arguments = (qkv, torch.arange(tokens), torch.cat((angles.cos(), angles.sin()), -1), None, None, 1e-6)
+    kv = torch.full((tokens // 8 + 1, 2, 1, 8, 80), 5.0).to(FP8)
+    expected, slots = kv.clone(), torch.randperm(tokens)
+    slots[-1] = -1
+    ops.qk_norm_rope_store(*arguments, kv, slots, 0.25, scale)
+    reference.qk_norm_rope_store(*arguments, expected, slots, 0.25, scale)
+    torch.testing.assert_close(kv[:, 1].float(), expected[:, 1].float(), rtol=0, atol=0, equal_nan=True)
+    # Keys are rounded from fp32, the reference's from `dtype`: they may fall on the other side.
+    torch.testing.assert_close(kv[:, 0].float(), expected[:, 0].float(), rtol=2**-3, atol=2**-9)
+    assert (kv[:, 0].float() != expected[:, 0].float()).float().mean() < (0.05 if dtype == BF16 else 1e-3)
+
+
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 32003])
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 def test_sample_draws_the_reference_tokens(vocab: int, spread: float) -> None:
@@ -328,6 +401,34 @@ def test_greedy_takes_the_first_of_equals() -> None:
     zeros = torch.zeros(3)
     tokens = ops.sample(logits, zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.long())
     assert tokens.tolist() == [0, 33, 0]
+
+
+@pytest.mark.parametrize("settings", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 9, 0.9, 0.1)])
+def test_a_broken_row_gives_a_token_that_shows_it(settings: tuple[float, int, float, float]) -> None:
+    logits = torch.randn(6, 3000)
+    logits[0, [2500, 2600]] = torch.nan
+    logits[1, [2700, 40]] = torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.nan
+    logits[4, 2999], logits[4, 2998] = torch.nan, torch.inf
+    temperature, top_k, top_p, min_p = (torch.tensor([value] * 6) for value in settings)
+    arguments = (logits, temperature, top_k.int(), top_p, min_p, torch.arange(6), torch.arange(6))
+    chosen = ops.sample(*arguments)
+    assert torch.equal(chosen, reference.sample(*arguments))
+    assert chosen.tolist()[:5] == [2500, 40, 0, 0, 2998]
+    assert logits.gather(1, chosen[:, None]).isfinite()[:, 0].tolist() == [False] * 5 + [True]
+
+
+def test_greedy_sees_what_is_not_a_number_wherever_it_lies() -> None:
+    """A row for each place in a register, of four that are worked off together, and in the last, which is not full."""
+    at = torch.tensor([*range(16), 17, 40, 63, 64, 2990, 2999])
+    logits = torch.randn(len(at) + 2, 3000)
+    logits[torch.arange(len(at)), at] = torch.where(at % 2 == 0, torch.nan, -torch.nan)
+    logits[-2, [7, 1000, 2000]] = torch.tensor([-torch.inf, 2.0, torch.inf])
+    logits[-1, :2000], logits[-1, 2000:], logits[-1, 1234] = 3.2e38, -torch.inf, 3.3e38  # their sum is too large for a float
+    off = torch.zeros(len(logits))
+    chosen = ops.sample(logits, off, off.int(), off + 1, off, off.long(), off.long())
+    assert chosen.tolist() == [*at.tolist(), 2000, 1234]
 
 
 def test_kernels_share_the_thread_pool_of_torch() -> None:

@@ -14,7 +14,7 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.scheduler.offload import Offload
+from starling_engine.scheduler.offload.offload import Offload
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
 from starling_engine.tiers.far import CHUNK

@@ -11,12 +11,30 @@ from starling_engine.epoch import CHECKPOINT, PEERS
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.metrics.tiers import tier_metrics
 
+SLEEP_STATES = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
+"""vLLM's names of the levels."""
+
+
+def no_engine() -> int | None:
+    """For a node that has none."""
+
 
 class EngineCollector(Collector):
-    """Reads the newest Stats at each scrape; nothing is counted twice and nothing is kept."""
+    """Reads the newest Stats at each scrape; nothing is counted twice and nothing is kept.
 
-    def __init__(self, stats: Callable[[], Stats], model_name: str, block_size: int, requests: RequestMetrics) -> None:
+    `sleep_level` is the engine's; None while there is no engine, which is then in no state of sleep.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], Stats],
+        model_name: str,
+        block_size: int,
+        requests: RequestMetrics,
+        sleep_level: Callable[[], int | None] = no_engine,
+    ) -> None:
         self._stats = stats
+        self._sleep_level = sleep_level
         self._labels = {"model_name": model_name}
         self._block_size = block_size
         self._requests = requests
@@ -34,6 +52,7 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", used)
+        yield self._sleep_state(self._sleep_level())
         yield self._gauge("starling:kv_blocks_used", "Blocks of the KV cache that requests hold.", stats.kv_blocks_used)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "The KV cache's shape.", labels=[*self._labels, "block_size", "num_gpu_blocks"]
@@ -77,6 +96,13 @@ class EngineCollector(Collector):
         for (route, status), count in self._requests.responses.items():
             responses.add_metric([route, str(status)], count)
         yield responses
+
+    def _sleep_state(self, now: int | None) -> GaugeMetricFamily:
+        text = "1 for the state that the engine is in: awake, or asleep at level 1 (weights_offloaded) or 2 (discard_all)."
+        family = GaugeMetricFamily("vllm:engine_sleep_state", text, labels=[*self._labels, "sleep_state"])
+        for name, level in SLEEP_STATES.items():
+            family.add_metric([*self._labels.values(), name], now == level)
+        return family
 
     def _gauge(self, name: str, help_text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, help_text, labels=list(self._labels))

@@ -8,7 +8,10 @@ from starling_engine.delta import TierStats
 _GAUGES = {
     "bytes": ("bytes", "Bytes that the tier holds; of a shared one all, whoever wrote them."),
     "capacity": ("capacity_bytes", "Bytes that it may hold; 0 where that is not known."),
-    "blocks": ("chunks", "What it holds: in the CPU tier chunks of 64 tokens; outside objects, each a rank's part of a chunk."),
+    "objects": (
+        "objects",
+        "What it holds: each a chunk of 64 tokens in the CPU tier; outside a file or value, a rank's part of one.",
+    ),
 }
 _COUNTERS = {
     "queries_total": ("queries", "Chunks looked for in it."),
@@ -17,7 +20,7 @@ _COUNTERS = {
     "loaded_bytes_total": ("loaded_bytes", "Bytes read from it."),
     "store_seconds_total": ("store_seconds", "Seconds of those writes, of all ranks and threads."),
     "load_seconds_total": ("load_seconds", "Seconds of those reads, of all ranks and threads."),
-    "evictions_total": ("evictions", "Chunks of the CPU tier, or objects outside, that it gave up for others."),
+    "evictions_total": ("evictions", "Objects that it gave up for others."),
     "errors_total": ("errors", "Operations that failed."),
     "corrupt_total": ("corrupt", "Objects that were damaged, cut off or foreign, and so were dropped."),
     "refused_total": ("refused", "Operations that were not tried, because it is out of order."),

@@ -34,7 +34,8 @@ class Door:
         self._work = work
         self._metrics = RequestMetrics()
         self._totals = EngineTotals()
-        engine = EngineCollector(self._totals.stats, settings.served_model_names[0], block_size, self._metrics)
+        names, totals = settings.served_model_names, self._totals
+        engine = EngineCollector(totals.stats, names[0], block_size, self._metrics, totals.sleep_level)
         self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
         self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting

@@ -29,5 +29,9 @@ class EngineTotals:
     def stats(self) -> Stats:
         return self._now()
 
+    def sleep_level(self) -> int | None:
+        """The engine's, while there is one."""
+        return None if self._engine is None else self._engine.sleep_level
+
     def _now(self) -> Stats:
         return added(self._past, self._engine.stats if self._engine is not None else Stats())

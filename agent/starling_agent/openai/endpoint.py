@@ -51,7 +51,7 @@ class Endpoint:
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
         self.exporter = exporter or Exporter(
-            EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics)
+            EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics, lambda: engine.sleep_level)
         )
 
     def model_name(self, asked: str | None) -> str:

@@ -72,7 +72,9 @@ _LEAST_FOLDER = "64Mi"
 
 
 class FilesystemTier(ApiModel):
-    """KV blocks in files, which outlive pods. Without a CPU tier they pass through up to 1 GiB of each rank's memory."""
+    """KV blocks in files, which outlive pods. Without a CPU tier they pass through up to 1 GiB of each rank's memory, and at most
+    engine.kvMemory.
+    """
 
     RULES = (
         Rule(
@@ -117,8 +119,15 @@ class Tiers(ApiModel):
 
 
 class KVCacheSpec(ApiModel):
-    """The KV cache beyond the device."""
+    """The KV cache: its type, and where it goes beyond the device."""
 
+    dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+        default="auto",
+        description=(
+            "Type of cached keys and values: auto is the model's dtype; fp8 and fp8_e4m3 are float8_e4m3fn, half of bfloat16's"
+            " bytes and less exact. On GPUs it needs compute capability 8.9; models that cache latents (MLA) have auto alone."
+        ),
+    )
     tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")
     store: StoreUrl | None = Field(
         default=None,

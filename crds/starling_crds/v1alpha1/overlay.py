@@ -34,6 +34,7 @@ TYPED_ARGUMENTS: dict[str, tuple[type, str]] = {
     "max_num_waiting": (int, "engine.maxWaiting"),
     "enable_prefix_caching": (bool, "engine.prefixCaching"),
     "scheduling_policy": (str, "engine.schedulingPolicy"),
+    "kv_cache_dtype": (str, "kvCache.dtype"),
     "kv_cpu_bytes": (int, "kvCache.tiers.cpu.bytes"),
     "kv_fs_path": (str, "kvCache.tiers.filesystem.path"),
     "kv_fs_bytes": (int, "kvCache.tiers.filesystem.bytes"),

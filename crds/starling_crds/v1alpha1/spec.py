@@ -98,7 +98,9 @@ class InferenceServiceSpec(ApiModel):
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one group's work is split.")
     accelerators: Accelerators = Field(default_factory=Accelerators, description="The devices of one pod.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="Memory and scheduling of the engine.")
-    kv_cache: KVCacheSpec = Field(default_factory=KVCacheSpec, description="The KV cache beyond the device.")
+    kv_cache: KVCacheSpec = Field(
+        default_factory=KVCacheSpec, description="The KV cache: its type, and where it goes beyond the device."
+    )
     endpoint: EndpointSpec = Field(default_factory=EndpointSpec, description="The OpenAI endpoint.")
     template: Annotated[dict[str, Any], ShapedBy(PodOverlay)] = Field(
         default_factory=dict,

@@ -14,7 +14,8 @@ class AttentionMetadata:
     Sequences lie one behind the other in the step's flat token axis of T tokens.
 
     positions     [T] int64, each token's position in its sequence
-    slots         [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing
+    slots         [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing, and is for tokens
+                  that only fill the step up
     query_start   [S + 1] int32, first token of each sequence in the step; the last entry is T
     context_lens  [S] int32, tokens of each sequence in the cache once this step's are stored
     block_tables  [S, max_blocks] int32; blocks outside the window are 0 and never read
@@ -39,7 +40,8 @@ class AttentionWeights:
     """What one attention layer brings besides its linear layers.
 
     cos_sin [max_position, rotary_dim] fp32 (cosines in the first half, sines in the second; half-split rotation);
-    q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None.
+    q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None;
+    key_scale, value_scale are for a cache of float8_e4m3fn, which holds keys and values over them.
     """
 
     num_heads: int
@@ -52,6 +54,8 @@ class AttentionWeights:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     norm_eps: float
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 class AttentionBackend(Protocol):
@@ -67,6 +71,7 @@ class AttentionBackend(Protocol):
         """Normalises and rotates, stores keys and values, attends.
 
         qkv [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
-        head_dim], written at meta.slots. Returns [T, num_heads * head_dim] in qkv's dtype.
+        head_dim], of qkv's dtype or, where the backend was selected for that, float8_e4m3fn, is written at meta.slots. Returns
+        [T, num_heads * head_dim] in qkv's dtype.
         """
         ...

@@ -11,14 +11,19 @@ HEAD_DIM_STEP = 16
 
 
 class NativeAttention:
-    """Needs `native.load()`, a dtype of DTYPES, and a head size that is a multiple of 16 up to 256. See `AttentionBackend`."""
+    """Needs `native.load()`, a dtype of DTYPES with a cache of that or of fp8, and a head size that is a multiple of 16 up to 256.
+    See `AttentionBackend`.
+    """
 
     name = "native"
     capturable = False
     cascades = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        q = ops.qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        scales = layer.key_scale, layer.value_scale
+        q = ops.qk_norm_rope_store(
+            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots, *scales
+        )
         out = ops.paged_attention(
             q,
             kv,
@@ -28,5 +33,6 @@ class NativeAttention:
             layer.scale,
             layer.window,
             layer.soft_cap,
+            *scales,
         )
         return out.view(out.shape[0], -1)

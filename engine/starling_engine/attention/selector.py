@@ -29,15 +29,15 @@ logger = logging.getLogger("starling.attention")
 
 
 def select_attention(
-    name: str, platform: Platform, dtype: torch.dtype, head_dim: int, *, latent: bool = False
+    name: str, platform: Platform, dtype: torch.dtype, head_dim: int, *, latent: bool = False, fp8_cache: bool = False
 ) -> tuple[Backend, str]:
     """The backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
-    `latent` is for a model whose cache holds latents (MLA); all others have grouped-query attention. Raises ConfigError when `name`
-    cannot, with what can.
+    `latent` is for a model whose cache holds latents (MLA); all others have grouped-query attention. With `fp8_cache` keys and
+    values are cached in float8_e4m3fn. Raises ConfigError when `name` cannot, with what can.
     """
     offered = platform.attention_backends()
-    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent))}
+    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent, fp8_cache))}
     possible = [other for other in offered if other not in refused]
     if name == "auto":
         chosen = next(other for other in possible if other not in BY_NAME_ONLY)
@@ -52,10 +52,13 @@ def select_attention(
     return _make(chosen, latent), reason
 
 
-def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool) -> str | None:
+def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool, fp8_cache: bool) -> str | None:
     """Why the backend cannot serve the model; None when it can."""
+    assert not (latent and fp8_cache), "refused with the arguments"
     if name in ("torch", "sdpa"):
         return None
+    if fp8_cache and name in BY_NAME_ONLY:
+        return "it reads no cache in fp8"
     if latent and name == "triton":
         return why_not_triton(platform.device) or _beyond(dtype, 0, TRITON_DTYPES)
     if latent:

@@ -4,10 +4,11 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.native.fp8 import cached
 
 
 class TorchPagedAttention:
-    """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size and device."""
+    """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size and device, and a cache in fp8."""
 
     name = "torch"
     capturable = False
@@ -20,7 +21,7 @@ class TorchPagedAttention:
         cos, sin = layer.cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
         q = rotate(_norm(q, layer.q_norm, layer.norm_eps), cos, sin)
         k = rotate(_norm(k, layer.k_norm, layer.norm_eps), cos, sin)
-        _store(kv, k, v, meta.slots)
+        _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slots)
         return _attend(q, layer, kv, meta).flatten(1)
 
 
@@ -57,6 +58,7 @@ def _attend(q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: At
             continue
         first = max(0, length - (end - start) - layer.window + 1) if layer.window else 0
         k, v, seen_from = _gather(kv, meta.block_tables[row], first, length)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         mask = _mask(end - start, length, seen_from, layer.window, q.device)
         out[start:end] = _attend_one(q[start:end], k, v, mask, layer)
     return out
@@ -82,20 +84,20 @@ def _mask(queries: int, length: int, seen_from: int, window: int, device: torch.
 
 def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
     """q [M, H, D], k and v [KVH, N, D] -> [M, H, D]."""
-    q = q.transpose(0, 1)
+    q, scale = q.transpose(0, 1), layer.scale * layer.key_scale
     if layer.soft_cap:
-        return _soft_capped(q, k, v, mask, layer).transpose(0, 1)
-    out = F.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=mask, scale=layer.scale, enable_gqa=layer.num_heads != layer.num_kv_heads
-    )
-    return out[0].transpose(0, 1)
+        out = _soft_capped(q, k, v, mask, scale, layer.soft_cap)
+    else:
+        grouped = q.shape[0] != k.shape[0]
+        out = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=grouped)[0]
+    return out.transpose(0, 1) * layer.value_scale
 
 
-def _soft_capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
+def _soft_capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
     """Scores go through cap * tanh(score / cap) (Gemma 2), which torch's fused kernel does not know."""
-    group = layer.num_heads // layer.num_kv_heads
+    group = q.shape[0] // k.shape[0]
     keys, values = k.repeat_interleave(group, 0).float(), v.repeat_interleave(group, 0).float()
-    scores = q.float() @ keys.transpose(1, 2) * layer.scale
-    scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = q.float() @ keys.transpose(1, 2) * scale
+    scores = cap * torch.tanh(scores / cap)
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return (weights @ values).to(q.dtype)

@@ -10,7 +10,8 @@ from starling_engine.kernels.store import qk_norm_rope_store
 
 
 class TritonAttention:
-    """bf16, fp16 or fp32, heads of at most 256 elements, where `triton_runs(device)`. See `AttentionBackend`.
+    """bf16, fp16 or fp32, heads of at most 256 elements, where `triton_runs(device)`; a cache of that or of fp8. See
+    `AttentionBackend`.
 
     Does not wait for the device, and what it launches depends on shapes, max_query_len and shared_blocks alone: a step may be
     captured.
@@ -22,7 +23,10 @@ class TritonAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
+        q = qk_norm_rope_store(
+            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots, **scales
+        )
         call = Call(
             q=q,
             kv=kv,
@@ -32,6 +36,7 @@ class TritonAttention:
             scale=layer.scale,
             window=layer.window,
             soft_cap=layer.soft_cap,
+            **scales,
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
         if cascade_pays(call.shape, shared, sms(q.device)):

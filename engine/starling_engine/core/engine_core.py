@@ -25,7 +25,7 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.layout import Membership
 from starling_engine.models.config import load_model_config
 from starling_engine.request import EngineRequest
-from starling_engine.scheduler.offload import Offload
+from starling_engine.scheduler.offload.offload import Offload
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.tiers.sizes import chunk_bytes, host_slots
 from starling_engine.worker.report import WorkerReport

@@ -22,6 +22,7 @@ class Sleeper:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._asleep: frozenset[Tag] = frozenset()
+        self._level = 0
         self._asked: deque[Asked] = deque()
         self._under_way = False
         """Whether the workers have been told of the first of these."""
@@ -31,7 +32,8 @@ class Sleeper:
     def state(self) -> SleepState:
         """Neither a core that sleeps nor one that is about to takes requests."""
         falling = any(isinstance(asked.order, Sleep) for asked in self._asked)
-        return SleepState(tuple(tag for tag in TAGS if tag in self._asleep), taking=not (self._asleep or falling))
+        asleep = tuple(tag for tag in TAGS if tag in self._asleep)
+        return SleepState(asleep, taking=not (asleep or falling), level=self._level if asleep else 0)
 
     @property
     def busy(self) -> bool:
@@ -80,6 +82,8 @@ class Sleeper:
                 self._asleep -= set(asked.order.tags)
         else:
             before, self._asleep = self._asleep, frozenset(TAGS)
+            # Weights that sleep sleep no lighter for it; those that were awake are as the order says.
+            self._level = max(asked.order.level, self._level) if "weights" in before else asked.order.level
             if rested.error is not None:  # some ranks may have done it
                 undo = WakeUp(0, [tag for tag in TAGS if tag not in before])
                 self._asked.appendleft(Asked(undo, None))

@@ -122,6 +122,11 @@ def beat_identity(rank: int) -> bytes:
     return f"beat/{rank}".encode()
 
 
+def answer_identity(rank: int) -> bytes:
+    """Name of the socket that a worker sends its results from, where a thread of its own waits for them."""
+    return f"answer/{rank}".encode()
+
+
 def move_identity(rank: int) -> bytes:
     """Name of the socket that a worker takes orders to move chunks from, and answers them by."""
     return f"move/{rank}".encode()

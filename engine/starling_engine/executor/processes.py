@@ -2,11 +2,9 @@
 
 import logging
 import math
-import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,6 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from starling_engine import errors
 from starling_engine.config import WorkerConfig
 from starling_engine.core.listening import listen
 from starling_engine.epoch import (
@@ -29,7 +26,8 @@ from starling_engine.epoch import (
     merge_loaded,
 )
 from starling_engine.errors import RankLost, StarlingError
-from starling_engine.executor.counters import Count, Counters
+from starling_engine.executor.counters import Counters
+from starling_engine.executor.health import Health
 from starling_engine.executor.messages import (
     Allocate,
     Beat,
@@ -49,6 +47,7 @@ from starling_engine.executor.messages import (
     move_identity,
 )
 from starling_engine.executor.remote import RemoteRanks
+from starling_engine.executor.results import Results
 from starling_engine.models.config import load_model_config
 from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -62,11 +61,7 @@ logger = logging.getLogger("starling.executor")
 WORKER = (sys.executable, "-m", "starling_engine.worker")
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
-ALIKE_SECONDS = 1.0
-"""How much later than another a rank may say that the same step failed."""
 STOP_SECONDS = 5.0
-LAST_WORD_SECONDS = 0.1
-"""That the last message of a process which has ended may need to come."""
 
 
 class ProcessExecutor:
@@ -82,27 +77,18 @@ class ProcessExecutor:
     def __init__(self, config: WorkerConfig, patience: float, folder: Path, host: str | None = None) -> None:
         self._config = config
         self._patience = patience
-        # Ranks that wait for those of another core know for whom, so they are to give up first.
-        self._limit = 2 * patience if config.lockstep else patience
         self._ranks = config.layout.world_size
         self._folder = folder
         self._counters = Counters(self._folder / "progress", self._ranks)
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._phases = [Phase("starting") for _ in range(self._ranks)]
         self._planned: dict[int, int] = {}
         """KV blocks that each rank has room for."""
         self._ready: dict[int, Ready] = {}
-        self._results: deque[StepResult] = deque()
-        self._failed: dict[int, dict[int, str]] = {}
-        """By step and rank, what failed. A step that failed on all ranks alike is the scheduler's to pin on a request; after one
-        that failed on some, the ranks' exchanges no longer match."""
-        self._failed_since = 0.0
+        self._results = Results(self._ranks)
         self._answers: list[EpochAnswer] = []
         self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
         """By kind and epoch, what ranks have answered of which not all have."""
         self._balances: list[Balance | Rearranged] = []
-        self._gave_up: set[int] = set()
-        """Ranks that ended because they missed another."""
         self._movers: set[int] = set()
         """Ranks that take orders to move chunks."""
         self._partly_done: dict[int, list[Done]] = {}
@@ -110,10 +96,8 @@ class ProcessExecutor:
         self._rested: dict[int, Rested] = {}
         """By rank, of those that have answered."""
         self._checked = 0.0
-        self._in_flight = 0
         self._ordered = False
         """An order has not been answered."""
-        self._seen: tuple[list[Count], float] = ([], time.monotonic())
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
         self._context = zmq.Context()
@@ -125,13 +109,16 @@ class ProcessExecutor:
         self._host = host or HOST
         here = self._ranks if host is None else min(self._ranks, config.local_ranks)
         self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
+        # Ranks that wait for those of another core know for whom, so they are to give up first.
+        limit = 2 * patience if config.lockstep else patience
+        self._health = Health(config.layout, self._counters, self._remote, limit, self._take, lockstep=config.lockstep)
         self.joining = ""
         self._joined: set[int] = set()
         self._store = 0
 
     @property
     def progress(self) -> int:
-        return sum(count.total for count in self._counts())
+        return sum(count.total for count in self._health.counts())
 
     @property
     def phase(self) -> Phase:
@@ -150,11 +137,11 @@ class ProcessExecutor:
             self.joining = listen(self._socket, self._host)
         for rank in range(self._remote.ranks.start):
             command = [*WORKER, address, str(rank)]
-            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+            self._health.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
     def ready(self, timeout: float) -> WorkerReport | None:
         self._take(timeout)
-        self._check_alive()
+        self._health.check_alive()
         if len(self._ready) < self._ranks or (self._config.tiers is not None and len(self._movers) < self._ranks):
             return None
         first = self._ready[0]
@@ -164,9 +151,9 @@ class ProcessExecutor:
         return WorkerReport(groups, first.ledger, seconds, first.async_scheduling)
 
     def submit(self, plan: StepPlan) -> None:
-        if not self._in_flight:
-            self._seen = (self._counts(), time.monotonic())
-        self._in_flight += 1
+        if not self._results:
+            self._health.begin()
+        self._results.submit(plan.step_id)
         self._tell(Execute(plan))
 
     def idle(self) -> None:
@@ -175,7 +162,7 @@ class ProcessExecutor:
 
     def order(self, order: EpochOrder) -> None:
         self._ordered = not isinstance(order, Abandon)
-        self._seen = (self._counts(), time.monotonic())
+        self._health.begin()
         self._tell(order)
 
     def answers(self) -> list[EpochAnswer]:
@@ -200,16 +187,12 @@ class ProcessExecutor:
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
-        while not self._results and not self._moved and (left := end - time.monotonic()) > 0:
+        while not self._results.ready and not self._moved and (left := end - time.monotonic()) > 0:
             self._take(min(left, WATCH_SECONDS))
-            self._check_alike()
-            if not self._results and not self._moved:
-                self._check_alive()
-                self._check_progress()
-        if not self._results:
-            return None
-        self._in_flight -= 1
-        return self._results.popleft()
+            self._results.check_alike()
+            if not self._results.ready and not self._moved:
+                self._check_health()
+        return self._results.pop() if self._results.ready else None
 
     def move(self, orders: list[Order]) -> None:
         encoded = self._encode(Moves(orders))
@@ -227,20 +210,19 @@ class ProcessExecutor:
         if now - self._checked > WATCH_SECONDS:
             self._checked = now
             self._take(0)
-            self._check_alike()
-            self._check_alive()
-            self._check_progress()
+            self._results.check_alike()
+            self._check_health()
 
     def shutdown(self) -> None:
         """Idle ranks end by themselves. Those that may be waiting for one that is gone would not hear of it, and are killed."""
-        idle = len(self._ready) == self._ranks and not self._in_flight and not self._ordered
+        idle = len(self._ready) == self._ranks and not self._results and not self._ordered
         end = time.monotonic()
-        if idle and all(process.poll() is None for process in self._processes):
+        if idle and all(process.poll() is None for process in self._health.processes):
             end += STOP_SECONDS
             for rank in self._ready:
                 with suppress(StarlingError):
                     self._send(rank, self._encode(Stop()))
-        for process in self._processes:
+        for process in self._health.processes:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -250,6 +232,14 @@ class ProcessExecutor:
             process.stdin.close()
         self._socket.close()
         self._context.term()
+
+    def _check_health(self) -> None:
+        try:
+            self._health.check_alive()
+        except RankLost:
+            self._results.check_alike(patience=0)  # of a rank that ended because another's exchanges no longer matched its own
+            raise
+        self._health.check_progress(stepping=bool(self._results), ordered=self._ordered)
 
     # ---- messages ----
 
@@ -265,7 +255,7 @@ class ProcessExecutor:
         try:
             self._socket.send_multipart((identity, message))
         except zmq.ZMQError as error:
-            self._check_alive()
+            self._health.check_alive()
             raise RankLost(f"rank {rank} cannot be reached: {error}") from error
 
     def _take(self, timeout: float) -> None:
@@ -289,7 +279,7 @@ class ProcessExecutor:
             case Ready():
                 self._ready[rank] = message
             case Executed(result):
-                self._take_result(rank, result)
+                self._results.take(rank, result)
             case Rested():
                 self._rested[rank] = message
             case Prepared() | Unprepared() | Switched():
@@ -301,7 +291,7 @@ class ProcessExecutor:
             case Done():
                 self._take_done(message)
             case Failed(kind, text):
-                raise self._failure(rank, kind, text)
+                raise self._health.failure(rank, kind, text)
 
     def _join(self, rank: int, host: str, store: int) -> None:
         """When all are there they start together, for then they wait for each other only so long."""
@@ -334,18 +324,6 @@ class ProcessExecutor:
         if len(same) == self._ranks:
             self._moved.append(merge(self._partly_done.pop(done.job)))
 
-    def _take_result(self, rank: int, result: StepResult) -> None:
-        if result.error is None:
-            self._results.append(result)
-            return
-        failed = self._failed.setdefault(result.step_id, {})
-        if not failed:
-            self._failed_since = time.monotonic()
-        failed[rank] = result.error
-        if len(failed) == self._ranks:
-            del self._failed[result.step_id]
-            self._results.append(result)
-
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
         rendezvous = Rendezvous(self._address(0), self._store, self._address(rank), 2 * self._patience)
@@ -353,67 +331,6 @@ class ProcessExecutor:
 
     def _address(self, rank: int) -> str:
         return self._remote.host(rank) if rank in self._remote.ranks else self._host
-
-    # ---- health ----
-
-    def _counts(self) -> list[Count]:
-        """By rank; of those on other nodes as they said last."""
-        own, told = self._counters.read(), self._remote.counts
-        return [told.get(rank, count) for rank, count in enumerate(own)]
-
-    def _failure(self, rank: int, kind: str, text: str) -> StarlingError:
-        """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
-        if kind == RankLost.__name__:
-            self._gave_up.add(rank)
-            self._check_alive(patience=1.0)
-            if self._config.lockstep:
-                return RankLost(text)
-            return RankLost(f"{self._behind()} is gone or stuck: {text}")
-        known = getattr(errors, kind, None)
-        if isinstance(known, type) and issubclass(known, StarlingError):
-            return known(text)
-        return RankLost(f"rank {rank} failed: {kind}: {text}")
-
-    def _check_alive(self, patience: float = 0.0) -> None:
-        """Raises RankLost naming the process that ended, first one that a signal ended; waits up to `patience` seconds for one."""
-        end = time.monotonic() + patience
-        while True:
-            codes = {rank: code for rank, process in enumerate(self._processes) if (code := process.poll()) is not None}
-            for rank, code in sorted(codes.items(), key=lambda item: item[1]):
-                if rank in self._gave_up:
-                    continue
-                if code > 0:  # it says why before it ends, and may have said so just now
-                    self._take(LAST_WORD_SECONDS)
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-                raise RankLost(f"rank {rank} (process {self._processes[rank].pid}) {how}")
-            self._remote.check()
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.05)
-
-    def _check_alike(self) -> None:
-        if self._failed and time.monotonic() - self._failed_since > ALIKE_SECONDS:
-            step, failed = next(iter(self._failed.items()))
-            rank, error = next(iter(failed.items()))
-            raise RankLost(f"rank {rank} failed at step {step}, and not all others did: {error}")
-
-    def _check_progress(self) -> None:
-        counts = self._counts()
-        now, (last, since) = time.monotonic(), self._seen
-        if self._in_flight:  # what goes on beside a step says nothing of it
-            moved = any((new.steps, new.ticks) != (old.steps, old.ticks) for new, old in zip(counts, last, strict=True))
-        else:
-            moved = counts != last or not self._ordered
-        if moved:
-            self._seen = (counts, now)
-        elif now - since > self._limit:
-            raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")
-
-    def _behind(self) -> str:
-        """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
-        layout = self._config.layout
-        places = [(count.steps, layout.coordinates(rank).pp, count.ticks) for rank, count in enumerate(self._counts())]
-        return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))
 
 
 def _of_all(answers: list[EpochAnswer]) -> Prepared:

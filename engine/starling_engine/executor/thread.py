@@ -1,7 +1,6 @@
 """One worker in a thread of the engine core's process: for one rank. Kernels release the interpreter's lock while they run."""
 
 import queue
-import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from starling_engine.worker.worker import Worker
 
 SHUTDOWN_SECONDS = 5.0
-SWITCH_SECONDS = 0.0005
 
 
 class ThreadExecutor:
@@ -160,9 +158,6 @@ class ThreadExecutor:
         from starling_engine.worker.answering import Answering
 
         answering = Answering(self._answer, self._fail)
-        if worker.overlaps:
-            # Threads hand steps over to each other that may be shorter than the interpreter's usual turn of 5 ms.
-            sys.setswitchinterval(SWITCH_SECONDS)
         while (plan := self._plans.get()) is not None:
             if isinstance(plan, Release | Restore):
                 self._answers.put(worker.rest(plan))

@@ -25,7 +25,7 @@ from starling_engine.frontend.here import Here
 from starling_engine.frontend.own_cores import OwnCores
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
-from starling_engine.frontend.sleeping import are_asleep, put_to_sleep, wake
+from starling_engine.frontend.sleeping import put_to_sleep, sleep_level, wake
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
@@ -340,7 +340,12 @@ class AsyncEngine:
     @property
     def is_sleeping(self) -> bool:
         """Whether every core has given something back."""
-        return are_asleep(self._serving)
+        return self.sleep_level > 0
+
+    @property
+    def sleep_level(self) -> int:
+        """The level at which every core sleeps; 0 while some core is awake."""
+        return sleep_level(self._serving)
 
     @property
     def is_awake(self) -> bool:

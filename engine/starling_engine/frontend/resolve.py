@@ -58,6 +58,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         memory_fraction=args.gpu_memory_utilization,
         attention_backend=args.attention_backend,
         enforce_eager=args.enforce_eager,
+        fp8_cache=_fp8_cache(args, model),
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
         # Data parallel ranks are engine cores that know nothing of each other.
@@ -80,6 +81,16 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         sleep_mode=args.enable_sleep_mode,
     )
     return folder, model, config
+
+
+def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:
+    """Whether the device can, its worker finds out."""
+    fp8 = args.kv_cache_dtype != "auto"
+    if fp8 and model.mla:
+        raise ConfigError(
+            f"{args.kv_cache_dtype} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype"
+        )
+    return fp8
 
 
 def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersConfig | None:

@@ -26,6 +26,6 @@ async def wake(cores: Sequence[CoreClient], tags: list[Tag]) -> None:
             raise outcome
 
 
-def are_asleep(cores: Sequence[CoreClient]) -> bool:
-    """Whether there are any, and each has given something back."""
-    return bool(cores) and all(core.sleep_state.asleep for core in cores)
+def sleep_level(cores: Sequence[CoreClient]) -> int:
+    """At which each of them sleeps at least; 0 while one is awake, or there is none."""
+    return min((core.sleep_state.level for core in cores), default=0)

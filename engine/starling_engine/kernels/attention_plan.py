@@ -17,7 +17,8 @@ Registers a thread and shared memory a block are what Triton 3.7 and ptxas make 
 Prefill: 128 rows are two warpgroups (wgmma), and ask L2 for one byte each 128 operations. Two blocks an SM, so that one multiplies
 while the other is at its softmax: with 64 keys, heads of 128 take 202 registers, and only one block fits. Decode: page numbers are
 loaded ahead of pages, so that 5 stages are two tiles of keys and values in flight, up to 64 KB a block, where the memory's latency
-asks for about 30 KB an SM. fp32 is exact, without tensor cores: small tiles, lest it spills.
+asks for about 30 KB an SM. A cache in fp8 has the same tiles: decode takes up to 248 registers for the conversion, which leaves two
+blocks an SM with 32 KB in flight each. fp32 is exact, without tensor cores: small tiles, lest it spills.
 """
 
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def prefill_tiles(head_dim: int, itemsize: int) -> Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A step for one layer. `itemsize` of the queries, in bytes."""
+    """A step for one layer. `itemsize` of the queries, in bytes; `cached` of keys and values, where theirs is another."""
 
     tokens: int
     sequences: int
@@ -91,6 +92,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     itemsize: int
+    cached: int | None = None
 
     @property
     def group(self) -> int:
@@ -145,7 +147,7 @@ def cascade_pays(shape: Shape, shared: int, sms: int) -> bool:
     """
     if not shared or shape.sequences < 2:
         return False
-    page = 2 * shape.kv_heads * shape.head_dim * shape.itemsize
+    page = 2 * shape.kv_heads * shape.head_dim * (shape.cached or shape.itemsize)
     saved = shared * page * (shape.sequences - _prefix_blocks(shape))
     partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, shared, sms) + 1)
     return saved > partial + CASCADE_BYTES

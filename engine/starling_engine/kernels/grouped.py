@@ -79,8 +79,8 @@ def experts(
     opened = x.new_empty(pairs, down.shape[2])
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
-    _launch_gate_up(x, slots, blocks, gate_up, opened, tiles)
-    _launch_down(opened, slots, blocks, weights, down, parts, tiles)
+    _launch(_gate_up, x, gate_up, opened, slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
+    _launch(_down, opened, down, parts, slots, blocks, tiles.rows, tiles.down, weights)
     columns = min(1024, triton.next_power_of_2(hidden))
     _sum[(tokens, triton.cdiv(hidden, columns))](parts, slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
     return out
@@ -91,62 +91,41 @@ def _one_each(slots: torch.Tensor) -> Blocks:
     return Blocks(slots, slots.expand(3, -1), slots)
 
 
-def _launch_gate_up(
-    x: torch.Tensor, slots: torch.Tensor, blocks: Blocks, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles
-) -> None:
-    tile, size = tiles.gate_up, weight.shape[1] // 2
-    _gate_up[(blocks.most * triton.cdiv(size, tile.columns),)](
-        x,
-        weight,
-        out,
-        slots,
-        blocks.order,
-        blocks.bounds,
-        blocks.used,
-        blocks.most,
-        len(weight),
-        x.stride(0),
-        TOP_K=slots.shape[1],
-        **_constants(weight.shape[2], size, tiles.rows, tile, single=len(x) == 1),
-    )
-
-
-def _launch_down(
-    opened: torch.Tensor,
-    slots: torch.Tensor,
-    blocks: Blocks,
-    weights: torch.Tensor,
+def _launch(
+    kernel: triton.runtime.KernelInterface[None],
+    rows: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    tiles: Tiles,
+    slots: torch.Tensor,
+    blocks: Blocks,
+    most_rows: int,
+    tile: Tile,
+    *more: torch.Tensor | int,
+    **constants: int,
 ) -> None:
-    tile, size = tiles.down, weight.shape[1]
-    _down[(blocks.most * triton.cdiv(size, tile.columns),)](
-        opened,
+    """Programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own."""
+    width = out.shape[1]
+    kernel[(blocks.most * triton.cdiv(width, tile.columns),)](
+        rows,
         weight,
         out,
-        weights,
         slots,
         blocks.order,
         blocks.bounds,
         blocks.used,
         blocks.most,
         len(weight),
-        **_constants(weight.shape[2], size, tiles.rows, tile, single=len(slots) == 1),
+        *more,
+        DEPTH=weight.shape[2],
+        WIDTH=width,
+        SINGLE=len(slots) == 1,
+        ROWS=most_rows,
+        COLUMNS=tile.columns,
+        STEP=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **constants,
     )
-
-
-def _constants(depth: int, width: int, rows: int, tile: Tile, *, single: bool) -> dict[str, int | bool]:
-    return {
-        "DEPTH": depth,
-        "WIDTH": width,
-        "SINGLE": single,
-        "ROWS": rows,
-        "COLUMNS": tile.columns,
-        "STEP": tile.depth,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
 
 
 @triton.jit
@@ -196,13 +175,13 @@ def _down(
     opened,
     weight,
     out,
-    weights,
     slots,
     order,
     bounds,
     used,
     most_blocks,
     num_slots,
+    weights,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     SINGLE: tl.constexpr,

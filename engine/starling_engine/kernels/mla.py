@@ -39,6 +39,10 @@ def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
     32 keys of 576 elements leave room for two programs of 16 rows a processor, or for one of 64, whose sums [64, 512] are what two
     warpgroups hold; with more keys or fewer warps they spill. Three stages: page numbers are on their way before the keys that they
     name. fp32 has no matrix units without loss, and its latents take twice the room.
+
+    With 64 rows both warpgroups work out the same scores, a third of all products for nothing: Triton shares the first of two
+    chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but works out the softmax in
+    two layouts and spills; keys as rows would need 128 of them, which leave no room for the next ones.
     """
     most = 16 if dtype == torch.float32 else 64
     heads = max(1, min(most, triton.next_power_of_2(num_heads)))

@@ -61,6 +61,7 @@ class Call:
             kv_heads=self.kv.shape[2],
             head_dim=dim,
             itemsize=self.q.itemsize,
+            cached=self.kv.itemsize,
         )
 
     @property

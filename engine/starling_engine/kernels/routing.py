@@ -13,14 +13,24 @@ TINY = tl.constexpr(1e-20)
 """As in `layers/router.py`."""
 
 
-def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `layers.router.route`, each token's best expert first. A token's experts are distinct even where its logits are NaN."""
     tokens = len(logits)
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=logits.device)
     ids = torch.empty(tokens, routing.top_k, dtype=torch.int64, device=logits.device)
     if tokens:
         _route[(tokens,)](
-            logits, logits if bias is None else bias, weights, ids, logits.stride(0), routing.scaling, **constants(routing)
+            logits,
+            logits if bias is None else bias,
+            ids if slots is None else slots,
+            weights,
+            ids,
+            logits.stride(0),
+            routing.scaling,
+            FILLED=slots is not None,
+            **constants(routing),
         )
     return weights, ids
 
@@ -50,10 +60,12 @@ def constants(routing: Routing) -> dict[str, int | bool]:
 def _route(
     logits,
     bias,
+    slots,
     weights,
     ids,
     stride,
     scaling,
+    FILLED: tl.constexpr,
     GROUPS: tl.constexpr,
     MEMBERS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -93,6 +105,8 @@ def _route(
         wanted = tl.where(lane == best, float("-inf"), wanted)
     if RENORMALIZE:
         weight = weight / (tl.sum(weight, 0) + TINY)
+    if FILLED:
+        chosen = tl.where(tl.load(slots + token) < 0, -1, chosen)
     at = token * TOP_K + choice
     tl.store(weights + at, weight * scaling, mask=choice < TOP_K)
     tl.store(ids + at, chosen.to(tl.int64), mask=choice < TOP_K)

@@ -38,7 +38,9 @@ def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
     mask = real[None, :]
     tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=mask & is_query[:, None])
     if kv_out.dtype.element_ty == tl.float8e4nv:
-        x = tl.minimum(tl.maximum(x * inverse_scale[:, None], -FP8_MAX), FP8_MAX)
+        # What is not a number stays so, and shows where it is read.
+        x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
     tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
 
 

@@ -14,12 +14,17 @@ class ChunkMap:
         self.blocks = CHUNK // kv.block_size
         """Blocks of a chunk."""
         self.groups = range(len(kv.groups))
+        self._kv = kv
         self._specs = [group.spec for group in kv.groups]
 
     def names(self, holding: Holding, tokens: Sequence[int]) -> list[bytes]:
         """Of the chunks that end before the last token."""
         holding.chain.extend(tokens, len(tokens))
         return holding.chain.names[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
+
+    def on_device(self, holding: Holding, tokens: Sequence[int]) -> int:
+        """Chunks of the prefix that the device has whole."""
+        return len(self._kv.find_prefix(holding, tokens)[0]) // self.blocks
 
     def longest(self, names: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
         """The most chunks of a prefix, of which the device has the first ones, that all groups have, as far as they need them."""

@@ -26,6 +26,8 @@ class Holding:
     saved_chunks: int = 0
     """Chunks that the tiers have been told of, or come from there."""
     window_starts: list[int] = field(default_factory=list)
+    leaves_at: int = 0
+    """Tokens with which the next block leaves the window of a group; nothing does before."""
     adapter: str | None = None
     salts: tuple[str, ...] = ()
     """What besides the adapter went into the chain's root, for those who hear of its blocks."""
@@ -204,7 +206,9 @@ class KVManager:
         return copies
 
     def leave_window(self, holding: Holding, num_computed: int) -> None:
-        """Frees the blocks that no token from `num_computed` on can read."""
+        """Frees the blocks that no token from `num_computed` on can read. It is asked after every step, and mostly has none."""
+        if num_computed < holding.leaves_at or not self._windows:
+            return
         for group in self._windows:
             first = self.groups[group].spec.first_needed_block(num_computed)
             table = holding.tables[group]
@@ -213,6 +217,8 @@ class KVManager:
                     self.pool.release(table[index])
                     table[index] = NULL_BLOCK
             holding.window_starts[group] = max(first, holding.window_starts[group])
+        ends = ((holding.window_starts[group] + 1) * self.block_size + self.groups[group].spec.window for group in self._windows)
+        holding.leaves_at = min(ends) - 1
 
     def remember(self, holding: Holding, tokens: Sequence[int], num_confirmed: int) -> None:
         """Names the blocks that are full of confirmed tokens, so that others can find them."""
@@ -242,3 +248,4 @@ class KVManager:
         self.reserved -= holding.reserved
         holding.reserved = holding.cached_blocks = holding.saved_chunks = 0
         holding.window_starts = [0] * len(self.groups)
+        holding.leaves_at = 0

@@ -12,7 +12,7 @@ from starling_engine.layers.linear import Linear
 from starling_engine.models.moe import Routing
 from starling_engine.weights.slot import Alias, Slot, copy_slot
 
-Route = Callable[[torch.Tensor, Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+Route = Callable[[torch.Tensor, Routing, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 """`route`, or a kernel that does the same."""
 
 TINY = 1e-20
@@ -39,10 +39,13 @@ def _log(name: str, reason: str) -> None:
     logger.info("routing: %s (%s)", name, reason)
 
 
-def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [T, num_experts] fp32 -> (weights [T, top_k] fp32, ids [T, top_k] int64) of the experts that each token goes to.
 
-    `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order.
+    `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order; those of a token
+    whose slot is negative, in `slots` [T], are -1.
     """
     affinities = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     wanted = affinities if bias is None else affinities + bias
@@ -50,6 +53,8 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = No
         wanted = _within_groups(wanted, routing)
     ids = wanted.topk(routing.top_k, dim=-1).indices
     weights = affinities.gather(-1, ids)
+    if slots is not None:
+        ids = ids.masked_fill(slots[:, None] < 0, -1)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     return (weights if routing.scaling == 1 else weights * routing.scaling), ids
@@ -77,9 +82,9 @@ class Router:
         self._fused = fused
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> (weights, ids), see `route`."""
-        return self._route(self._gate.forward(x, torch.float32), self._routing, self._bias)
+        return self._route(self._gate.forward(x, torch.float32), self._routing, self._bias, slots)
 
     def slots(self) -> dict[str, Slot]:
         slots = {name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape)) for name, slot in self._gate.slots().items()}

@@ -28,19 +28,21 @@ class Attention:
             )
         )
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, config.o_bias))
+        self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
+        """Of the module in the checkpoint."""
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
-        self._weights = _attention_weights(build, window)
+        self.weights = _attention_weights(build, window)
         assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
         self._attend = build.backend.forward
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        out = self._attend(self._qkv.forward(x), self._weights, kv, meta)
+        out = self._attend(self._qkv.forward(x), self.weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
 
     def slots(self) -> dict[str, Slot]:
         slots = {**self._qkv.slots(), **self._o.slots()}
-        norms = (self._weights.q_norm, self._weights.k_norm)
+        norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None:
                 slots[f"{name}.weight"] = copy_slot(weight)
@@ -73,11 +75,11 @@ class DecoderLayer:
     def __init__(self, build: BuildContext, index: int) -> None:
         prefix = build.names.layer.format(index)
         self._input_norm = build.norm(f"{prefix}.{build.names.input_norm}")
-        self._attention: Attention | LatentAttention
+        self.attention: Attention | LatentAttention
         if build.config.mla:
-            self._attention = LatentAttention(build, prefix, build.config.mla)
+            self.attention = LatentAttention(build, prefix, build.config.mla)
         else:
-            self._attention = Attention(build, prefix, build.config.windows[index])
+            self.attention = Attention(build, prefix, build.config.windows[index])
         self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
         moe = build.config.moe
         self._mlp = MoeBlock(build, moe, index, prefix) if moe and index in moe.layers else Mlp.plain(build, prefix)
@@ -95,9 +97,11 @@ class DecoderLayer:
         With `rows` [R] only those tokens come out, [R, hidden_size].
         """
         x, residual = self._input_norm.forward(x, residual)
-        x = self._attention.forward(x, kv, meta, rows)
+        x = self.attention.forward(x, kv, meta, rows)
         x, residual = self._post_norm.forward(x, residual if rows is None else residual[rows])
-        return self._mlp.forward(x), residual
+        if isinstance(self._mlp, Mlp):
+            return self._mlp.forward(x), residual
+        return self._mlp.forward(x, meta.slots if rows is None else meta.slots[rows]), residual
 
     @property
     def moe(self) -> MoeBlock | None:
@@ -107,7 +111,7 @@ class DecoderLayer:
     def slots(self) -> dict[str, Slot]:
         return {
             **self._input_norm.slots(),
-            **self._attention.slots(),
+            **self.attention.slots(),
             **self._post_norm.slots(),
             **self._mlp.slots(),
         }

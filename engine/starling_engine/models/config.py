@@ -113,9 +113,18 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
 
 
 def _refuse_quantized(config: Fields) -> None:
-    if config.has("quantization_config"):
-        method = config.child("quantization_config").get("quant_method")
-        raise UnsupportedModel(f"{config.source}: quantization_config: quantized weights ({method}) are not supported")
+    """But for what llm-compressor writes where it has only measured scales for a cache in fp8, one for all heads."""
+    if not config.has("quantization_config"):
+        return
+    quantization = config.child("quantization_config")
+    method, cache = quantization.get("quant_method"), quantization.child("kv_cache_scheme")
+    per_tensor = (cache.get("type"), cache.get("num_bits"), cache.get("strategy")) == ("float", 8, "tensor")
+    if method != "compressed-tensors" or not per_tensor or quantization.get("config_groups"):
+        raise UnsupportedModel(f"{quantization.source}: quantized weights ({method}) are not supported")
+    if quantization.get("transform_config"):
+        raise UnsupportedModel(f"{quantization.source}: transform_config (rotations at run time) is not supported")
+    if not cache.boolean("symmetric", True):
+        raise UnsupportedModel(f"{cache.source}: symmetric false (zero points) is not supported; supported: true")
 
 
 def _read_heads(config: Fields) -> tuple[int, int]:

@@ -5,13 +5,14 @@ from typing import Protocol
 
 import torch
 
+from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.selector import Backend
 from starling_engine.layers.embedding import Embedding, Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.blocks import DecoderLayer
+from starling_engine.models.blocks import Attention, DecoderLayer
 from starling_engine.models.build import BuildContext
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext, no_tick
@@ -20,6 +21,7 @@ from starling_engine.models.registry import DEFINITIONS
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.expert_ranks import ExpertRanks
 from starling_engine.parallel.shard import ALL, Shard
+from starling_engine.weights.cache_scales import ENDINGS
 from starling_engine.weights.slot import Slot
 
 
@@ -103,6 +105,12 @@ class Decoder:
         return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
 
     @property
+    def kv_scaled(self) -> dict[str, AttentionWeights]:
+        """What a cache in fp8 has scales for, by the name of each layer's attention in the checkpoint."""
+        kinds = [layer.attention for layer in self._layers]
+        return {attention.name: attention.weights for attention in kinds if isinstance(attention, Attention)}
+
+    @property
     def cascades(self) -> bool:
         """Whether attention has use for what sequences share."""
         return self._build.backend.cascades
@@ -113,16 +121,21 @@ class Decoder:
         or may do so.
         """
         build = self._build
-        if build.tensor.shard.count > 1 or build.expert_ranks is not None:
-            return "it is one of several ranks"
+        if not build.tensor.capturable:
+            return "what the ranks add up passes through the host"
+        if build.expert_ranks is not None and not build.expert_ranks.capturable:
+            return "experts of other ranks are told through the host how many tokens come"
         if not build.backend.capturable:
             return f"{build.backend.name} attention reads lengths on the host"
         methods = {experts.method.name for experts in self.experts.values() if not experts.method.capturable}
         return f"{', '.join(sorted(methods))} experts are counted on the host" if methods else None
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank."""
-        return self._vocabulary.gather(self._head.forward(hidden, torch.float32))
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; `out` where they are to lie in memory that is there."""
+        # A GPU's product has the model's dtype: what widens it may as well write it where it is to lie.
+        dtype = None if out is not None and out.is_cuda else torch.float32
+        logits = self._vocabulary.gather(self._head.forward(hidden, dtype))
+        return logits if out is None else out.copy_(logits)
 
     def slots(self) -> dict[str, Slot]:
         slots: dict[str, Slot] = {}
@@ -136,10 +149,10 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        """Also the layers behind the last one, which draft tokens for speculative decoding, and what other ranks load, or this one
-        later.
+        """Also the layers behind the last one, which draft tokens for speculative decoding, what other ranks load, or this one
+        later, and scales of a cache in fp8, which are of use to no other.
         """
-        return name.endswith(self._names.ignored) or name.startswith(self._elsewhere)
+        return name.endswith((*self._names.ignored, *ENDINGS)) or name.startswith(self._elsewhere)
 
     def _held_elsewhere(self, build: BuildContext) -> tuple[str, ...]:
         """How the names begin of tensors that this rank has no part of."""

@@ -5,7 +5,7 @@ from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, WindowSpec, gro
 from starling_engine.models.config import ModelConfig
 from starling_engine.parallel.shard import ALL, Shard
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
@@ -18,7 +18,7 @@ def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
 
 def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
     """The groups with the layers of all stages, of the heads that `tensor` holds."""
-    return group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.dtype], tensor))
+    return group_layers(kv_specs(model, config.block_size, DTYPE_BYTES[config.kv_dtype], tensor))
 
 
 def stage_layers(model: ModelConfig, stage: Shard) -> range:

@@ -26,14 +26,17 @@ class MoeBlock:
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
         self._num_experts = moe.num_experts
+        # Else a step's memory depends on where its tokens go, and it is measured with tokens that only fill one up.
+        self._skips = build.expert_ranks is None and self.experts.method.capturable
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size].
+    def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. With `slots` [T], as AttentionMetadata has them, no expert is read for tokens
+        that only fill the step up, where that can be told.
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
-        weights, ids = self._router.forward(x)
+        weights, ids = self._router.forward(x, slots if self._skips else None)
         if self._ranks is None:
             out = self._add_up(self.experts.forward(x, ids, weights))
             return out if self._shared is None else out.add_(self._shared.forward(x))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from starling_engine.native.build import load
+from starling_engine.native.fp8 import FP8
 from starling_engine.native.packed import BLOCK_COLUMNS, PackedExperts, PackedWeight
 
 _ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int64, "starling_exchange_parts": c_int64}
@@ -39,11 +40,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "starling_silu_mul": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     "starling_qk_norm_rope_store": (
         *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int64),
-        *(c_void_p, c_void_p, c_float, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
+        *(c_void_p, c_void_p, c_float, c_void_p, c_int64, c_void_p, c_void_p, c_float, c_float),
+        *(c_int, c_int, c_int),
     ),
     "starling_paged_attention": (
         *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
-        *(c_int64, c_int64, c_int64, c_int64, c_float, c_int64, c_float, c_void_p, c_int, c_int),
+        *(c_int64, c_int64, c_int64, c_int64, c_float, c_int64, c_float, c_float, c_float, c_void_p, c_int, c_int, c_int),
     ),
     "starling_sample": (
         *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
@@ -74,6 +76,11 @@ def _lib() -> ctypes.CDLL:
 def _is_float(tensor: Tensor) -> bool:
     """Of a type that the kernels compute on."""
     return tensor.dtype in (torch.float32, torch.bfloat16)
+
+
+def _is_cache_of(tensor: Tensor, kv: Tensor) -> bool:
+    """Of its type, or of float8_e4m3fn."""
+    return _is_float(tensor) and kv.dtype in (tensor.dtype, FP8)
 
 
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
@@ -217,18 +224,21 @@ def qk_norm_rope_store(
     eps: float,
     kv: Tensor,
     slots: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
 
     Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, then rotated by their
     position [T] (int32 or int64), element i with i + rotary / 2: cos_sin [max_positions, rotary] fp32 has the
     cosines, then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64 =
-    block * block_size + offset, and not where a slot is -1. fp32 or bf16; D at most 256.
+    block * block_size + offset, and not where a slot is -1. fp32 or bf16; D at most 256. A cache of
+    float8_e4m3fn gets keys and values over their scales, held to the largest number that it has.
     """
     tokens, width = qkv.shape
     _, _, kv_heads, block_size, dim = kv.shape
     heads = width // dim - 2 * kv_heads
-    assert _is_float(qkv) and qkv.dtype == kv.dtype and qkv.is_contiguous() and kv.is_contiguous()
+    assert _is_cache_of(qkv, kv) and qkv.is_contiguous() and kv.is_contiguous()
     assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
     assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
     assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
@@ -241,8 +251,8 @@ def qk_norm_rope_store(
         *(qkv.data_ptr(), tokens, heads, kv_heads, dim),
         *(positions.data_ptr(), positions.dtype is torch.int64, cos_sin.data_ptr(), rotary),
         *(None if q_norm is None else q_norm.data_ptr(), None if k_norm is None else k_norm.data_ptr(), eps),
-        *(kv.data_ptr(), block_size, slots.data_ptr(), q.data_ptr()),
-        *(qkv.dtype is torch.float32, torch.get_num_threads()),
+        *(kv.data_ptr(), block_size, slots.data_ptr(), q.data_ptr(), 1 / key_scale, 1 / value_scale),
+        *(qkv.dtype is torch.float32, kv.dtype is FP8, torch.get_num_threads()),
     )
     return q
 
@@ -256,10 +266,13 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of q [T, H, D] over the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
 
-    kv [num_blocks, 2, KVH, block_size, D] has q's type, fp32 or bf16, and holds this step's keys already.
+    kv [num_blocks, 2, KVH, block_size, D] has q's type, fp32 or bf16, and holds this step's keys already; or
+    float8_e4m3fn, whose keys and values are worth that times their scales (of another type these are 1).
     Sequence s owns q's rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens; all
     the indices are int32, block_tables [S, max_blocks]. With a window, a token sees itself and the window - 1
     before it, and blocks wholly before that are not read. soft_cap bounds the scaled scores, by
@@ -268,7 +281,7 @@ def paged_attention(
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
     sequences, max_blocks = block_tables.shape
-    assert _is_float(q) and q.dtype == kv.dtype
+    assert _is_cache_of(q, kv)
     assert q.is_contiguous() and kv.is_contiguous() and kv.shape[4] == dim
     assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
@@ -278,8 +291,8 @@ def paged_attention(
     _lib().starling_paged_attention(
         *(q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), max_blocks),
         *(query_start.data_ptr(), context_lens.data_ptr(), sequences),
-        *(heads, kv_heads, dim, block_size, scale, window, soft_cap),
-        *(out.data_ptr(), q.dtype is torch.float32, torch.get_num_threads()),
+        *(heads, kv_heads, dim, block_size, scale, window, soft_cap, key_scale, value_scale),
+        *(out.data_ptr(), q.dtype is torch.float32, kv.dtype is FP8, torch.get_num_threads()),
     )
     return out
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from starling_engine.native.fp8 import cached
 from starling_engine.native.packed import PackedExperts, PackedWeight
 from starling_engine.sampling.rng import gumbel
 
@@ -80,6 +81,8 @@ def qk_norm_rope_store(
     eps: float,
     kv: Tensor,
     slots: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
 
@@ -92,8 +95,8 @@ def qk_norm_rope_store(
     turns = cos_sin[positions.long()][:, None]
     block, offset = slots.div(block_size, rounding_mode="floor"), slots % block_size
     stored = slots >= 0
-    kv[block[stored], 0, :, offset[stored]] = _rotated(k, turns)[stored]
-    kv[block[stored], 1, :, offset[stored]] = v[stored]
+    kv[block[stored], 0, :, offset[stored]] = cached(_rotated(k, turns)[stored], kv.dtype, key_scale)
+    kv[block[stored], 1, :, offset[stored]] = cached(v[stored], kv.dtype, value_scale)
     return _rotated(q, turns)
 
 
@@ -114,6 +117,8 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of q [T, H, D] over the paged cache -> [T, H, D]. For the arguments see `ops`.
 
@@ -125,7 +130,7 @@ def paged_attention(
         rows = slice(starts[s], starts[s + 1])
         if rows.start < rows.stop:
             keys, values = _gather(kv, block_tables[s], context)
-            out[rows] = _attend(q[rows], keys, values, scale, window, soft_cap)
+            out[rows] = value_scale * _attend(q[rows], keys, values, scale * key_scale, window, soft_cap)
     return out
 
 

@@ -19,6 +19,11 @@ class Communicator(Protocol):
 
     shard: Shard
 
+    @property
+    def capturable(self) -> bool:
+        """Whether `all_reduce` and `all_gather` may be recorded with a step: the host has no part in them."""
+        ...
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in x's shape and dtype; x may be overwritten."""
         ...
@@ -51,6 +56,7 @@ class Alone:
     """One rank: nothing to exchange."""
 
     shard = Shard()
+    capturable = True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x

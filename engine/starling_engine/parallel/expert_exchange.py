@@ -25,6 +25,11 @@ class ExpertExchange(Protocol):
     Every rank dispatches and combines once for each layer. Ranks of a tensor group give the same tokens, and get the same results.
     """
 
+    @property
+    def capturable(self) -> bool:
+        """Whether it may be recorded with a step, which is the same for all: the host has no part in it."""
+        ...
+
     def dispatch(self, routes: ExpertRoutes, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, step: int) -> Combine: ...
 
 
@@ -33,6 +38,8 @@ class AllToAll:
 
     Ranks of a tensor group share the tokens out, and gather the results.
     """
+
+    capturable = False
 
     def __init__(self, ranks: Communicator, tensor: Communicator) -> None:
         self._ranks = ranks
@@ -80,6 +87,10 @@ class AllGather:
             return sums[mine].to(x.dtype)
 
         return combine
+
+    @property
+    def capturable(self) -> bool:
+        return self._ranks.shard.count == self._tensor.shard.count and self._ranks.capturable
 
     def _see_all(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

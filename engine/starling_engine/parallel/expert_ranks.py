@@ -50,6 +50,12 @@ class ExpertRanks:
         self._step = self._layer = 0
 
     @property
+    def capturable(self) -> bool:
+        """Whether a recorded step can have it: nothing passes through the host, and experts have no copies that take turns."""
+        exchange = self._exchange is None or self._exchange.capturable
+        return self.window is None and exchange and not any(routes.copies for routes in self._routes)
+
+    @property
     def rank(self) -> int:
         return self.communicator.shard.index
 
@@ -111,11 +117,11 @@ class ExpertRanks:
             )
 
 
-def over_tensor(model: ModelConfig, tensor: Communicator) -> ExpertRanks:
+def over_tensor(model: ModelConfig, tensor: Communicator, device: torch.device) -> ExpertRanks:
     """The experts spread over the tensor ranks alone."""
     assert model.moe is not None
     placement = spread(model.moe.num_experts, tensor.shard.count, len(model.moe.layers))
-    ranks = ExpertRanks(model.moe.num_experts, placement.slots, tensor)
+    ranks = ExpertRanks(model.moe.num_experts, placement.slots, tensor, device=device)
     ranks.flip(tensor, placement)
     return ranks
 

@@ -15,6 +15,8 @@ class ExpertRoutes:
                 ranks[expert].append(rank)
         most = max(map(len, ranks))
         self._ranks = torch.tensor([(held * most)[:most] for held in ranks], device=device)
+        self.copies = most > 1
+        """Whether there are experts that several ranks hold."""
         self._copies = torch.tensor([len(held) for held in ranks], device=device) if most > 1 else None
 
     def choose(self, ids: torch.Tensor, first: int) -> torch.Tensor:

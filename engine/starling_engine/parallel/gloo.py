@@ -66,6 +66,8 @@ def _join_store(rendezvous: Rendezvous, tell: Callable[[TCPStore | DistError], N
 class GlooCommunicator:
     """One process group, made without any default group, so that one can be built beside another."""
 
+    capturable = False
+
     def __init__(self, store: Store, name: str, shard: Shard, rendezvous: Rendezvous, tick: Callable[[], None]) -> None:
         """`name` must be the group's own within the store. Blocks until all ranks are there; raises RankLost if one does not come.
 

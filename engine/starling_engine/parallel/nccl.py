@@ -34,6 +34,7 @@ def join_nccl(
     options._timeout = datetime.timedelta(seconds=rendezvous.timeout)
     try:
         group = nccl(PrefixStore(f"{name}/nccl", store), host.shard.index, host.shard.count, options)
+        group.eager_connect_single_device(device)  # else the first sum would, while a step runs
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"the ranks of {name} did not all come: {error}") from error
     return NcclCommunicator(host, group, device, one_shot)
@@ -45,6 +46,8 @@ class NcclCommunicator:
 
     Sums that are small enough go to `one_shot`, which the ranks of one machine may have.
     """
+
+    capturable = True
 
     def __init__(self, host: Communicator, group: Any, device: torch.device, one_shot: OneShot | None = None) -> None:
         """`group` is a ProcessGroup of the same ranks in the same order."""
@@ -70,7 +73,7 @@ class NcclCommunicator:
             return self._host.all_gather(x)
         self.tick()
         out = x.new_empty((self.shard.count, *x.shape))
-        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
+        self._wait(self._group._allgather_base(out.view(-1), x.contiguous().view(-1)))
         return out
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
@@ -104,6 +107,11 @@ class NcclCommunicator:
 
     def tick(self) -> None:
         self._host.tick()
+
+    def close(self) -> None:
+        """Once nothing more is asked of it; what has been asked is done first."""
+        torch.cuda.synchronize(self._device)
+        self._group.shutdown()
 
     def _has(self, x: torch.Tensor) -> bool:
         return x.device.type == self._device.type

@@ -22,6 +22,8 @@ SHARED_FOLDER = Path("/dev/shm")
 class SharedCommunicator:
     """`slow` carries what is rare, and the agreement on where the memory is. All its ranks must be on this machine."""
 
+    capturable = False
+
     def __init__(self, slow: Communicator, timeout: float, call: Callable[[int], str] | None = None) -> None:
         """`call` is what errors call a rank. Raises RankLost when one does not come, ConfigError when memory is short."""
         self.shard = slow.shard

@@ -42,6 +42,10 @@ class Platform(Protocol):
         """Raises ConfigError for a dtype that this device cannot compute in."""
         ...
 
+    def check_kv_dtype(self, dtype: torch.dtype) -> None:
+        """Raises ConfigError for a dtype in which this device cannot cache keys and values; any in which it computes, it can."""
+        ...
+
     def attention_backends(self) -> tuple[str, ...]:
         """Names that may work here, the one to prefer first."""
         ...

@@ -55,6 +55,9 @@ class CpuPlatform:
         if dtype not in DTYPES:
             raise ConfigError(f"{dtype} does not run on a CPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
 
+    def check_kv_dtype(self, dtype: torch.dtype) -> None:
+        """Whatever it is, there is a backend that reads it."""
+
     def attention_backends(self) -> tuple[str, ...]:
         return ("native", "torch", "triton")
 

@@ -11,6 +11,8 @@ from starling_engine.platforms.queue import DeviceQueue, Mark, Replay
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BF16_CAPABILITY = (8, 0)
 """Ampere, the first whose matrix units know bfloat16."""
+FP8_CAPABILITY = (8, 9)
+"""Ada, the first that converts from and to float8_e4m3fn."""
 
 
 class CudaPlatform:
@@ -50,6 +52,15 @@ class CudaPlatform:
         if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
             raise ConfigError(f"{torch.cuda.get_device_name(self.device)} has no bfloat16; possible: float16, float32", "dtype")
 
+    def check_kv_dtype(self, dtype: torch.dtype) -> None:
+        capability = torch.cuda.get_device_capability(self.device)
+        if dtype == torch.float8_e4m3fn and capability < FP8_CAPABILITY:
+            raise ConfigError(
+                f"fp8 needs compute capability {'.'.join(map(str, FP8_CAPABILITY))} or more, and"
+                f" {torch.cuda.get_device_name(self.device)} has {'.'.join(map(str, capability))}; possible: auto",
+                "kv_cache_dtype",
+            )
+
     def attention_backends(self) -> tuple[str, ...]:
         return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
 
@@ -71,10 +82,14 @@ class CudaQueue:
         return _CudaMark(event, self._device)
 
     def record(self, work: Callable[[], None]) -> Replay:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         # Threads that copy chunks may use CUDA meanwhile; only this one's calls are recorded.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # which torch leaves out where the recording was broken by a call that cannot be recorded
+            raise
         return graph.replay
 
     def forget(self) -> None:
@@ -88,6 +103,7 @@ class CudaQueue:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         work()
+        work()  # while what the first run leaves, logits and the like, is there
         torch.cuda.synchronize(self._device)
         return int(torch.cuda.max_memory_allocated(self._device)) - before
 

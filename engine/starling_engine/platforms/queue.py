@@ -21,7 +21,9 @@ class DeviceQueue(Protocol):
     """The queue of the thread that runs the steps; all but `Mark.wait` is for that thread."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Host memory, uint8, from and to which copies need not be waited for."""
+        """Host memory, uint8, from and to which copies need not be waited for. Once dropped it is not given again to anybody before
+        the copies under way are done.
+        """
         ...
 
     def mark(self) -> Mark:

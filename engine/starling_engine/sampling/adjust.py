@@ -1,15 +1,16 @@
 """Changes to logits before sampling: bias, allowed and banned tokens, minimum length, penalties.
 
-Each works on one row in place; requests that ask for none of it cost nothing.
+Each works on one row in place; requests that ask for none of it cost nothing. A device works on many rows by `sampling.words`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from starling_engine.params import SamplingParams
+from starling_engine.sampling.words import words
 
 NEVER = float("-inf")
 
@@ -51,6 +52,24 @@ class Adjuster:
             ids, counts = np.unique(tokens[self._num_prompt :], return_counts=True)
             penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(row.dtype)
             row[torch.from_numpy(ids).long()] -= penalty.to(row.device)
+
+    # ---- for a device, which keeps what it needs ----
+
+    def words(self, vocab: int, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        """See `sampling.words`. `tokens` as `adjust` takes them."""
+        known, start = np.array(tokens), self._num_prompt
+        allowed, banned, ends = self._allowed.numpy(), self._banned.numpy(), self._stops.numpy()
+        return words(vocab, known[:start], known[start:], allowed=allowed, banned=banned, ends=ends)
+
+    @property
+    def bias(self) -> Mapping[int, float]:
+        return self._params.logit_bias or {}
+
+    def settings(self, length: int) -> tuple[float, float, float, bool]:
+        """The penalties for repetition, presence and frequency, and whether an output so long, with the prompt, may not end yet."""
+        params = self._params
+        short = length - self._num_prompt < params.min_tokens
+        return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, short
 
 
 def needs_adjusting(params: SamplingParams) -> bool:

@@ -7,17 +7,26 @@ from starling_engine.step import LogprobRow
 
 def logprob_rows(logits: torch.Tensor, chosen: torch.Tensor, counts: list[int]) -> list[LogprobRow]:
     """For each row of logits [R, vocab] fp32 the chosen token [R] int64 first, then the `counts[r]` likeliest."""
+    return read_scores(scores(logits, chosen, max(counts)), counts)
+
+
+def scores(logits: torch.Tensor, chosen: torch.Tensor, most: int) -> torch.Tensor:
+    """What `read_scores` reads, one tensor on the logits' device: [R, 3 + 2 * most] int32.
+
+    Of each row the rank of the chosen token, the token and the `most` likeliest, and in the same order their log probabilities,
+    which are fp32.
+    """
     logprobs = torch.log_softmax(logits, dim=-1)
     of_chosen = logprobs.gather(1, chosen[:, None])
-    ranks = (logprobs > of_chosen).sum(dim=1) + 1
-    # One copy of each tensor to the host, however many rows there are.
-    given = zip(chosen.tolist(), of_chosen[:, 0].tolist(), ranks.tolist(), _likeliest(logprobs, counts), strict=True)
-    return [LogprobRow([token, *ids], [value, *values], rank) for token, value, rank, (ids, values) in given]
+    rank = (logprobs > of_chosen).sum(dim=1, keepdim=True) + 1
+    top = torch.topk(logprobs, most, dim=-1)
+    values = torch.cat((of_chosen, top.values), 1).view(torch.int32)
+    return torch.cat((rank.int(), chosen[:, None].int(), top.indices.int(), values), 1)
 
 
-def _likeliest(logprobs: torch.Tensor, counts: list[int]) -> list[tuple[list[int], list[float]]]:
-    """For each row the `counts[r]` likeliest tokens and their log probabilities, in falling order."""
-    top = torch.topk(logprobs, max(counts), dim=-1)
-    return [
-        (ids[:count], values[:count]) for ids, values, count in zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
-    ]
+def read_scores(scores: torch.Tensor, counts: list[int]) -> list[LogprobRow]:
+    """`scores` on the host; of row r the `counts[r]` likeliest tokens."""
+    width = (scores.shape[1] - 1) // 2
+    ids, values = scores[:, 1 : 1 + width].tolist(), scores[:, 1 + width :].view(torch.float32).tolist()
+    rows = zip(scores[:, 0].tolist(), ids, values, counts, strict=True)
+    return [LogprobRow(tokens[: count + 1], logprobs[: count + 1], rank) for rank, tokens, logprobs, count in rows]

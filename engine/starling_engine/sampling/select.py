@@ -7,6 +7,7 @@ import torch
 
 from starling_engine.kernels.runs import why_not_triton
 from starling_engine.native import load, ops, reference
+from starling_engine.sampling import words
 
 logger = logging.getLogger("starling.sampling")
 
@@ -24,6 +25,29 @@ class SampleOp(Protocol):
         seed: torch.Tensor,
         position: torch.Tensor,
     ) -> torch.Tensor: ...
+
+
+class AdjustOp(Protocol):
+    """See `sampling.words.adjust`, which defines what every one of them computes."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        words: torch.Tensor,
+        slots: torch.Tensor,
+        penalties: torch.Tensor,
+        short: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+def select_adjust_op(device: torch.device) -> AdjustOp:
+    """Triton's where its kernels run, else torch's: hosts adjust row by row, and need none."""
+    if why_not_triton(device) is not None:
+        return words.adjust
+    from starling_engine.kernels import adjust
+
+    return adjust.adjust
 
 
 def select_sample_op(device: torch.device) -> SampleOp:

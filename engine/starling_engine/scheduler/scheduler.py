@@ -5,7 +5,6 @@ chunked prefill, prefix hits and resumed requests are cases of it.
 """
 
 import logging
-from collections.abc import Callable
 
 from starling_engine.config import SchedulerConfig
 from starling_engine.delta import MOVED, Delta, Stats
@@ -14,7 +13,8 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.draft import Draft
-from starling_engine.scheduler.offload import Offload
+from starling_engine.scheduler.offload.offload import Offload
+from starling_engine.scheduler.prefix import Prefix, Prefixes
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
 from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
@@ -41,6 +41,7 @@ class Scheduler:
         self.suspects: list[RequestState] = []
         """Requests of a step that failed as a whole: each runs alone, until the culprit has shown itself."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
+        self._prefixes = Prefixes(kv, offload, self.requests)
         self._in_flight: dict[int, Draft] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._freed_slots: list[int] = []
@@ -83,13 +84,13 @@ class Scheduler:
         holding.adapter = record.adapter
         holding.salts = (*record.media_hashes, *([record.cache_salt] if record.cache_salt else []))
         request = RequestState(record, holding, longest, self.config.eos_token_ids)
-        parent = self._parent(request)
+        parent = self._prefixes.parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
         self.requests[record.id] = request
         self.waiting.add(request)
         if self.offload is not None:
-            self.offload.arrive(request)
+            self.offload.fetches.arrive(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once: its blocks are free now, what it has in flight is discarded. Unknown ids are ignored."""
@@ -122,8 +123,7 @@ class Scheduler:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
-            self.offload.open_late()
-            self.offload.save(len(self.running))
+            self.offload.begin_step(len(self.running))
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)
@@ -178,53 +178,50 @@ class Scheduler:
 
     def _admit(self, draft: Draft, request: RequestState) -> bool:
         """False when no other is to be tried in its place; one that is to wait for its chunks is passed over."""
-        kv, holding, tokens = self.kv, request.holding, request.tokens
-        forked = self._fork_tables(request)
-        if self.offload is not None and not forked and self.offload.pass_over(request):
+        prefix = self._prefixes.find(request)
+        if prefix is None:
             return True
-        tables = forked or (kv.find_prefix(holding, tokens) if request.reads_prefix_cache else [[] for _ in kv.groups])
-        hit = len(tokens) - 1 if forked else len(tables[0]) * kv.block_size
-        chunks = 0
-        if self.offload is not None and request.reads_prefix_cache and not forked:
-            chunks = self.offload.match(request, len(tables[0]))
-            if chunks and self.offload.parked(request, len(tables[0]), chunks):
-                return True
-        if chunks:
-            tables = kv.trim(tables, chunks * CHUNK)
-        if not kv.admit(holding, tables, len(tokens) + (kv.block_size if forked else 0), headroom=len(self.running)):
+        length = len(request.tokens) + (self.kv.block_size if prefix.forked else 0)  # a fork gets a copy of the last block
+        if not self.kv.admit(request.holding, prefix.tables, length, headroom=len(self.running)):
             return False
-        self.waiting.remove(request)
-        if self.offload is not None:
-            self.offload.forget(request)
-        self.running.append(request)
-        request.status = Status.RUNNING
-        request.slot = self._free_slots.pop()
-        external = max(0, chunks * CHUNK - hit)
-        request.planned = request.computed = request.cached_tokens = hit + external
+        self._take_slot(request)
+        request.planned = request.computed = request.cached_tokens = prefix.length
         if request.reads_prefix_cache and not request.run:
-            self._count_hits(request, hit, external)
-        if hit + external >= request.num_prompt:
+            self._count_hits(request, prefix)
+        if prefix.length >= request.num_prompt:
             self._open_forks(request)
-        if self.offload is not None and external:
-            kv.make_room(holding, hit + external)
-            self.offload.load(request, len(tables[0]), chunks, after=self._step_id - 1)
-            return True
-        if forked:
-            holding.cached_blocks = hit // kv.block_size
-            draft.copies.extend(kv.make_writable(holding, hit))
-        holding.saved_chunks = hit // CHUNK
-        count = min(len(tokens) - hit, draft.budget)
-        kv.grow(holding, hit + count)
-        draft.add_row(request, count)
+        if prefix.external:
+            self._load_prefix(request, prefix)
+        else:
+            self._plan_first(draft, request, prefix)
         return True
 
-    def _count_hits(self, request: RequestState, hit: int, external: int) -> None:
+    def _load_prefix(self, request: RequestState, prefix: Prefix) -> None:
+        """The request has no part in steps until its blocks have come."""
+        assert self.offload is not None, "nothing else has more than the device"
+        self.kv.make_room(request.holding, prefix.length)
+        hit = prefix.hit // self.kv.block_size
+        self.offload.loads.load(request, hit, prefix.length // CHUNK, after=self._step_id - 1)
+
+    def _plan_first(self, draft: Draft, request: RequestState, prefix: Prefix) -> None:
+        """Its first chunk, behind what it has found on the device."""
+        holding = request.holding
+        if prefix.forked:
+            holding.cached_blocks = prefix.hit // self.kv.block_size
+            draft.copies.extend(self.kv.make_writable(holding, prefix.hit))
+        holding.saved_chunks = prefix.hit // CHUNK
+        count = min(len(request.tokens) - prefix.hit, draft.budget)
+        self.kv.grow(holding, prefix.hit + count)
+        draft.add_row(request, count)
+
+    def _count_hits(self, request: RequestState, prefix: Prefix) -> None:
         self.stats.prefix_queries_total += len(request.tokens)
-        self.stats.prefix_hits_total += hit
+        self.stats.prefix_hits_total += prefix.hit
         if self.offload is not None:
-            self.stats.external_queries_total += len(request.tokens) - hit
-            self.stats.external_hits_total += external
-            self.offload.count_lookup(request, hit // self.kv.block_size, (hit + external) // CHUNK)
+            self.stats.external_queries_total += len(request.tokens) - prefix.hit
+            self.stats.external_hits_total += prefix.external
+            asked, found = self.offload.loads.lookup(request, prefix.hit // self.kv.block_size, prefix.length // CHUNK)
+            self.offload.counts.looked_up(asked, found)
 
     # ---- blocks ----
 
@@ -243,7 +240,7 @@ class Scheduler:
                 if victim in draft.requests:
                     return False
                 if self.offload is not None:
-                    self.offload.swap_out(victim)
+                    self.offload.saves.swap_out(victim)
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -258,8 +255,18 @@ class Scheduler:
         request.planned = request.computed = request.pending = 0
         self.waiting.put_back(request)
         if self.offload is not None:
-            self.offload.put_back(request)
+            self.offload.fetches.put_back(request)
         self.stats.preemptions_total += 1
+
+    # ---- slots ----
+
+    def _take_slot(self, request: RequestState) -> None:
+        self.waiting.remove(request)
+        if self.offload is not None:
+            self.offload.fetches.forget(request)
+        self.running.append(request)
+        request.status = Status.RUNNING
+        request.slot = self._free_slots.pop()
 
     def _leave_slot(self, request: RequestState) -> None:
         self.running.remove(request)
@@ -272,25 +279,6 @@ class Scheduler:
         request.gates.discard(Gate.KV_LOAD)
         request.awaited.clear()
 
-    # ---- forks ----
-
-    def _parent(self, request: RequestState) -> RequestState | None:
-        return self.requests.get(request.record.fork_of) if request.record.fork_of else None
-
-    def _fork_tables(self, request: RequestState) -> list[list[int]] | None:
-        """The parent's blocks for all tokens but the last, if the parent still has them and this is a plain first start."""
-        parent = self._parent(request)
-        if parent is None or not request.reads_prefix_cache or parent.computed < len(request.tokens) - 1:
-            return None
-        if parent.status is not Status.RUNNING or parent.gates or request.tokens != parent.tokens[: len(request.tokens)]:
-            return None
-        return self.kv.fork_tables(parent.holding, len(request.tokens) - 1)
-
-    def _open_forks(self, parent: RequestState) -> None:
-        for request in self.waiting:
-            if request.record.fork_of == parent.record.id:
-                request.gates.discard(Gate.FORK_PARENT)
-
     # ---- results ----
 
     def update(self, result: StepResult) -> list[Delta]:
@@ -301,8 +289,7 @@ class Scheduler:
             return []
         self.stats.steps_total += 1
         if self.offload is not None:
-            self.offload.confirmed_step = draft.step_id
-            self.offload.costs.computed(sum(draft.num_tokens), result.seconds)
+            self.offload.end_step(draft.step_id, sum(draft.num_tokens), result.seconds)
         if result.error is not None:
             return self._blame(draft, result.error)
         deltas: list[Delta] = []
@@ -310,57 +297,40 @@ class Scheduler:
             draft.requests, draft.runs, draft.starts, draft.num_tokens, result.rows, strict=True
         ):
             if request.run == run:
-                self._update_row(request, start, start + count, row, deltas.append)
+                self._confirm(request, start + count)
+                delta = self._take(request, start, row)
+                deltas += [delta] if delta is not None else []
         return deltas
 
-    def _update_row(self, request: RequestState, start: int, computed: int, row: RowResult, emit: Callable[[Delta], None]) -> None:
-        first_confirmed = request.computed < request.num_prompt <= computed
+    def _confirm(self, request: RequestState, computed: int) -> None:
+        """Its keys and values are in the cache up to `computed`: others may have them."""
+        prompt_done = request.computed < request.num_prompt <= computed
         request.computed = computed
         holding = request.holding
         if computed // self.kv.block_size > holding.cached_blocks:
             self.kv.remember(holding, request.tokens, computed)
             if self.offload is not None:
-                self.offload.confirm(request)
-            self.kv.leave_window(holding, computed)
-        if first_confirmed:
+                self.offload.saves.confirm(request)
+        self.kv.leave_window(holding, computed)
+        if prompt_done:
             self._open_forks(request)
-        if row.prompt_logprobs:
-            row.prompt_logprobs = request.unscored(start, row.prompt_logprobs)
-        if row.error is not None or row.pooled is not None:
-            delta = Delta(request.record.id, request.record.attempt, pooled=row.pooled, error=row.error)
-            delta.finish_reason = "stop" if row.error is None else "error"
-        elif row.tokens:
-            delta = self._accept(request, row)
-        elif row.prompt_logprobs:
-            delta = Delta(request.record.id, request.record.attempt, prompt_logprobs=row.prompt_logprobs)
-        else:
-            return
+
+    def _open_forks(self, parent: RequestState) -> None:
+        for request in self.waiting:
+            if request.record.fork_of == parent.record.id:
+                request.gates.discard(Gate.FORK_PARENT)
+
+    def _take(self, request: RequestState, start: int, row: RowResult) -> Delta | None:
+        delta = request.take(row, start)
+        if delta is None:
+            return None
+        self.stats.generated_tokens_total += len(delta.tokens)
         if not request.answered:
             request.answered = True
             delta.cached_tokens = request.cached_tokens
             self.stats.prompt_tokens_total += request.num_prompt
         if delta.finish_reason is not None:
             self._finish(request)
-        emit(delta)
-
-    def _accept(self, request: RequestState, row: RowResult) -> Delta:
-        """Appends the sampled tokens, up to the one that ends the request."""
-        record = request.record
-        delta = Delta(record.id, record.attempt, row.tokens, row.logprobs, row.prompt_logprobs)
-        for taken, token in enumerate(row.tokens, 1):
-            request.tokens.append(token)
-            request.pending -= 1
-            length = len(request.tokens)
-            if token in request.stop_ids and length - request.num_prompt > record.params.min_tokens:
-                delta.finish_reason = "stop"
-                if token not in self.config.eos_token_ids or record.params.ignore_eos:
-                    delta.stop_token = token
-            elif length >= request.budget_end:
-                delta.finish_reason = "length"
-            if delta.finish_reason is not None:
-                delta.tokens = row.tokens[:taken]
-                break
-        self.stats.generated_tokens_total += len(delta.tokens)
         return delta
 
     def _finish(self, request: RequestState) -> None:
@@ -370,7 +340,7 @@ class Scheduler:
             self.waiting.remove(request)
             request.run += 1
             if self.offload is not None:
-                self.offload.forget(request)
+                self.offload.fetches.forget(request)
         request.status = Status.FINISHED
         del self.requests[request.record.id]
         self._open_forks(request)
@@ -422,7 +392,7 @@ class Scheduler:
         self.stats.waiting = len(self.waiting)
         self.stats.kv_blocks_used = self.kv.pool.num_used
         if self.offload is not None:
-            self.stats.tiers = self.offload.stats
+            self.stats.tiers = self.offload.counts.tiers
         return self.stats
 
     def check_integrity(self) -> None:

@@ -2,9 +2,10 @@
 
 from enum import Enum, auto
 
+from starling_engine.delta import Delta
 from starling_engine.kv.manager import Holding
 from starling_engine.request import EngineRequest
-from starling_engine.step import LogprobRow
+from starling_engine.step import LogprobRow, RowResult
 
 
 class Gate(Enum):
@@ -41,6 +42,7 @@ class RequestState:
         "cached_tokens",
         "computed",
         "entered",
+        "eos_ids",
         "faults",
         "gates",
         "holding",
@@ -82,11 +84,42 @@ class RequestState:
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
         self.budget_end = min(longest, max_model_len) if record.pooling is None else self.num_prompt + 1
         """The request ends when it has this many tokens; a pooled one before it has any of its own."""
-        own = params.stop_token_ids or ()
-        self.stop_ids = frozenset(own) if params.ignore_eos else frozenset((*eos_token_ids, *own))
+        self.eos_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
 
-    def unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
+    def take(self, row: RowResult, start: int) -> Delta | None:
+        """What the request gains by a row of its chunk that begins at position `start`; None for nothing that is to be told."""
+        if row.prompt_logprobs:
+            row.prompt_logprobs = self._unscored(start, row.prompt_logprobs)
+        record = self.record
+        if row.error is not None or row.pooled is not None:
+            reason = "stop" if row.error is None else "error"
+            return Delta(record.id, record.attempt, pooled=row.pooled, error=row.error, finish_reason=reason)
+        if row.tokens:
+            return self._accept(row)
+        return Delta(record.id, record.attempt, prompt_logprobs=row.prompt_logprobs) if row.prompt_logprobs else None
+
+    def _accept(self, row: RowResult) -> Delta:
+        """Appends the sampled tokens, up to the one that ends the request."""
+        record = self.record
+        delta = Delta(record.id, record.attempt, row.tokens, row.logprobs, row.prompt_logprobs)
+        for taken, token in enumerate(row.tokens, 1):
+            self.tokens.append(token)
+            self.pending -= 1
+            length = len(self.tokens)
+            if token in self.stop_ids and length - self.num_prompt > record.params.min_tokens:
+                delta.finish_reason = "stop"
+                if token not in self.eos_ids:
+                    delta.stop_token = token
+            elif length >= self.budget_end:
+                delta.finish_reason = "length"
+            if delta.finish_reason is not None:
+                delta.tokens = row.tokens[:taken]
+                break
+        return delta
+
+    def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
         """What of a chunk's prompt logprobs was not sent before a preemption; the chunk begins at position `start`."""
         new = rows[max(0, self.scored - start) :]
         self.scored += len(new)

@@ -3,13 +3,12 @@
 import ctypes
 import mmap
 import threading
-from contextlib import suppress
 
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.ledger import amount
 from starling_engine.niceness import be_nice
+from starling_engine.platforms.host_memory import anonymous, pin
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: gives memory its pages as if it had been written, and changes nothing in it."""
@@ -27,10 +26,10 @@ class Arena:
     def __init__(self, num_slots: int, slot_bytes: int, *, pinned: bool = False) -> None:
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         size = num_slots * self.slot_bytes
-        self._memory = torch.frombuffer(_anonymous(size), dtype=torch.uint8)
+        self._memory = anonymous(size)
         self._view = memoryview(self._memory.numpy().data)
         if pinned:
-            _pin(self._memory)
+            self._pin()
         else:
             threading.Thread(target=self._populate, name="kv-arena", daemon=True).start()
 
@@ -42,6 +41,13 @@ class Arena:
         """The first `size` bytes of a slot, without a copy."""
         return self._view[number * self.slot_bytes : number * self.slot_bytes + size]
 
+    def _pin(self) -> None:
+        """It lives as long as the process, so nothing unpins it."""
+        try:
+            pin(self._memory)
+        except MemoryError as error:
+            raise ConfigError(f"{error}; set it lower", "kv_cpu_bytes") from error
+
     def _populate(self) -> None:
         be_nice()
         libc, start, size = ctypes.CDLL(None), self._memory.data_ptr(), self._memory.nbytes
@@ -49,25 +55,3 @@ class Arena:
             count = min(POPULATED_AT_ONCE, size - at)
             if libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(count), MADV_POPULATE_WRITE):
                 return  # an older kernel: pages come when they are written
-
-
-def _pin(memory: torch.Tensor) -> None:
-    """Registers it as it is: torch's own pinned memory is rounded up to a power of two, 40 GiB to 64.
-
-    It lives as long as the process, so nothing unregisters it. Raises ConfigError.
-    """
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    if int(error) != 0:
-        raise ConfigError(
-            f"{amount(memory.nbytes)} of host memory cannot be pinned (CUDA error {int(error)}); set it lower", "kv_cpu_bytes"
-        )
-
-
-def _anonymous(size: int) -> mmap.mmap:
-    """In huge pages where the system has them: the first touch of a small one costs as much as copying it."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory

@@ -14,7 +14,9 @@ def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -
     """The folder first, which is nearer, then the store; None where there is neither. Raises ConfigError."""
     opened: list[FarTier] = []
     if tiers.far:
-        mark = fingerprint_of(config.model_path, config.load_format, config.seed, config.dtype)
+        # Of an fp8 cache also what it was rounded from: that decides which way.
+        dtype = f"{config.kv_dtype} of {config.dtype}" if config.fp8_cache else config.dtype
+        mark = fingerprint_of(config.model_path, config.load_format, config.seed, dtype)
         if tiers.fs_path is not None:
             from starling_engine.tiers.folder import open_folder
 

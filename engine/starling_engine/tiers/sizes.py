@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.ledger import GIB, amount, block_bytes
+from starling_engine.ledger import amount, block_bytes
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.kv import kv_groups, whole_groups
 from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.passage import most_passage
 
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
@@ -30,7 +31,10 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
 
 
 def passage_bytes(model: ModelConfig, config: WorkerConfig) -> int:
-    """Host memory that tiers outside need to pass through, where there is no CPU tier: that of the longest request, up to 1 GiB."""
+    """Host memory that tiers outside need to pass through, where there is no CPU tier: that of the longest request that the device
+    can hold, up to 1 GiB.
+    """
     groups = len(whole_groups(model, config))
     size = chunk_bytes(model, config)
-    return max(groups * size, min(GIB, -(-config.max_model_len // CHUNK) * groups * size))
+    longest = -(-config.max_model_len // CHUNK) * groups * size
+    return max(groups * size, min(longest, most_passage(config.kv_cache_memory_bytes)))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from starling_engine.errors import RankLost
+from starling_engine.errors import DeviceLost, RankLost
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.launched import Finished, Launched
 from starling_engine.worker.transfers import Transfers
@@ -19,11 +19,19 @@ T = TypeVar("T")
 class Attempt:
     """Launched by `launch` as it is made. `transfers` hear when the step has ended."""
 
-    def __init__(self, plan: StepPlan, rank: int, transfers: Transfers | None, launch: Callable[[StepPlan], Launched]) -> None:
+    def __init__(
+        self, plan: StepPlan, rank: int, device: torch.device, transfers: Transfers | None, launch: Callable[[StepPlan], Launched]
+    ) -> None:
         self._plan = plan
         self._rank = rank
+        self._device = device
         self._transfers = transfers
         self._launched = self._guarded(lambda: launch(plan), Finished)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed as it was launched."""
+        return isinstance(self._launched, Finished) and self._launched.failed
 
     @property
     def ready(self) -> bool:
@@ -38,11 +46,11 @@ class Attempt:
 
     def _check_device(self) -> None:
         """Libraries tell of a lost device in errors of their own."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self._device.type == "cuda":
             try:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(self._device)  # of a thread that answers, the current one is another
             except RuntimeError as error:
-                raise RankLost(f"the device of rank {self._rank} failed: {error}") from error
+                raise DeviceLost(f"the device of rank {self._rank} failed: {error}") from error
 
     def _guarded(self, act: Callable[[], T], failed: Callable[[StepResult], T]) -> T:
         """What `act` gives, or what `failed` makes of its failure."""
@@ -51,7 +59,7 @@ class Attempt:
         except RankLost:
             raise
         except torch.AcceleratorError as error:
-            raise RankLost(f"the device of rank {self._rank} failed: {error}") from error
+            raise DeviceLost(f"the device of rank {self._rank} failed: {error}") from error
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             self._check_device()
             logger.error("step %d failed on rank %d:\n%s", self._plan.step_id, self._rank, traceback.format_exc())

@@ -26,10 +26,11 @@ class Occupant:
     adjuster: Adjuster | None
     pooled: torch.Tensor | None = None
 
-    @property
-    def reads_prompt(self) -> bool:
-        """Needs the hidden states of its prompt's tokens, not of the last one alone."""
-        return self.pooling is not None or (self.sampling is not None and self.sampling.prompt_logprobs is not None)
+    def reads_prompt(self, start: int) -> bool:
+        """Whether a step from position `start` on has to give the hidden states of all its tokens, not of the last one alone."""
+        if self.pooling is not None:
+            return True
+        return self.sampling is not None and self.sampling.prompt_logprobs is not None and start < self.num_prompt - 1
 
 
 @dataclass(slots=True)
@@ -136,8 +137,9 @@ class InputBatch:
         assert occupant is not None, f"slot {slot} is planned but empty"
         return occupant
 
-    def reads_prompts(self, slots: Sequence[int]) -> bool:
-        return bool(self.special) and any(self.occupant(slot).reads_prompt for slot in slots if slot in self.special)
+    def reads_prompts(self, plan: StepPlan) -> bool:
+        rows = zip(plan.slots, plan.starts, strict=True) if self.special else ()
+        return any(slot in self.special and self.occupant(slot).reads_prompt(start) for slot, start in rows)
 
     def gather(self, plan: StepPlan) -> Gathered:
         """The step's tokens, positions and slots; one vectorised pass, whatever mix of prompts and decodes it is."""

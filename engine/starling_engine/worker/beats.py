@@ -11,6 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from starling_engine.executor.counters import Count
 from starling_engine.executor.messages import BEAT_SECONDS, Beat, beat_identity
+from starling_engine.worker.dealer import dealer
 
 GONE_MS = 10_000
 """A machine whose power is cut does not say so: it is gone when it has not answered for so long."""
@@ -23,10 +24,7 @@ class Beats:
     def __init__(self, address: str, rank: int, count: Callable[[], Count]) -> None:
         self._count = count
         # A context of its own: that of the worker's other socket is ended before the process is.
-        self._socket = zmq.Context().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, beat_identity(rank))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, "[" in address)
+        self._socket = dealer(zmq.Context(), address, beat_identity(rank))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -5,34 +5,28 @@ the result.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from starling_engine.attention.base import AttentionMetadata
-from starling_engine.kernels.attention_plan import common_prefix
 from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import RowResult, StepPlan
 from starling_engine.worker.batch import Gathered, InputBatch
+from starling_engine.worker.cascade import shared_blocks
+from starling_engine.worker.device_sampler import DeviceSampler
 from starling_engine.worker.device_tables import DeviceTables
 from starling_engine.worker.graphs import Graphs
+from starling_engine.worker.in_flight import InFlight
 from starling_engine.worker.launched import Launched
-from starling_engine.worker.on_device import OnDevice
 from starling_engine.worker.pages import KVPages
-from starling_engine.worker.pinned import PinnedRing
-from starling_engine.worker.sampler import add_logprobs, adjust_rows
-from starling_engine.worker.special import Model, NoModel, Special
+from starling_engine.worker.special import Model, NoModel
 from starling_engine.worker.stage import StageLink
 from starling_engine.worker.step_buffer import Shape
 from starling_engine.worker.step_writer import Fields, StepWriter
-
-CASCADE_ROWS = 8
-CASCADE_BYTES = 16 << 30
-"""Of the cache, read by one step: about the time in which the host launches the kernels of a step one by one."""
+from starling_engine.worker.wishes import Wishes
 
 
 class DeviceRunner:
@@ -52,55 +46,51 @@ class DeviceRunner:
         queue: DeviceQueue,
         *,
         max_tokens: int,
+        vocab_size: int,
         recorded: bool,
         cascades: bool,
     ) -> None:
         self._pages = pages
         self._batch = batch
-        self._op = op
         self._tick = tick
         self._link = link
         self._queue = queue
-        self._use(model)
         device, rows = pages.device, len(batch.occupants)
         self._max_tokens = max_tokens
         self._max_rows = rows
         self._cascades = cascades
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens)
-        self._last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        """The token that was sampled last in each slot."""
-        self._out = torch.zeros(rows + 1, 2, dtype=torch.int64, device=device)
-        """Tokens that were sampled, and whether their logits are finite."""
-        self._outputs = PinnedRing(queue, self._out.nbytes)
-        self._hidden: torch.Tensor | None = None
-        """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from."""
+        self._sampler = DeviceSampler(op, rows, vocab_size, device)
+        self._wishes = Wishes(batch, self._sampler, queue, device)
+        self._use(model)
+        self._in_flight = InFlight(batch, queue, self._sampler.out)
         self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
-        self._newest: OnDevice | None = None
-        self._open: deque[OnDevice] = deque()
-        """Steps whose tokens the batch does not have yet."""
+        top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
+        self._arrived = None if link.first else link.blank(top)
+        """[tokens of the largest recorded step, hidden_size]: where those of a stage find what the one before gave."""
+        self._hidden = link.blank(rows + 1 if link.last else top)
+        """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from; all tokens' for the next stage."""
 
     # ---- a step ----
 
     def launch(self, plan: StepPlan) -> Launched:
         began = time.perf_counter()
-        self._absorb(wait=any(slot in self._batch.special for slot in plan.slots))
+        self._in_flight.absorb()
         self._batch.apply(plan)
         self._tables.apply(plan, self._batch.table_lengths)
         self._pages.copy(plan)
         step = self._batch.gather(plan)
-        rows = [RowResult() for _ in plan.slots]
         if not self._link.last:
-            arrived = self._link.receive(len(step.ids))
-            fields = self._writer.write(plan, step, [], Shape(len(step.ids), len(step.slots)))
-            self._link.send(self._forward(fields, None, step.longest, step, arrived))
-            return self._launched(plan, step, [], [], began)
+            self._run_stage(plan, step)
+            return self._in_flight.add(plan, step, [], began, [])
         sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
-        if self._batch.special and any(slot in self._batch.special for slot in plan.slots):
-            self._run_special(plan, step, sampled, rows)
-        else:
-            self._run(plan, step, sampled)
-        return self._launched(plan, step, sampled, rows, began)
+        fields, hidden = self._run(plan, step, sampled)
+        rows = [RowResult() for _ in plan.slots]
+        answers = self._wishes.serve(plan, step, sampled, fields, hidden, rows)
+        launched = self._in_flight.add(plan, step, sampled, began, rows)
+        launched.answers = answers
+        return launched
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
@@ -114,7 +104,8 @@ class DeviceRunner:
 
     def on_sleep(self) -> None:
         self._use(NoModel())
-        self._hidden = None
+        self._sampler.forget()
+        self._wishes.forget()
         if self._graphs is not None:
             self._graphs.forget()
 
@@ -124,94 +115,89 @@ class DeviceRunner:
 
     def _use(self, model: Model) -> None:
         self._model = model
-        self._special = Special(model, self._batch)
+        self._wishes.use(model)
 
     def peak_bytes(self) -> int | None:
         """Memory that steps take besides weights and cache; None where it cannot be measured."""
-        largest = self._queue.peak_bytes(partial(self._run_largest, self._max_tokens, self._max_rows))
+        run = partial(self._run_largest, self._max_tokens, self._max_rows, self._wishes.run_largest)
+        largest = self._queue.peak_bytes(run)
         if largest is None or self._graphs is None:
             return largest
         # Recorded steps have memory of their own, which all of them share.
         top = self._graphs.shapes[0].tokens
         return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_rows))) or 0)
 
-    def _run_largest(self, tokens: int, rows: int) -> None:
-        """A step of padding alone, all rows of which are sampled from."""
+    def _run_largest(self, tokens: int, rows: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
+        """A step of padding alone, all rows of which are sampled from; `then` is called with them and their hidden states."""
         longest = self._writer.longest
         tokens = min(tokens, self._max_rows * longest)
         fields = self._writer.padding(Shape(tokens, -(-tokens // longest)))
-        hidden = self._forward(fields, None, min(tokens, longest), arrived=self._link.blank(tokens))
+        arrived = None if self._link.first else self._link.blank(tokens)
+        hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
         if self._link.last:
-            self._head(self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous())
+            fields, hidden = self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous()
+            self._head(fields, hidden)
+            then(fields, hidden)
 
     # ---- its parts ----
 
-    def _run(self, plan: StepPlan, step: Gathered, sampled: list[int]) -> None:
+    def _run(self, plan: StepPlan, step: Gathered, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
+        """Where rows read their prompts, the hidden states of all tokens come back too."""
         tokens, count = len(step.ids), len(sampled)
         decode = step.longest == 1 and count == tokens
-        shared = self._shared(step)
-        graphs, shape = self._graphs, None
-        if graphs is not None and not shared:
-            shape = graphs.decode(tokens) if decode else graphs.mixed(tokens, len(step.slots))
-        if graphs is not None and shape is not None:
-            fields = self._writer.write(plan, step, sampled, shape)
-            graphs.run(shape, self._work(fields, shape))
-            if shape.decode or not count:
-                return
-            assert self._hidden is not None
-            self._head(fields.samples(count), self._hidden.index_select(0, fields.sampled[:count]))
-            return
-        fields = self._writer.write(plan, step, sampled, Shape(tokens, len(step.slots)))
+        every = self._batch.reads_prompts(plan)
+        shared = shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
+        shape = None if shared or every else self._recorded(step, decode=decode)
+        fields = self._writer.write(plan, step, sampled, shape or Shape(tokens, len(step.slots)))
+        if shape is not None:
+            self._replay(shape, fields, tokens)
+            if count and not shape.decode:
+                self._head(fields.samples(count), self._hidden.index_select(0, fields.sampled[:count]))
+            return fields, None
         arrived = self._link.receive(tokens)
         rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
-        hidden = self._forward(fields, rows, step.longest, step, arrived, shared)
+        hidden = self._forward(fields, None if every else rows, step.longest, step, arrived, shared)
         if count:
-            self._head(fields.samples(count), hidden)
+            self._head(fields.samples(count), hidden.index_select(0, rows) if every and rows is not None else hidden)
+        return fields, hidden if every else None
 
-    def _run_special(self, plan: StepPlan, step: Gathered, sampled: list[int], results: list[RowResult]) -> None:
-        """Some rows want more than a token: what they want is read from the device at once."""
-        fields = self._writer.write(plan, step, sampled, Shape(len(step.ids), len(step.slots)))
-        arrived = self._link.receive(len(step.ids))
-        every = self._batch.reads_prompts(plan.slots)
-        picked = fields.last.index_select(0, fields.sampled[: len(sampled)])
-        hidden = self._forward(fields, None if every else picked, step.longest, step, arrived)
-        if sampled:
-            slots, ends = [plan.slots[r] for r in sampled], step.ends[sampled]
-            logits = self._model.logits(hidden.index_select(0, picked) if every else hidden)
-            raw = adjust_rows(logits, self._batch, slots, ends)
-            chosen = self._sample(fields.samples(len(sampled)), logits)
-            of_samples = [RowResult() for _ in sampled]
-            add_logprobs(of_samples, logits, raw, chosen, self._batch, slots)
-            for r, row in zip(sampled, of_samples, strict=True):
-                results[r] = row
-        self._special.serve(plan, step.query_end - 1, hidden, results)
+    def _run_stage(self, plan: StepPlan, step: Gathered) -> None:
+        """In a stage before the last, all tokens' states go on to the next one."""
+        tokens = len(step.ids)
+        shape = self._recorded(step, decode=step.longest == 1)
+        fields = self._writer.write(plan, step, [], shape or Shape(tokens, len(step.slots)))
+        if shape is not None:
+            self._replay(shape, fields, tokens)
+            # The next replay does not wait until these have been sent.
+            self._link.send(self._hidden[:tokens].clone())
+            return
+        self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
+
+    def _recorded(self, step: Gathered, *, decode: bool) -> Shape | None:
+        """The size whose recording has room for the step."""
+        if self._graphs is None:
+            return None
+        tokens = len(step.ids)
+        return self._graphs.decode(tokens) if decode else self._graphs.mixed(tokens, len(step.slots))
+
+    def _replay(self, shape: Shape, fields: Fields, tokens: int) -> None:
+        assert self._graphs is not None, "who has no recordings has no size of one"
+        if self._arrived is not None:
+            self._link.receive(tokens, self._arrived)
+            self._arrived[tokens : shape.tokens].zero_()  # what fills a step up stays finite
+        self._graphs.run(shape, self._work(fields, shape))
 
     def _work(self, fields: Fields, shape: Shape) -> Callable[[], None]:
         """What is recorded: a whole step of decodes, or one with prompts up to the states of each row's last token."""
-        if shape.decode:
-            return lambda: self._head(fields, self._forward(fields, None, 1))
-        return partial(self._keep_hidden, fields, shape)
+        arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
+        if shape.decode and self._link.last:
+            return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived))
+        return partial(self._keep_hidden, fields, shape, arrived)
 
-    def _keep_hidden(self, fields: Fields, shape: Shape) -> None:
-        hidden = self._forward(fields, fields.last, shape.tokens)
-        if self._hidden is None:
-            self._hidden = torch.empty_like(hidden)
-        self._hidden.copy_(hidden)
-
-    def _shared(self, step: Gathered) -> int:
-        """Leading blocks that all rows share, where to read them once for all saves more than a recorded step does."""
-        if not self._cascades:
-            return 0
-        groups = self._pages.groups
-        rows, size = len(step.slots), groups[0].spec.block_size
-        full = [g for g, group in enumerate(groups) if not group.spec.window]
-        if rows < CASCADE_ROWS or not full or len(set(self._batch.tables[full[0]][step.slots, 0])) > 1:
-            return 0
-        computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
-        width = int(computed.min()) // size
-        shared = min(common_prefix(self._batch.tables[g][step.slots, :width], computed, size) for g in full)
-        page_bytes = sum(len(groups[g].layers) * groups[g].spec.page_bytes for g in full)
-        return shared if shared * (rows - 1) * page_bytes > CASCADE_BYTES or self._graphs is None else 0
+    def _keep_hidden(self, fields: Fields, shape: Shape, arrived: torch.Tensor | None) -> None:
+        rows = fields.last if self._link.last else None
+        hidden = self._forward(fields, rows, 1 if shape.decode else shape.tokens, arrived=arrived)
+        self._hidden[: len(hidden)].copy_(hidden)
 
     def _forward(
         self,
@@ -224,7 +210,7 @@ class DeviceRunner:
     ) -> torch.Tensor:
         """Without `step`, all that is asked of the device holds for every step of this size: it may be recorded."""
         host_lens = step.host_lens if step is not None else None
-        f.ids.index_copy_(0, f.feed_at, self._last.index_select(0, f.feed_slots))
+        f.ids.index_copy_(0, f.feed_at, self._sampler.last.index_select(0, f.feed_slots))
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
             AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
@@ -233,39 +219,4 @@ class DeviceRunner:
         return self._model.forward(f.ids[:-1], self._pages.context(metadata, rows), arrived)
 
     def _head(self, f: Fields, hidden: torch.Tensor) -> None:
-        self._sample(f, self._model.logits(hidden))
-
-    def _sample(self, f: Fields, logits: torch.Tensor) -> torch.Tensor:
-        chosen = self._op(logits, f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
-        self._last.index_copy_(0, f.sampled_slots, chosen)
-        out = self._out[: len(chosen)]
-        out[:, 0].copy_(chosen)
-        out[:, 1].copy_(torch.isfinite(logits.gather(1, chosen[:, None])[:, 0]))
-        return chosen
-
-    # ---- what comes of it ----
-
-    def _launched(self, plan: StepPlan, step: Gathered, sampled: list[int], rows: list[RowResult], began: float) -> OnDevice:
-        count = len(sampled)
-        host = self._outputs.take()[: 2 * 8 * count].view(torch.int64).view(count, 2)
-        if count:
-            host.copy_(self._out[:count], non_blocking=True)
-        launched = self._newest = OnDevice(plan, began, self._outputs.given(), rows, self._newest)
-        if count:
-            launched.sampled, launched.output = sampled, host
-            launched.places = [
-                (plan.slots[r], self._batch.occupant(plan.slots[r]), int(end))
-                for r, end in zip(sampled, step.ends[sampled], strict=True)
-            ]
-            self._open.append(launched)
-        return launched
-
-    def _absorb(self, *, wait: bool) -> None:
-        """Writes tokens that have come into the batch, whose requests may be others by now; with `wait`, all of them."""
-        while self._open and (wait or self._open[0].tokens is not None):
-            launched = self._open.popleft()
-            launched.wait()
-            assert launched.tokens is not None
-            for token, (slot, occupant, end) in zip(launched.tokens, launched.places, strict=True):
-                if self._batch.occupants[slot] is occupant:
-                    self._batch.tokens[slot, end] = token
+        self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))))

@@ -45,5 +45,9 @@ class Finished:
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
+    @property
+    def failed(self) -> bool:
+        return self._result.error is not None
+
     def finish(self) -> StepResult:
         return self._result

@@ -10,8 +10,11 @@ from starling_engine.epoch import EpochPlan
 from starling_engine.layout import Coordinates, ParallelLayout
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
+from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.ranks import nearby
 from starling_engine.worker.bells import Bells
+
+CPU = torch.device("cpu")
 
 
 class Epoch:
@@ -25,6 +28,7 @@ class Epoch:
         context: zmq.Context[zmq.Socket[bytes]],
         tick: Callable[[], None],
         address: str,
+        device: torch.device = CPU,
     ) -> None:
         """Blocks until all its ranks are there. Raises RankLost when one does not come. `address`: of this one's ExpertServer."""
         assert plan.dp is not None, "whoever leaves has no place"
@@ -33,7 +37,9 @@ class Epoch:
         name, shard = plan.exchange(layout, place)
         store = join_store(plan.rendezvous)
         gloo = GlooCommunicator(store, name, shard, plan.rendezvous, tick)
-        self.ranks: Communicator = nearby(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, place.pp))
+        host = nearby(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, place.pp))
+        self._devices = join_nccl(host, store, name, plan.rendezvous, device) if device.type == "cuda" and shard.count > 1 else None
+        self.ranks: Communicator = self._devices or host
         self.bells = Bells(context, store, name, shard, plan.rendezvous)
         store.set(f"{name}/experts/{shard.index}", address)
         self.addresses = [store.get(f"{name}/experts/{ep}").decode() for ep in range(shard.count)]
@@ -41,6 +47,8 @@ class Epoch:
 
     def close(self) -> None:
         self.bells.close()
+        if self._devices is not None:
+            self._devices.close()
 
 
 class Turn(Enum):

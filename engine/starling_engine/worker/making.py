@@ -38,16 +38,15 @@ def make_runner(
     return DeviceRunner(
         *(model, pages, batch, op, tick, link, platform.queue),
         max_tokens=config.max_num_batched_tokens,
-        recorded=_recorded(config, model, link),
+        vocab_size=model.config.vocab_size,
+        recorded=_recorded(config, model),
         cascades=model.cascades,
     )
 
 
-def _recorded(config: WorkerConfig, model: Decoder, link: StageLink) -> bool:
+def _recorded(config: WorkerConfig, model: Decoder) -> bool:
     if config.enforce_eager:
         why = "enforce_eager"
-    elif not link.alone:
-        why = "it is one of several stages"
     elif (asks := model.asks_host) is not None:
         why = asks
     else:

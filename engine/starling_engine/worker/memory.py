@@ -6,12 +6,16 @@ import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from inspect import ismethod
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from starling_engine.platforms.cpu import M_TRIM_THRESHOLD, NEVER_TRIM
+from starling_engine.platforms.host_memory import anonymous, pin, unpin
 
+ALIGNMENT = 256
+"""Bytes; of what a device allocates."""
 OWN = "starling_engine."
 NOT_OF_THE_MODEL = "starling_engine.parallel."
 """Ranks outlive a model that they share."""
@@ -58,17 +62,31 @@ def _parts(value: object) -> Iterable[object]:
 
 
 class HostCopies:
-    """Storages of a device whose content waits in host memory, pinned so that it comes back at the bus's full speed."""
+    """Storages of a device whose content waits in a block of host memory, pinned so that it comes back at the bus's full speed."""
 
-    def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copies first and gives back then: where host memory does not suffice, all is as it was."""
+    def __init__(self, storages: Sequence[torch.UntypedStorage], device: torch.device) -> None:
+        """Copies first and gives back then: where host memory does not suffice, all is as it was. Raises MemoryError for what
+        cannot be pinned.
+        """
         self._storages = list(storages)
-        self._copies = [_copy_to_host(storage) for storage in storages]
+        self._device = device
+        sizes = [storage.nbytes() for storage in storages]
+        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        self._block = anonymous(ends[-1])
+        if self._pinned:
+            pin(self._block)
+        self._copies = [self._block[start : start + size] for start, size in zip([0, *ends], sizes, strict=False)]
+        try:
+            for storage, copy in zip(storages, self._copies, strict=True):
+                copy.copy_(as_bytes(storage))
+        except BaseException:
+            self.drop()
+            raise
         for storage in storages:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Where the device's memory does not suffice, all of it is given back again."""
+        """Ends it. Where the device's memory does not suffice, all of that is given back again, and the copies stay."""
         try:
             for storage, copy in zip(self._storages, self._copies, strict=True):
                 storage.resize_(copy.nbytes)
@@ -77,6 +95,18 @@ class HostCopies:
             for storage in self._storages:
                 storage.resize_(0)
             raise
+        self.drop()
+
+    def drop(self) -> None:
+        """Gives the host's memory back with what is in it."""
+        if self._pinned:
+            torch.cuda.synchronize(self._device)  # it may still be copied from
+            unpin(self._block)
+        del self._copies, self._block
+
+    @property
+    def _pinned(self) -> bool:
+        return self._device.type == "cuda"
 
 
 class Pages:
@@ -153,8 +183,3 @@ def _trim_own_arena() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 0)
         libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(LOOKED_AT_FROM))))
         libc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
-
-
-def _copy_to_host(storage: torch.UntypedStorage) -> torch.Tensor:
-    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
-    return copy.copy_(as_bytes(storage))

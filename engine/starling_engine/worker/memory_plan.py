@@ -8,7 +8,7 @@ import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup, peak_blocks
-from starling_engine.ledger import LOGPROB_ROWS, Ledger, activation_bytes, block_bytes, plan_memory
+from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
 from starling_engine.worker.device_runner import DeviceRunner
@@ -61,10 +61,10 @@ def _activations(
     """Working memory of the largest step: measured on a device that can tell, with a cache of one block; else computed."""
     if platform.queue is not None:
         with torch.inference_mode():
-            runner = make(allocate(groups, 1, dtype, platform.device))
+            runner = make(allocate(groups, 1, kv_dtype(config), platform.device))
             assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
             if (measured := runner.peak_bytes()) is not None:
-                return max(measured, 3 * LOGPROB_ROWS * model.config.vocab_size * 4) + _expanded(config, model) * dtype.itemsize
+                return measured + _expanded(config, model) * dtype.itemsize
     return activation_bytes(model.config, dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
 
 
@@ -72,6 +72,12 @@ def _expanded(config: WorkerConfig, model: Decoder) -> int:
     """Elements that a long prompt takes besides, whose latents are expanded: a step of padding attends to latents as they are."""
     mla = model.config.mla
     return mla.scratch_elements(config.max_num_batched_tokens, config.max_model_len) if mla is not None else 0
+
+
+def kv_dtype(config: WorkerConfig) -> torch.dtype:
+    """Of cached keys and values."""
+    found: torch.dtype = getattr(torch, config.kv_dtype)
+    return found
 
 
 def allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import zmq
 
 from starling_engine.executor.messages import Moves, move_identity
 from starling_engine.tiers.orders import Done
+from starling_engine.worker.dealer import connect
 from starling_engine.worker.transfers import Transfers
 
 
@@ -15,11 +16,7 @@ class MoveSocket:
 
     def __init__(self, address: str, rank: int) -> None:
         context = zmq.Context()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, move_identity(rank))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, "[" in address)
-        self._socket.connect(address)
+        self._socket = connect(context, address, move_identity(rank))
         self._inside = context.socket(zmq.PULL)
         self._inside.bind("inproc://done")
         self._answers = context.socket(zmq.PUSH)

@@ -6,8 +6,9 @@ import torch
 
 from starling_engine.platforms.queue import Mark
 from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.worker.answers import Readback
 from starling_engine.worker.batch import Occupant
-from starling_engine.worker.sampler import token_rows
+from starling_engine.worker.sampler import fill_in
 
 
 class OnDevice:
@@ -28,6 +29,8 @@ class OnDevice:
         self.places: list[tuple[int, Occupant, int]] = []
         """Of each sample the slot, who is in it, and the position."""
         self.tokens: list[int] | None = None
+        self.answers: Readback | None = None
+        """What fills in more of `rows`."""
 
     def wait(self) -> None:
         """Until its tokens are known."""
@@ -37,13 +40,12 @@ class OnDevice:
 
     def finish(self) -> StepResult:
         self.wait()
+        self._ended = time.perf_counter()
         if self.output is not None:
             assert self.tokens is not None
-            for r, row in zip(self.sampled, token_rows(self.tokens, self.output[:, 1].bool().tolist()), strict=True):
-                row.logprobs = self._rows[r].logprobs
-                row.prompt_logprobs = self._rows[r].prompt_logprobs
-                self._rows[r] = row
-        self._ended = time.perf_counter()
+            fill_in((self._rows[r] for r in self.sampled), self.tokens, self.output[:, 1].bool().tolist())
+        if self.answers is not None:
+            self.answers.read()
         # The device had the one before to do first.
         began = self._began if self._before is None else max(self._began, self._before._ended)
         self._before = None

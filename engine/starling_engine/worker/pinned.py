@@ -1,5 +1,7 @@
 """Host memory through which the device is told of a step, and tells what came of it."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -34,20 +36,28 @@ class PinnedRing:
 
 
 class Uploads:
-    """Arrays of any length on their way to the device; those too long for the ring are waited for."""
+    """Arrays on their way to the device with every step, through a ring; longer ones as `send` sends them."""
 
     def __init__(self, queue: DeviceQueue, device: torch.device, num_bytes: int) -> None:
+        self._queue = queue
         self._ring = PinnedRing(queue, num_bytes)
         self._num_bytes = num_bytes
         self._device = device
 
     def send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         """int64 [N] -> the same on the device, in its queue."""
-        host = torch.from_numpy(array)
         if array.nbytes > self._num_bytes:
-            return host.to(self._device)
+            return send(self._queue, array, self._device)
         staged = self._ring.take()[: array.nbytes].view(torch.int64)
-        staged.copy_(host)
+        staged.copy_(torch.from_numpy(array))
         sent = staged.to(self._device, non_blocking=True, copy=True)
         self._ring.given()
         return sent
+
+
+def send(queue: DeviceQueue, array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """For what is sent now and then, of any length: never waited for, however many are on their way."""
+    host = torch.from_numpy(array)
+    staged = queue.pinned(array.nbytes).view(host.dtype).view(host.shape)
+    staged.copy_(host)
+    return staged.to(device, non_blocking=True)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -25,10 +26,14 @@ from starling_engine.executor.messages import (
     Stop,
     ToWorker,
     Working,
+    answer_identity,
 )
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.sleep import Release, Restore
+from starling_engine.step import StepResult
+from starling_engine.worker.answering import Answering
 from starling_engine.worker.beats import Beats
+from starling_engine.worker.dealer import connect
 from starling_engine.worker.moves import MoveSocket
 from starling_engine.worker.report import Phase
 from starling_engine.worker.together import Together
@@ -39,6 +44,11 @@ logger = logging.getLogger("starling.worker")
 SEND_MS = 500
 """Given at the end to what is still to be sent."""
 LOOPBACK = "127.0.0.1"
+WATCH_MS = 200
+"""How often a rank without a plan looks whether its device has failed."""
+CLOSE_SECONDS = 5.0
+HEARD_SECONDS = 0.05
+"""In which a word that was sent has come."""
 STORE_SECONDS = 10.0
 """In which the store has to answer the rank that serves it."""
 
@@ -53,13 +63,9 @@ class WorkerProcess:
         self._counters: Counters | None = None
         if host:
             Beats(address, rank, self._count)
-        self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToWorker).decode
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
-        self._socket.setsockopt(zmq.LINGER, SEND_MS)
-        self._socket.setsockopt(zmq.IPV6, "[" in address)
-        self._socket.connect(address)
+        self._socket = connect(zmq.Context.instance(), address, str(rank).encode(), SEND_MS)
+        self._encode = msgspec.msgpack.Encoder().encode
 
     def run(self) -> None:
         """Until the executor says Stop. Raises what made the worker useless. Rank 0 serves the ranks' store meanwhile."""
@@ -87,15 +93,37 @@ class WorkerProcess:
             worker.transfers.close()
 
     def _execute_plans(self, worker: Worker, counters: Counters) -> None:
-        while not isinstance(message := self._receive(), Stop):
+        """Results go by a socket of their own: a thread may have to wait for them, while this one waits for plans."""
+        results = connect(zmq.Context.instance(), self._address, answer_identity(self._rank), SEND_MS)
+        encode = msgspec.msgpack.Encoder().encode
+        failures: list[BaseException] = []
+
+        def answer(result: StepResult) -> None:
+            if worker.samples or result.error is not None:
+                results.send(encode(Executed(result)))
+            counters.finish_step(self._rank)
+
+        answering = Answering(answer, failures.append)
+        while not isinstance(message := self._next_plan(failures), Stop):
             if isinstance(message, Release | Restore):
+                answering.settle()  # the executor knows the results of the rank that samples; this one's may still be on their way
                 self._send(worker.rest(message))
                 continue
             assert isinstance(message, Execute)
-            result = worker.attempt(message.plan)
-            if worker.samples or result.error is not None:
-                self._send(Executed(result))
-            counters.finish_step(self._rank)
+            attempt = worker.begin(message.plan)
+            answering.add(attempt)
+            if attempt.failed:
+                # The next step's exchanges may be matched with those of this one: its executor has to hear of it before.
+                answering.settle()
+                time.sleep(HEARD_SECONDS)
+        answering.close(CLOSE_SECONDS)
+
+    def _next_plan(self, failures: list[BaseException]) -> ToWorker:
+        """Or another message; raises what has failed meanwhile."""
+        while not self._socket.poll(WATCH_MS):
+            if failures:
+                raise failures[0]
+        return self._receive()
 
     def _count(self) -> Count:
         return self._counters.read()[self._rank] if self._counters is not None else Count(0, 0, 0)

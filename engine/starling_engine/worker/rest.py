@@ -47,8 +47,9 @@ class Rest:
         except Exception as error:
             expected = isinstance(error, StarlingError)  # its words say all
             logger.error("%s came to nothing: %s", order, error, exc_info=not expected)
+            return_unused(self._device)
             return Rested(f"{type(error).__name__}: {error}")
-        finally:
+        if isinstance(order, Release):
             return_unused(self._device)
         logger.info("%s took %.2f s", order, time.perf_counter() - began)
         return Rested()
@@ -71,9 +72,15 @@ class Rest:
             # Not left to whoever drops the last reference: what was captured of a step may hold some.
             for storage in storages_of(self._model):
                 storage.resize_(0)
-            self._model = self._copies = None
+            self._model = None
+            self._drop_copies()
         elif self._device.type != "cpu" and self._copies is None:
-            self._copies = HostCopies(storages_of(self._model))
+            self._copies = HostCopies(storages_of(self._model), self._device)
+
+    def _drop_copies(self) -> None:
+        if self._copies is not None:
+            self._copies.drop()
+            self._copies = None
 
     def _restore(self, tags: Sequence[Tag]) -> None:
         if "weights" in tags:

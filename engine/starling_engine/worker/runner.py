@@ -38,12 +38,13 @@ class ModelRunner:
         sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
         last = torch.from_numpy(inputs.last_token[sampling])
         # A prompt's own states are wanted by few; else only the tokens that are sampled from leave the last layer.
-        every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan.slots)
+        every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan)
         hidden = self._forward(inputs, None if every else last, arrived)
         picked = hidden[last] if every and len(last) < len(hidden) else hidden
         rows = self._sample(plan, inputs, sampling, picked)
         if self._batch.special:
-            self._special.serve(plan, inputs.last_token, hidden, rows)
+            for answer in self._special.ask(plan, inputs.last_token, hidden, rows):
+                answer.take(answer.values)
         return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
 
     def free_slot(self, slot: int) -> None:
@@ -57,7 +58,7 @@ class ModelRunner:
 
     def _use(self, model: Model) -> None:
         self._model = model
-        self._special = Special(model, self._batch)
+        self._special = Special(model, self._batch, torch.from_numpy)
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)

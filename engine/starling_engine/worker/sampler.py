@@ -1,6 +1,6 @@
 """From logits to tokens: adjust, sample, and log probabilities for those who ask."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ class Sampler:
             torch.from_numpy(ends),
         )
         batch.tokens[index, ends] = chosen.numpy()
-        finite = torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
-        rows = token_rows(chosen.tolist(), finite.tolist())
+        rows = [RowResult() for _ in slots]
+        fill_in(rows, chosen.tolist(), are_finite(logits, chosen).tolist())
         add_logprobs(rows, logits, raw, chosen, batch, slots)
         return rows
 
@@ -54,14 +54,18 @@ def adjust_rows(
     return raw
 
 
-def token_rows(tokens: list[int], finite: Sequence[bool]) -> list[RowResult]:
+def are_finite(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """[R] bool. A row with a logit that is not finite has had one chosen."""
+    return torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
+
+
+def fill_in(rows: Iterable[RowResult], tokens: list[int], finite: Sequence[bool]) -> None:
     """Each row's token, or an error in its place."""
-    if all(finite):
-        return [RowResult(tokens=[token]) for token in tokens]
-    return [
-        RowResult(tokens=[token]) if good else RowResult(error="the model gave no finite logit to choose from")
-        for token, good in zip(tokens, finite, strict=True)
-    ]
+    for row, token, good in zip(rows, tokens, finite, strict=True):
+        if good:
+            row.tokens = [token]
+        else:
+            row.error = "the model gave no finite logit to choose from"
 
 
 def add_logprobs(

@@ -18,27 +18,23 @@ class StageLink:
         self._device = device
 
     @property
-    def alone(self) -> bool:
-        """Whether there is no other stage."""
-        return self._stages.shard.count == 1
+    def first(self) -> bool:
+        return self._stages.shard.first
 
     @property
     def last(self) -> bool:
         return self._stages.shard.last
 
-    def receive(self, num_tokens: int) -> torch.Tensor | None:
-        """[T, hidden_size] of the stage before; None in the first stage."""
-        shard = self._stages.shard
-        if shard.first:
+    def receive(self, num_tokens: int, into: torch.Tensor | None = None) -> torch.Tensor | None:
+        """[T, hidden_size] of the stage before, as the first rows of `into` where that is given; None in the first stage."""
+        if self.first:
             return None
-        return self._stages.receive(
-            torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device), shard.index - 1
-        )
+        if into is None:
+            into = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        return self._stages.receive(into[:num_tokens], self._stages.shard.index - 1)
 
-    def blank(self, num_tokens: int) -> torch.Tensor | None:
-        """Zeros in place of what `receive` gives."""
-        if self._stages.shard.first:
-            return None
+    def blank(self, num_tokens: int) -> torch.Tensor:
+        """Zeros, [num_tokens, hidden_size]."""
         return torch.zeros(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
 
     def send(self, hidden: torch.Tensor) -> None:

@@ -62,12 +62,16 @@ class Together:
                 self._turn()
 
     def _turn(self) -> None:
+        epoch = self._steps.epoch
+        assert epoch is not None, "in no epoch there is no turn"
         turn = self._steps.turn(has_plan=bool(self._plans), says=self._balancing.says())
         if turn is not Turn.SWITCHED:
             self._balancing.hear(self._steps.step, self._steps.said)
         match turn:
             case Turn.RUN:
                 result = self._worker.attempt(self._plans.popleft())
+                if result.error is not None and epoch.ranks.shard.count > 1:
+                    raise RankLost(f"rank {self._rank} failed within a step that others share: {result.error}")
                 if self._worker.samples or result.error is not None:
                     self._send(Executed(result))
                 self._counters.finish_step(self._rank)

@@ -34,6 +34,7 @@ from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tiers.orders import Done
+from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.attempt import Attempt
@@ -45,7 +46,7 @@ from starling_engine.worker.launched import Finished, Launched, Runner
 from starling_engine.worker.lockstep import Epoch
 from starling_engine.worker.making import make_runner
 from starling_engine.worker.meeting import LoadedSoFar, meet
-from starling_engine.worker.memory_plan import allocate, plan
+from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
 from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.rest import Rest
 from starling_engine.worker.stage import StageLink
@@ -84,6 +85,7 @@ class Worker:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._runner: Runner | None = None
+        self._device = torch.device("cpu")
         self._model: Decoder | None = None
         """Where experts come and go; else whoever has it sleep is the only one to keep it."""
         self._shared: ExpertRanks | None = None
@@ -97,11 +99,15 @@ class Worker:
             torch.set_num_threads(config.num_threads)
             torch.manual_seed(config.seed)
             platform = select_platform(config.device, (config.first_rank + config.rank) % config.local_ranks)
+            self._device = platform.device
             dtype: torch.dtype = getattr(torch, config.dtype)
             platform.check_dtype(dtype)
+            platform.check_kv_dtype(kv_dtype(config))
             model_config = load_model_config(Path(config.model_path))
             attention, _ = select_attention(
-                config.attention_backend, platform, dtype, model_config.head_dim, latent=model_config.mla is not None
+                *(config.attention_backend, platform, dtype, model_config.head_dim),
+                latent=model_config.mla is not None,
+                fp8_cache=config.fp8_cache,
             )
             methods = select_linear_method(dtype, platform.device)
             ranks = join_ranks(config, self._tick, platform.device)
@@ -112,7 +118,7 @@ class Worker:
                     max_position=config.max_model_len,
                     tensor=ranks.tensor,
                     stage=ranks.pipeline.shard,
-                    expert_ranks=self._expert_ranks(model_config, ranks.tensor),
+                    expert_ranks=self._expert_ranks(model_config, ranks.tensor, platform.device),
                 )
 
             model = build()
@@ -124,7 +130,7 @@ class Worker:
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype, platform.device)
             make = partial(make_runner, platform, config, model, groups, batch, link, self._tick)
             ledger = self._agreed(plan(config, platform, model, groups, dtype, self._reserved(model), make), model, dtype)
-            kv = allocate(groups, ledger.num_blocks, dtype, platform.device)
+            kv = allocate(groups, ledger.num_blocks, kv_dtype(config), platform.device)
             self._runner = make(kv)
             if config.lockstep:
                 self._model = model
@@ -150,11 +156,11 @@ class Worker:
         with torch.inference_mode():
             return self._runner.launch(plan)
 
-    def begin(self, plan: StepPlan) -> Launched:
+    def begin(self, plan: StepPlan) -> Attempt:
         """As `launch`, with what it raises, and what `finish` does, as the step's error. Both raise RankLost: without the others no
-        step can be run. So does a fault of the device: no later step would run on it.
+        step can be run; and DeviceLost, for no later step would run.
         """
-        return Attempt(plan, self._config.rank, self.transfers, self.launch)
+        return Attempt(plan, self._config.rank, self._device, self.transfers, self.launch)
 
     def attempt(self, plan: StepPlan) -> StepResult:
         """`begin`, and then `finish`."""
@@ -188,7 +194,7 @@ class Worker:
         place = layout.coordinates(self._config.rank)
         try:
             meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
-            return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address)
+            return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address, self._device)
         except DistError as error:
             raise RankLost(f"the rank that serves the rendezvous is gone: {error}") from error
 
@@ -208,13 +214,13 @@ class Worker:
         with torch.inference_mode():
             self._model.serve_experts(self._tick)
 
-    def _expert_ranks(self, model: ModelConfig, tensor: Communicator) -> ExpertRanks | None:
+    def _expert_ranks(self, model: ModelConfig, tensor: Communicator, device: torch.device) -> ExpertRanks | None:
         if not self._config.lockstep:
-            return over_tensor(model, tensor) if self._config.expert_parallel else None
+            return over_tensor(model, tensor, device) if self._config.expert_parallel else None
         assert model.moe is not None, "only experts are held among several"
         experts, slots, eplb = model.moe.num_experts, self._config.expert_slots, self._config.eplb
         window = LoadWindow(len(model.moe.layers), experts, eplb.window) if eplb is not None else None
-        self._shared = ExpertRanks(experts, slots + (eplb.spare if eplb is not None else 0), tensor, window=window)
+        self._shared = ExpertRanks(experts, slots + (eplb.spare if eplb is not None else 0), tensor, device=device, window=window)
         return self._shared
 
     def _reserved(self, model: Decoder, slots: int | None = None) -> int:
@@ -223,11 +229,6 @@ class Worker:
         return sum(3 * (s.slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
 
     # ---- about the rank ----
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether its device runs steps while the next one is launched."""
-        return isinstance(self._runner, DeviceRunner)
 
     @property
     def num_stages(self) -> int:
@@ -242,7 +243,10 @@ class Worker:
         if self._config.load_format == "dummy":
             load_dummy(model, self._config.seed)
             return
-        load_weights(model, Path(self._config.model_path), self._report_load)
+        folder = Path(self._config.model_path)
+        load_weights(model, folder, self._report_load)
+        if self._config.fp8_cache:
+            load_kv_scales(model.kv_scaled, folder)
 
     def _loaded(self, model: Decoder) -> Decoder:
         with torch.inference_mode():

@@ -21,6 +21,7 @@ OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens of e
 Seed = Annotated[int, typer.Option("--seed", help="Of the synthetic prompts and arrivals.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 MaxSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that run at once.")]
+KVDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, fp8 or fp8_e4m3.")]
 KVBytes = Annotated[Any, typer.Option("--kv-cache-memory-bytes", parser=parse_bytes, metavar="SIZE", help="4GiB")]
 
 
@@ -35,6 +36,7 @@ def latency(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     max_num_seqs: MaxSeqs = 256,
+    kv_cache_dtype: KVDtype = "auto",
     kv_cache_memory_bytes: KVBytes = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -44,7 +46,7 @@ def latency(
 
     texts = workload.prompts(batch_size * (warmup + iterations), input_len, seed)
     batches = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
-    llm = _llm(model, dtype, max_num_seqs, kv_cache_memory_bytes)
+    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes)
     result = offline.measure_latency(llm, batches, output_len, warmup)
     report.print_latency(f"latency of {model}", result)
     if json_file is not None:
@@ -60,6 +62,7 @@ def throughput(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     max_num_seqs: MaxSeqs = 256,
+    kv_cache_dtype: KVDtype = "auto",
     kv_cache_memory_bytes: KVBytes = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -67,7 +70,7 @@ def throughput(
     arguments = locals()
     from starling_operator.benchmark import offline, records, report, workload
 
-    llm = _llm(model, dtype, max_num_seqs, kv_cache_memory_bytes)
+    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes)
     offline.measure_throughput(llm, workload.prompts(4, input_len, seed + 1), 8)
     measured, seconds = offline.measure_throughput(llm, workload.prompts(num_prompts, input_len, seed), output_len)
     summary = records.summarize(measured, seconds)
@@ -131,7 +134,7 @@ def serve(
         fail("no request was answered", "start a server with `starling serve MODEL`, or give its --url")
 
 
-def _llm(model: str, dtype: str, max_num_seqs: int, kv_cache_memory_bytes: int | None) -> "LLM":
+def _llm(model: str, dtype: str, max_num_seqs: int, kv_cache_dtype: str, kv_cache_memory_bytes: int | None) -> "LLM":
     from starling_engine import LLM
     from starling_engine.errors import StarlingError
 
@@ -140,6 +143,7 @@ def _llm(model: str, dtype: str, max_num_seqs: int, kv_cache_memory_bytes: int |
             model=model,
             dtype=dtype,
             max_num_seqs=max_num_seqs,
+            kv_cache_dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
         )
     except StarlingError as error:

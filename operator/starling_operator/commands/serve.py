@@ -96,6 +96,9 @@ def serve(
     ] = False,
     # memory
     block_size: Annotated[int, _option("--block-size", text="Tokens in a block of the KV cache.", panel=MEMORY)] = 16,
+    kv_cache_dtype: Annotated[
+        str, _option("--kv-cache-dtype", text="auto, fp8 or fp8_e4m3: half of bfloat16's bytes.", panel=MEMORY)
+    ] = "auto",
     kv_cache_memory_bytes: Annotated[
         Any,
         _option("--kv-cache-memory-bytes", text="The KV cache's size: 4GiB.", panel=MEMORY, parser=parse_bytes, metavar="SIZE"),

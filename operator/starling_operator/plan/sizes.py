@@ -4,6 +4,7 @@ from typing import Any
 
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_engine.tiers.passage import most_passage
 from starling_engine.tiers.store.address import parse_address
 
 MIB = 2**20
@@ -23,7 +24,7 @@ def shm_bytes(per_node: int, memory_limit: int | None) -> int:
 def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
     """Raises ValueError where what the pod's ranks keep in host memory leaves nothing of its memory limit.
 
-    What takes the model to know is not counted: weights, and what tiers outside pass through where there is no CPU tier.
+    What takes the model to know is not counted, such as weights; of what files and a store pass through, the most that they take.
     """
     kept = _kept_by_a_rank(spec)
     if memory_limit is None or not kept:
@@ -35,22 +36,33 @@ def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
         raise ValueError(
             f"{next(iter(kept))}: {sizes} for each of the pod's {ranks} ranks leave nothing of its memory limit; set"
             f" template.spec.containers[agent].resources.limits.memory above {ranks * sum(each.values())}, got {memory_limit}"
+            + ("" if spec.kv_cache.tiers.cpu is not None else "; files and a store take less with a small kvCache.tiers.cpu")
         )
 
 
 def _kept_by_a_rank(spec: InferenceServiceSpec) -> dict[str, int]:
-    tier, store = spec.kv_cache.tiers.cpu, spec.kv_cache.store
-    kept = {"kvCache.tiers.cpu.bytes": parse_quantity(tier.bytes)} if tier is not None else {}
+    tiers, store = spec.kv_cache.tiers, spec.kv_cache.store
+    kept = {}
+    if tiers.cpu is not None:
+        kept["kvCache.tiers.cpu.bytes"] = parse_quantity(tiers.cpu.bytes)
+    elif tiers.filesystem is not None:
+        kept["kvCache.tiers.filesystem"] = most_passage(_device_cache(spec))
     if store is not None:
         address = parse_address(store)
-        kept["kvCache.store"] = address.segment + address.buffer
+        passage = 0 if kept else most_passage(_device_cache(spec))
+        kept["kvCache.store"] = address.segment + address.buffer + passage
     return kept
 
 
 def _on_device(spec: InferenceServiceSpec) -> dict[str, int]:
     """On CPUs the KV cache is of the same memory."""
-    size = spec.engine.kv_memory if spec.accelerators.type == "cpu" else None
-    return {"engine.kvMemory": parse_quantity(size)} if size is not None else {}
+    size = _device_cache(spec) if spec.accelerators.type == "cpu" else None
+    return {"engine.kvMemory": size} if size is not None else {}
+
+
+def _device_cache(spec: InferenceServiceSpec) -> int | None:
+    """Bytes of each rank; None where the engine is to find out how many it can have."""
+    return parse_quantity(spec.engine.kv_memory) if spec.engine.kv_memory is not None else None
 
 
 def memory_limit(limits: dict[str, Any]) -> int | None:

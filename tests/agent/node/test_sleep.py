@@ -11,6 +11,7 @@ def test_the_admin_endpoint_puts_a_node_to_sleep(agent: Agent) -> None:
     assert agent.admin.post("/admin/sleep?level=2").json() == {"is_sleeping": True}
     report = agent.reports(lambda report: report.asleep)[-1]
     assert not report.ready and report.healthy and report.phase == "serving"
+    assert 'sleep_state="discard_all"} 1.0' in agent.http.get("/metrics").text
     assert agent.admin.get("/health").status_code == 200
     ready = agent.admin.get("/ready")
     assert ready.status_code == 503 and ready.json()["reason"] == "asleep"
@@ -21,3 +22,4 @@ def test_the_admin_endpoint_puts_a_node_to_sleep(agent: Agent) -> None:
     report = agent.reports(lambda report: report.ready)[-1]
     assert not report.asleep and report.engine_restarts == 0
     assert ask(agent).status_code == 200
+    assert 'sleep_state="awake"} 1.0' in agent.http.get("/metrics").text

@@ -89,6 +89,18 @@ def test_an_impossible_choice_says_what_is_possible(
     assert caught.value.field == "attention_backend"
 
 
+def test_a_cache_in_fp8_has_fewer_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", object)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr(selector, "_make", lambda chosen, _latent: chosen)
+    assert select_attention("auto", CpuPlatform(), BF16, 128, fp8_cache=True)[0] == "native"
+    assert select_attention("auto", CpuPlatform(), FP16, 128, fp8_cache=True)[0] == "torch"
+    assert select_attention("auto", CudaPlatform(), BF16, 128, fp8_cache=True)[0] == "triton"
+    for name in ("flash_attn", "flashinfer"):
+        with pytest.raises(ConfigError, match=r"not possible \(it reads no cache in fp8\); possible: auto, triton, sdpa, torch"):
+            select_attention(name, CudaPlatform(), BF16, 128, fp8_cache=True)
+
+
 @pytest.mark.parametrize(
     ("installed", "name", "dtype", "head_dim", "outcome"),
     [

@@ -369,7 +369,7 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
         engine.step()
     parent = engine.scheduler.requests["a/0"]
     assert parent.computed > 192 and not engine.scheduler.requests["a/1"].gates
-    engine.offload.swap_out(parent)
+    engine.offload.saves.swap_out(parent)
     engine.scheduler._preempt(parent)
     engine._move()
     engine.kv.pool.forget_free()
@@ -398,7 +398,7 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     for _ in range(8):
         engine.step()
     request = engine.scheduler.requests["a"]
-    engine.offload.swap_out(request)
+    engine.offload.saves.swap_out(request)
     engine.scheduler._preempt(request)
     engine._move()
     engine.kv.pool.forget_free()

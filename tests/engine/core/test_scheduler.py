@@ -278,9 +278,20 @@ def test_a_stale_result_changes_nothing() -> None:
     assert engine.outputs["a"] == expected_output(prompt_of(10), params(4), 0, 128)
 
 
-def test_windows_hold_what_is_in_flight() -> None:
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "window", "budget", "depth", "prefix_caching"),
+    [
+        (22, 8, 16, 32, 2, False),
+        (9, 32, 40, 20, 1, True),  # a block leaves the window in the middle of another
+        (16, 32, 100, 24, 2, True),
+    ],
+)
+def test_windows_hold_what_is_in_flight(
+    num_blocks: int, block_size: int, window: int, budget: int, depth: int, prefix_caching: bool
+) -> None:
     """A pool of just the size that the peak asks for never starves a request."""
-    engine = ToyEngine(num_blocks=22, window=16, budget=32, depth=2, prefix_caching=False, max_model_len=400)
+    shape = {"num_blocks": num_blocks, "block_size": block_size, "window": window, "max_model_len": 400}
+    engine = ToyEngine(**shape, budget=budget, depth=depth, prefix_caching=prefix_caching)
     length = engine.kv.max_tokens - 8
     engine.add("a", prompt_of(length), params(8))
     engine.run()

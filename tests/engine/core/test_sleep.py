@@ -80,15 +80,19 @@ def test_what_the_tags_name_wakes_by_itself(reference: Reference) -> None:
         bed = Bed(core)
         ask_again(core, reference, "before")
         assert bed.sleep(2) == Slept(1) == bed.sleep(2), "to sleep twice is to sleep"
-        assert bed.sleeper.state == SleepState(("weights", "kv_cache"), taking=False)
+        assert bed.sleeper.state == SleepState(("weights", "kv_cache"), taking=False, level=2)
         assert bed.wake(["weights"]) == Slept(2)
-        assert bed.sleeper.state == SleepState(("kv_cache",), taking=False)
+        assert bed.sleeper.state == SleepState(("kv_cache",), taking=False, level=2)
         assert bed.wake(["weights"]) == Slept(2) and bed.wake(["kv_cache"]) == Slept(2)
         assert bed.sleeper.state == SleepState()
         assert bed.wake() == Slept(2), "to wake twice is to wake"
         ask_again(core, reference, "after")
         assert core.scheduler.stats.prefix_hits_total == 0, "the cache was dropped"
-        assert bed.sleep(1) == bed.sleep(2) == Slept(1), "deeper"
+        levels = []
+        for level in (1, 2, 1):
+            assert bed.sleep(level) == Slept(1)
+            levels.append(bed.sleeper.state.level)
+        assert levels == [1, 2, 2], "deeper, and never lighter"
         assert bed.wake(["kv_cache"]) == bed.wake(["weights"]) == Slept(2)
         ask_again(core, reference, "again")
 
@@ -146,7 +150,7 @@ def test_a_wake_that_fails_can_be_tried_again(reference: Reference) -> None:
         with absent(reference.folder / "model.safetensors"):
             for _ in range(2):
                 assert "model.safetensors" in (bed.wake().error or "")
-                assert bed.sleeper.state == SleepState(("weights", "kv_cache"), taking=False)
+                assert bed.sleeper.state == SleepState(("weights", "kv_cache"), taking=False, level=2)
         assert bed.wake() == Slept(2)
         ask_again(core, reference, "after")
 

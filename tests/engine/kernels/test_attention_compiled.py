@@ -42,12 +42,12 @@ def launch_cascade() -> None:
     cascade_attention(call, 4096, 1)
 
 
-def launch_store() -> None:
+def launch_store(cache: torch.dtype = BF16) -> None:
     from starling_engine.kernels.store import qk_norm_rope_store
 
     norms = [empty(128, dtype=BF16), empty(128, dtype=BF16)]
     positions, slots = empty(64, dtype=torch.int64), empty(64, dtype=torch.int64)
-    cos_sin, kv = empty(4096, 128, dtype=torch.float32), empty(1 << 14, 2, 8, 16, 128, dtype=BF16)
+    cos_sin, kv = empty(4096, 128, dtype=torch.float32), empty(1 << 14, 2, 8, 16, 128, dtype=cache)
     qk_norm_rope_store(empty(64, 48 * 128, dtype=BF16), positions, cos_sin, *norms, 1e-6, kv, slots)
 
 
@@ -56,9 +56,18 @@ def test_all_parts_of_a_cascade_fit_on_the_device() -> None:
         assert kernel.shared <= MAX_SHARED and kernel.stack == 0, kernel.name
 
 
-def test_decode_of_an_fp8_cache_fits_on_the_device() -> None:
+def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> None:
+    """A cache of half the bytes: what is read at once is 8 bytes at least, where it is not page numbers."""
     decode, _ = compiled(launch_attention, 64, 64, 1, cache=FP8)
-    assert decode.shared <= MAX_SHARED and decode.stack == 0
+    (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=FP8)
+    (store,) = compiled(launch_store, cache=FP8)
+    assert decode.stack == prefill.stack == store.stack == 0
+    for kernel, threads in ((decode, 128), (prefill, 256)):
+        assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
+        assert _copied(kernel) - {4} <= {8, 16}
+    assert "wgmma.mma_async" in prefill.ptx
+    assert "ld.global.v4" in store.ptx
+    assert "max.NaN.f32" in store.ptx and "min.NaN.f32" in store.ptx, "what is not a number must not become one"
 
 
 def test_prefill_runs_on_the_tensor_cores_of_whole_warpgroups_two_blocks_at_a_time() -> None:

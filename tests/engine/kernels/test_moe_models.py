@@ -24,8 +24,8 @@ LATENT = ("attend_absorbed", "attend_expanded")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, with recorded steps that are filled up. The whole prompt comes in a step for which there is no recording, in the
-    expanded form; then a short one beside its first token, then tokens one by one.
+    """As on a GPU, with recorded steps that are filled up with tokens that go to no expert. The whole prompt comes in a step for
+    which there is no recording, in the expanded form; then a short one beside its first token, then tokens one by one.
     """
     monkeypatch.setenv(INTERPRETED, "1")
     monkeypatch.setattr(worker, "select_platform", lambda *_: InterpretedPlatform())
@@ -35,6 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     used = set[str]()
     for owner, function in ((TritonExperts, "apply"), (routing, "route"), *((mla_triton, function) for function in LATENT)):
         monkeypatch.setattr(owner, function, told(getattr(owner, function), used))
+    idle = watch_idle(monkeypatch)
     reference = make_reference(tmp_path, VARIANTS["deepseek-v3"])
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     prompts = {"whole": reference.prompt, "short": reference.prompt[:5]}
@@ -43,6 +44,21 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     assert results["short"][1] is results["whole"][1] is None
     assert results["whole"][0] == reference.tokens[:STEPS]
     assert used == {"apply", "route", *LATENT}
+    assert (False, False, True) in idle, "two requests in a step of three"
+    assert (False,) * 6 + (True,) * 2 in idle, "a prompt of five and a token in a step of eight"
+    assert (False,) * PROMPT in idle
+
+
+def watch_idle(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, ...]]:
+    """Of each time that experts are asked: which tokens go to none of them."""
+    apply, seen = TritonExperts.apply, set[tuple[bool, ...]]()
+
+    def watched(self: TritonExperts, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen.add(tuple((slots == self.shape.slots).all(-1).tolist()))
+        return apply(self, x, slots, weights)
+
+    monkeypatch.setattr(TritonExperts, "apply", watched)
+    return seen
 
 
 def told(function: Callable[..., Any], used: set[str]) -> Callable[..., Any]:

@@ -39,6 +39,13 @@ def test_chooses_as_the_reference(name: str, device: torch.device) -> None:
     logits = wide[:, : routing.num_experts] * 2  # rows that lie apart
     bias = torch.randn(routing.num_experts, generator=generator).to(device) if routing.bias else None
     weights, ids = kernel.route(logits, routing, bias)
+    slots = torch.arange(-2, 9, device=device).roll(3)
+    for function in (kernel.route, route):
+        of_some = function(logits, routing, bias, slots)[1]
+        assert bool((of_some[3:5] == -1).all()) and int((of_some < 0).sum()) == 2 * routing.top_k, (
+            "what fills a step up goes nowhere"
+        )
+    assert torch.equal(kernel.route(logits, routing, bias, slots)[1][5:], ids[5:])
     expected_weights, expected_ids = route(logits, routing, bias)
     assert ids.dtype == torch.int64 and weights.dtype == torch.float32
     assert torch.equal(ids.sort(-1).values, expected_ids.sort(-1).values)

@@ -27,6 +27,9 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 
+SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
+
 
 def parse(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
     return parse_model_config(Fields({**SMALL, **changes}, "config.json"), Fields(generation or {}, "generation_config.json"))
@@ -278,6 +281,17 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
             ["rope_parameters", "layer types"],
         ),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"quantization_config": {**KV_ONLY, "config_groups": {"group_0": {}}}}, ["compressed-tensors"]),
+        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}}, ["compressed-tensors"]),
+        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "type": "int"}}}, ["compressed-tensors"]),
+        (
+            {"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "symmetric": False}}},
+            ["config.json: quantization_config: kv_cache_scheme: symmetric", "true"],
+        ),
+        (
+            {"quantization_config": {**KV_ONLY, "transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}}},
+            ["config.json: quantization_config: transform_config"],
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 4},
             ["layer_types", "linear_attention"],
@@ -288,6 +302,11 @@ def test_an_unknown_feature_is_named_with_what_is_known(changes: dict[str, Any],
     with pytest.raises(UnsupportedModel) as caught:
         parse(**changes)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_scales_of_a_cache_alone_are_no_quantized_weights() -> None:
+    assert parse(quantization_config=KV_ONLY) == parse()
+    assert parse(quantization_config={**KV_ONLY, "transform_config": {}}) == parse()
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "holds no config.json"), ("{", "cannot be read"), ("[1]", "JSON object")])

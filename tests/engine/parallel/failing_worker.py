@@ -6,7 +6,7 @@ from typing import Any
 from starling_engine.models.blocks import DecoderLayer
 from starling_engine.worker.process import main
 
-CALLS = 10
+CALLS = 20
 """Of a layer, before one fails: past the warm-up."""
 
 

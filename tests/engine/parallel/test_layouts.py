@@ -1,14 +1,18 @@
 """Every layout of ranks gives what transformers gives: chunked, batched, preempted, and after prefix hits."""
 
+import random
+import sys
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from starling_engine.executor import processes
 from starling_engine.layout import ParallelLayout
 from starling_engine.step import StepPlan
 
 from tests.engine.checkpoints import VARIANTS, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run
+from tests.engine.kinds import answers, assert_same, request
 
 TP2, TP4 = ParallelLayout(tensor=2), ParallelLayout(tensor=4)
 CASES = [
@@ -27,6 +31,13 @@ CASES = [
 ]
 EXPERT_PARALLEL = [("qwen3-moe", TP2), ("deepseek-v3", TP4), ("mixtral", ParallelLayout(pipeline=2, tensor=2))]
 
+LATE = [
+    ("qwen3-mixed", TP2, "recorded"),
+    ("qwen3-tied", ParallelLayout(pipeline=3), "recorded"),
+    ("llama3.1", ParallelLayout(pipeline=2, tensor=2), "recorded"),
+    ("deepseek-v2", ParallelLayout(pipeline=2), "eager"),
+]
+
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
@@ -44,6 +55,34 @@ def test_the_same_greedy_tokens_with_whole_experts_on_each_rank(
     name: str, layout: ParallelLayout, references: dict[str, Reference]
 ) -> None:
     check_layout(references[name], layout=layout, expert_parallel=True)
+
+
+@pytest.mark.parametrize(("name", "layout", "how"), LATE, ids=[f"{name}-{layout}-{how}" for name, layout, how in LATE])
+def test_the_same_greedy_tokens_of_devices_that_are_a_step_ahead(
+    name: str, layout: ParallelLayout, how: str, references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_late(monkeypatch, how)
+    check_layout(references[name], layout=layout)
+
+
+def test_recorded_steps_find_the_experts_of_other_ranks(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    make_late(monkeypatch, "recorded")
+    check_layout(references["qwen3-moe"], layout=TP2, expert_parallel=True)
+
+
+def test_ranks_agree_on_what_requests_want_besides(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts the tokens that it has sampled by itself."""
+    folder, requests = references["llama3.1"].folder, [request(random.Random(number), number) for number in range(8)]
+    with core_for(folder) as core:
+        expected = answers(core, requests)
+    make_late(monkeypatch, "recorded")
+    with core_for(folder, layout=ParallelLayout(pipeline=2, tensor=2)) as core:
+        assert_same(answers(core, requests), expected)
+
+
+def make_late(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The workers that are started now; see `tests.engine.late`."""
+    monkeypatch.setattr(processes, "WORKER", (sys.executable, "-m", "tests.engine.parallel.late_worker", how))
 
 
 def check_layout(reference: Reference, **settings: Any) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from starling_engine import SamplingParams
-from starling_engine.errors import ConfigError, EngineDead, RankLost, WeightError
+from starling_engine.errors import ConfigError, DeviceLost, EngineDead, RankLost, WeightError
 from starling_engine.executor.processes import ProcessExecutor
 from starling_engine.layout import ParallelLayout
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, write_checkpoint
-from tests.engine.cores import core_for, greedy
+from tests.engine.cores import core_for, greedy, run
 from tests.engine.running import running
 
 TP2 = ParallelLayout(tensor=2)
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pids(executor: Any) -> list[int]:
     assert isinstance(executor, ProcessExecutor)
-    return [process.pid for process in executor._processes]
+    return [process.pid for process in executor._health.processes]
 
 
 @pytest.mark.parametrize("layout", [TP2, ParallelLayout(pipeline=2)], ids=str)
@@ -64,15 +64,43 @@ def test_a_step_that_fails_on_one_rank_ends_the_group(
     folder: Path, layout: ParallelLayout, victim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its exchanges no longer match the others': to go on would give wrong tokens without a word."""
-    worker = (sys.executable, "-m", "tests.engine.parallel.failing_worker", str(victim))
-    monkeypatch.setattr("starling_engine.executor.processes.WORKER", worker)
+    check_failing(folder, layout, victim, monkeypatch, "tests.engine.parallel.failing_worker", str(victim))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_so_does_one_that_fails_while_the_next_is_launched(folder: Path, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_failing(folder, TP2, victim, monkeypatch, "tests.engine.parallel.late_worker", f"fails-{victim}")
+
+
+def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch: pytest.MonkeyPatch, *worker: str) -> None:
+    """Four requests, so that other steps are in flight: what they were told before the end is what they would have been told."""
+    prompts = [TOKENS[:length] for length in (5, 9, 14, 20)]
+    requests = [greedy(str(number), prompt) for number, prompt in enumerate(prompts)]
+    with core_for(folder) as core:
+        expected = {name: tokens for name, (tokens, _) in run(core, requests).items()}
+    monkeypatch.setattr("starling_engine.executor.processes.WORKER", (sys.executable, "-m", *worker))
     with core_for(folder, layout=layout, patience=20.0) as core:
-        assert core.add(greedy("long", TOKENS)) is None
+        for request in requests:
+            assert core.add(request) is None
+        told: dict[str, list[int]] = {request.id: [] for request in requests}
         began = time.monotonic()
         with pytest.raises(RankLost, match=rf"^rank {victim} failed at step \d+, and not all others did: MemoryError"):
             while core.has_work:
-                core.step()
+                for delta in core.step():
+                    told[delta.id] += delta.tokens
         assert time.monotonic() - began < 10
+    assert 0 < sum(map(len, told.values())) < sum(map(len, expected.values()))
+    assert all(expected[name][: len(tokens)] == tokens for name, tokens in told.items())
+
+
+def test_a_device_that_breaks_behind_its_host_ends_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = (sys.executable, "-m", "tests.engine.parallel.late_worker", "breaks")
+    monkeypatch.setattr("starling_engine.executor.processes.WORKER", worker)
+    with core_for(folder, layout=TP2, patience=20.0) as core:
+        assert core.add(greedy("long", TOKENS)) is None
+        with pytest.raises(DeviceLost, match=r"^the device of rank 1 failed: CUDA error: an illegal memory access"):
+            while core.has_work:
+                core.step()
 
 
 def test_what_one_rank_cannot_load_is_said(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 import torch
 from starling_engine.parallel.communicator import Alone, Communicator
-from starling_engine.parallel.nccl import NcclCommunicator
+from starling_engine.parallel.gloo import serve_store
+from starling_engine.parallel.nccl import NcclCommunicator, join_nccl
 from starling_engine.parallel.one_shot import MAX_BYTES, OneShot
+from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
 
@@ -80,6 +82,25 @@ def test_what_is_not_on_the_device_goes_by_the_host():
     ranks = NcclCommunicator(host, None, torch.device("cuda"))
     x = torch.ones(3)
     assert ranks.all_reduce(x) is x and host.given == [x]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_calls_of_one_gpu_are_recorded() -> None:
+    """A rank alone exchanges nothing, but NCCL takes the same calls from it."""
+    device = torch.device("cuda", 0)
+    store = serve_store("127.0.0.1", 10.0)
+    place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", 10.0)
+    ranks = join_nccl(Host(Shard(0, 1)), store, "one", place, device)
+    x = torch.ones(4, 8, device=device)
+    ranks.all_reduce(x), ranks.all_gather(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        summed, gathered = ranks.all_reduce(x), ranks.all_gather(x)
+    x.fill_(3)
+    graph.replay()
+    assert summed.tolist() == [[3.0] * 8] * 4 and gathered.shape == (1, 4, 8) and gathered.min() == gathered.max() == 3
+    assert ranks.all_to_all(x, [4], [4])().tolist() == x.tolist()
+    ranks.close()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.platforms import cpu
 from starling_engine.platforms.cgroup import Limits
 from starling_engine.platforms.cpu import CpuPlatform
+from starling_engine.platforms.cuda import CudaPlatform
 from starling_engine.platforms.select import select_platform
 
 GIB = 1 << 30
@@ -66,6 +67,24 @@ def test_dtypes_that_run(dtype: torch.dtype) -> None:
 def test_a_dtype_that_does_not_run_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"float64 does not run on a CPU; possible: torch\.float32"):
         CpuPlatform().check_dtype(torch.float64)
+
+
+@pytest.mark.parametrize(("capability", "serves"), [((7, 5), False), ((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_a_gpu_that_cannot_convert_fp8_caches_none(
+    capability: tuple[int, int], serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = object.__new__(CudaPlatform)
+    platform.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla")
+    platform.check_kv_dtype(torch.float16)
+    if serves:
+        platform.check_kv_dtype(torch.float8_e4m3fn)
+        return
+    words = rf"8\.9 or more, and Tesla has {capability[0]}\.{capability[1]}; possible: auto"
+    with pytest.raises(ConfigError, match=words) as caught:
+        platform.check_kv_dtype(torch.float8_e4m3fn)
+    assert caught.value.field == "kv_cache_dtype"
 
 
 FAULTS = """

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from starling_engine.errors import ConfigError
+from starling_engine.platforms import host_memory
 from starling_engine.tiers.arena import Arena
 
 SLOTS, SLOT = 5, 3 * mmap.PAGESIZE - 100
@@ -46,6 +47,7 @@ def test_pinned_memory_is_what_was_asked_for_and_no_more(monkeypatch: pytest.Mon
 
 def test_what_cannot_be_pinned_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", register([], 2))
+    monkeypatch.setattr(host_memory, "forget_error", lambda: None)
     with pytest.raises(ConfigError, match=r"cannot be pinned \(CUDA error 2\)") as caught:
         Arena(SLOTS, SLOT, pinned=True)
     assert caught.value.field == "kv_cpu_bytes"

@@ -1,10 +1,14 @@
 """Arguments of the tiers: what goes together, and what is said of what does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starling_engine import LLM, EngineArgs
 from starling_engine.errors import ConfigError
+from starling_engine.frontend.resolve import resolve
+
+from tests.engine.checkpoints import VARIANTS, write_checkpoint
 
 FOLDER = {"kv_fs_path": "/kv", "kv_fs_bytes": "10GiB"}
 
@@ -68,3 +72,19 @@ def test_what_cannot_work_names_the_argument(arguments: dict[str, Any], field: s
 def test_a_script_is_told_the_same() -> None:
     with pytest.raises(ConfigError, match="kv_cpu_bytes: '4GX' is no size; write it like 4GiB"):
         LLM("m", kv_cpu_bytes="4GX")
+
+
+@pytest.mark.parametrize("outside", [FOLDER, {"kv_store": "mooncake://s:50051"}], ids=["files", "store"])
+def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, outside: dict[str, Any]) -> None:
+    write_checkpoint(tmp_path, VARIANTS["llama3.1"])
+
+    def host_bytes(**fields: Any) -> int:
+        tiers = resolve(EngineArgs(model=str(tmp_path), **outside, **fields))[2].worker.tiers
+        assert tiers is not None
+        return tiers.cpu_bytes
+
+    chunk = host_bytes(max_model_len=64)
+    assert host_bytes(max_model_len=256) == 4 * chunk
+    assert host_bytes(max_model_len=256, kv_cache_memory_bytes=5 * chunk) == 4 * chunk
+    assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk) == 3 * chunk, "no request brings more"
+    assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk, kv_cpu_bytes=2 * chunk) == 2 * chunk

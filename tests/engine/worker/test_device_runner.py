@@ -1,63 +1,35 @@
-"""The runner for a device with a queue of its own gives what the one on the host gives, whatever is in a step.
+"""The runner for a device with a queue of its own gives what the one on the host gives, whatever is in a step."""
 
-The queue here does all at once but tells so late, so that steps are launched before the host knows the tokens of the one before.
-"""
-
-import random
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from starling_engine.core.engine_core import EngineCore
 from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.kv.spec import KVGroup, KVSpec
-from starling_engine.models.decoder import Decoder
-from starling_engine.params import PoolingParams, SamplingParams
-from starling_engine.platforms.cpu import CpuPlatform
+from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
-from starling_engine.platforms.queue import DeviceQueue, Mark
-from starling_engine.request import EngineRequest
-from starling_engine.worker import worker
 from starling_engine.worker.batch import InputBatch
 from starling_engine.worker.device_runner import DeviceRunner
 from starling_engine.worker.graphs import Graphs, decode_sizes, mixed_sizes
 from starling_engine.worker.step_buffer import Shape
 from starling_engine.worker.step_writer import StepWriter
 
-from tests.engine.checkpoints import VARIANTS, make_reference
+from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run
+from tests.engine.kinds import assert_same, random_traffic
+from tests.engine.late import Broken, LateQueue, use_late_device
 from tests.engine.running import running
 
 pytestmark = pytest.mark.timeout(100)
-LAG = 0.002
-
-
-class Late:
-    def wait(self) -> None:
-        time.sleep(LAG)
-
-
-class LateQueue(InlineQueue):
-    def mark(self) -> Mark:
-        return Late()
-
-
-class LatePlatform(CpuPlatform):
-    async_scheduling = True
-    queue: DeviceQueue | None = LateQueue()
 
 
 @pytest.fixture(params=[True, False], ids=["recorded", "eager"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, workers are made for such a device. Its recordings run the work again, and so may ask the host."""
+    """From its call on, workers are made for a late device. Its recordings run the work again, and so may ask the host."""
 
     def take() -> None:
-        monkeypatch.setattr(worker, "select_platform", lambda *_: LatePlatform())
-        if request.param:
-            monkeypatch.setattr(Decoder, "asks_host", None)
+        use_late_device(monkeypatch.setattr, recorded=request.param)
 
     return take
 
@@ -75,60 +47,10 @@ def test_greedy_tokens_equal_the_reference(name: str, device: Callable[[], None]
 
 
 def test_every_kind_of_request_is_answered_as_on_the_host(device: Callable[[], None], tmp_path: Path) -> None:
-    """Random traffic in a cache that is too small for it: some are preempted, chunks of prompts run beside decodes."""
-    make_reference(tmp_path, VARIANTS["qwen3-mixed"])
-    requests = [request(random.Random(number), number) for number in range(14)]
-    with core_for(tmp_path, kv_blocks=30, budget=24) as core:
-        expected = answers(core, requests)
+    write_checkpoint(tmp_path, VARIANTS["qwen3-mixed"])
+    expected = random_traffic(tmp_path)
     device()
-    with core_for(tmp_path, kv_blocks=30, budget=24) as core:
-        got = answers(core, requests)
-        preempted = core.scheduler.stats.preemptions_total
-    assert preempted > 0, "or this shows less than it says"
-    assert got.keys() == expected.keys()
-    for name, answer in got.items():
-        assert answer.pop("numbers") == pytest.approx(expected[name].pop("numbers"), abs=1e-4), name
-        assert answer == expected[name], name
-
-
-def request(rng: random.Random, number: int) -> EngineRequest:
-    prompt = rng.choices(range(512), k=rng.randint(1, 40))
-    name, seed = f"r{number}", number
-    if number % 7 == 3:
-        pooling = PoolingParams(pooling=rng.choice(("last", "mean", "cls")))
-        return EngineRequest(id=name, prompt_ids=prompt, params=SamplingParams(max_tokens=1), pooling=pooling)
-    changes: dict[str, Any] = {}
-    match number % 5:
-        case 0:
-            changes = {"logprobs": 3, "prompt_logprobs": 2}
-        case 1:
-            changes = {"presence_penalty": 0.7, "repetition_penalty": 1.3, "logprobs": 1}
-        case 2:
-            changes = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
-        case 3:
-            changes = {"temperature": 1.5}
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": rng.randint(30, 64), "ignore_eos": True, **changes})
-    return EngineRequest(id=name, prompt_ids=prompt, params=params, seed=seed)
-
-
-def answers(core: EngineCore, requests: list[EngineRequest]) -> dict[str, dict[str, Any]]:
-    """All that each request was told; its floats apart."""
-    found: dict[str, dict[str, Any]] = {r.id: {"tokens": [], "logprob_ids": [], "numbers": [], "end": None} for r in requests}
-    for one in requests:
-        assert core.add(one) is None
-    deadline = time.monotonic() + 60
-    while core.has_work:
-        assert time.monotonic() < deadline
-        for delta in core.step():
-            answer = found[delta.id]
-            answer["tokens"] += delta.tokens
-            for row in [*(delta.logprobs or []), *(delta.prompt_logprobs or [])]:
-                answer["logprob_ids"].append(row.token_ids)
-                answer["numbers"] += row.logprobs
-            answer["numbers"] += delta.pooled or []
-            answer["end"] = (delta.finish_reason, delta.error)
-    core.scheduler.check_integrity()
-    return found
+    assert_same(random_traffic(tmp_path), expected)
 
 
 def test_a_step_is_filled_up_to_the_next_size() -> None:
@@ -192,11 +114,7 @@ def test_a_fault_of_the_device_ends_the_engine(tmp_path: Path, monkeypatch: pyte
     from starling_engine.errors import RankLost
 
     reference = make_reference(tmp_path, VARIANTS["llama3.1"])
-    monkeypatch.setattr(worker, "select_platform", lambda *_: LatePlatform())
-
-    class Broken:
-        def wait(self) -> None:
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    use_late_device(monkeypatch.setattr)
 
     with core_for(tmp_path) as core:
         run(core, [greedy("before", reference.prompt)])
@@ -211,7 +129,7 @@ def test_a_fault_of_the_device_ends_the_engine(tmp_path: Path, monkeypatch: pyte
 def test_the_runner_is_the_one_for_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lest the tests above compare the host with itself."""
     make_reference(tmp_path, VARIANTS["llama3.1"])
-    monkeypatch.setattr(worker, "select_platform", lambda *_: LatePlatform())
+    use_late_device(monkeypatch.setattr)
     launched: list[object] = []
     launch = DeviceRunner.launch
     monkeypatch.setattr(DeviceRunner, "launch", lambda self, plan: launched.append(plan) or launch(self, plan))
@@ -225,7 +143,9 @@ async def test_the_engine_runs_on_tritons_kernels_alone(tmp_path: Path, monkeypa
     """All that a GPU does but its graphs: the interpreter in the place of the GPU, as an argument of the engine."""
     monkeypatch.setenv(INTERPRETED, "1")
     reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
-    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    banned = next(token for token in range(512) if token not in reference.tokens[:4])
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, banned_token_ids=[banned], logprobs=1)
     async with running(model=str(tmp_path), device="interpreter", max_num_seqs=2, max_num_batched_tokens=32) as engine:
         output = await engine.complete(reference.prompt, params)
     assert list(output.outputs[0].token_ids) == reference.tokens[:4]
+    assert [next(iter(at)) for at in output.outputs[0].logprobs or ()] == reference.tokens[:4]

@@ -85,10 +85,10 @@ def test_a_deeper_sleep_drops_them(bed: Bed) -> None:
 
 
 def test_where_host_memory_does_not_suffice_nothing_has_changed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: torch.UntypedStorage) -> torch.Tensor:
-        raise RuntimeError("out of host memory")
+    def full(_: int) -> torch.Tensor:
+        raise MemoryError("out of host memory")
 
-    monkeypatch.setattr("starling_engine.worker.memory._copy_to_host", full)
-    assert bed.rest.carry_out(Release(1)) == Rested("RuntimeError: out of host memory")
+    monkeypatch.setattr("starling_engine.worker.memory.anonymous", full)
+    assert bed.rest.carry_out(Release(1)) == Rested("MemoryError: out of host memory")
     assert all(bed.weights.sizes) and bool(bed.kv.all()) and not bed.runner.heard
     assert bed.rest.carry_out(Restore(["weights", "kv_cache"])) == Rested() and not bed.runner.heard

@@ -67,6 +67,8 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"kvCache": {"tiers": {"filesystem": {"bytes": "200G", "claim": "c"}}}}, "kv_fs_bytes", 200 * 10**9),
         ({"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/var/kv"}}}}, "kv_fs_path", "/kv"),
         ({"kvCache": {"store": "mooncake://s:50051"}}, "kv_store", "mooncake://s:50051"),
+        ({}, "kv_cache_dtype", None),
+        ({"kvCache": {"dtype": "fp8"}}, "kv_cache_dtype", "fp8"),
     ],
 )
 def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) -> None:

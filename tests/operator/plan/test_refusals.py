@@ -231,6 +231,37 @@ def test_what_is_kept_in_memory_is_of_the_pod_s(changes: dict[str, Any], words: 
         assert "set template.spec.containers[agent].resources.limits.memory above 2147483648" in message
 
 
+FILES = {"tiers": {"filesystem": {"bytes": "9Gi", "claim": "c"}}}
+STORE = {"store": "mooncake://s:1?segment=512MiB&buffer=512MiB"}
+GPU = {"type": "nvidia.com/gpu", "perNode": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kvCache": FILES, "template": LIMIT}, None),
+        ({"kvCache": STORE}, None),
+        ({"kvCache": STORE, "template": LIMIT}, "2147483648 bytes of kvCache.store for each"),
+        (
+            {"kvCache": FILES | STORE, "template": LIMIT},
+            "1073741824 bytes of kvCache.tiers.filesystem and 1073741824 bytes of kvCache.store for each",
+        ),
+        ({"kvCache": FILES | STORE, "engine": {"kvMemory": "256Mi"}, "template": LIMIT}, None),
+        (
+            {"kvCache": FILES | STORE, "engine": {"kvMemory": "512Mi"}, "template": LIMIT},
+            "1073741824 bytes of kvCache.store and 536870912 bytes of engine.kvMemory for each",
+        ),
+        ({"kvCache": FILES | STORE, "engine": {"kvMemory": "9Gi"}, "accelerators": GPU, "template": LIMIT}, "above 2147483648,"),
+        ({"kvCache": FILES | STORE, "engine": {"kvMemory": "1023Mi"}, "accelerators": GPU, "template": LIMIT}, None),
+    ],
+)
+def test_what_files_and_a_store_pass_through_is_of_the_pod_s(changes: dict[str, Any], words: str | None) -> None:
+    """Where there is no CPU tier, once for both: up to 1 GiB, and no more than the device's cache."""
+    message = message_of(plan(make_observed(make_spec(changes))).status, "Ready")
+    assert ("leave nothing of its memory limit" in message) == (words is not None), message
+    assert words is None or (words in message and message.endswith("with a small kvCache.tiers.cpu"))
+
+
 def test_a_spec_that_cannot_be_read() -> None:
     service = make_service(None, spec_error="spec.replicas: must be a number, got 'x'", generation=4)
     decision = plan(make_observed(service=service))

@@ -36,7 +36,7 @@ from tests.operator.plan.world import World
         {"drain": {"seconds": 120, "acceptSeconds": 5}},
         {"recovery": {"progressTimeoutSeconds": 20}},
         {"endpoint": {"port": 80, "allowedOrigins": []}},
-        {"kvCache": {"tiers": {}}},
+        {"kvCache": {"tiers": {}, "dtype": "auto"}},
     ],
 )
 def test_needs_no_new_pods(changes: dict[str, Any]) -> None:
@@ -75,6 +75,7 @@ def test_needs_no_new_pods(changes: dict[str, Any]) -> None:
         {"kvCache": {"tiers": {"cpu": {"bytes": "1Gi"}}}},
         {"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "path": "/kv"}}}},
         {"kvCache": {"store": "mooncake://s:1"}},
+        {"kvCache": {"dtype": "fp8"}},
         {"endpoint": {"apiKeySecret": {"name": "a", "key": "b"}}},
         {"endpoint": {"tlsSecret": "t"}},
         {"endpoint": {"allowedOrigins": ["*"]}},

@@ -23,7 +23,7 @@ bool is_single(const int32_t* query_start, int64_t sequence) {
   return query_start[sequence + 1] - query_start[sequence] == 1;
 }
 
-template <typename T>
+template <typename T, typename C>
 class Plan {
  public:
   std::vector<Task> tasks;
@@ -31,7 +31,7 @@ class Plan {
   int64_t parts = 0;
   int64_t heads_each = 1;  // KV heads that a single token's task has
 
-  Plan(const Attention<T>& attention, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
+  Plan(const Attention<T, C>& attention, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
        int threads)
       : a(attention) {
     // Long chunks first, the single tokens then fill the gaps that are left at the end.
@@ -51,7 +51,7 @@ class Plan {
   }
 
  private:
-  const Attention<T>& a;
+  const Attention<T, C>& a;
 
   void add_chunk(int64_t sequence, int64_t start, int64_t count, int64_t context) {
     const int64_t step = std::max<int64_t>(1, kMaxQueryRows / a.group());
@@ -85,13 +85,13 @@ class Plan {
   }
 };
 
-template <typename T>
-void write_out(const Attention<T>& a, const Task& task, const State& state) {
+template <typename T, typename C>
+void write_out(const Attention<T, C>& a, const Task& task, const State& state) {
   const int64_t group = a.group();
   for (int64_t r = 0; r < task.rows(group); ++r) {
     const int64_t token = task.token + r / group % task.tokens, kv_head = task.kv_head + r / group / task.tokens;
     T* out = a.out + (token * a.heads + kv_head * group + r % group) * a.dim;
-    const __m512 share = _mm512_set1_ps(1.0f / state.mass[r]);
+    const __m512 share = _mm512_set1_ps(a.value_scale / state.mass[r]);
     for (int64_t d = 0; d < a.dim; d += 16)
       store16(out + d, _mm512_mul_ps(_mm512_loadu_ps(state.sums + r * a.dim + d), share));
   }
@@ -135,10 +135,10 @@ class Parts {
   std::vector<float> data_;
 };
 
-template <typename T>
-void attend(const Attention<T>& a, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
+template <typename T, typename C>
+void attend(const Attention<T, C>& a, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
             int threads) {
-  const Plan<T> plan(a, query_start, context_lens, sequences, threads);
+  const Plan<T, C> plan(a, query_start, context_lens, sequences, threads);
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), splits = static_cast<int64_t>(plan.splits.size());
   const int64_t group = a.group();
   Parts parts(plan.parts, plan.heads_each * group, a.dim);
@@ -172,21 +172,25 @@ using namespace starling;
 extern "C" {
 
 // Sequence s owns the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
+// What a cache of fp8 holds is worth key_scale and value_scale times that.
 // block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256.
 void starling_paged_attention(const void* q, const void* kv, const int32_t* block_tables, int64_t max_blocks,
                               const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
                               int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size, float scale,
-                              int64_t window, float soft_cap, void* out, int fp32, int threads) {
-  const auto run = [&](auto type) {
+                              int64_t window, float soft_cap, float key_scale, float value_scale, void* out, int fp32,
+                              int fp8_cache, int threads) {
+  const auto run = [&](auto type, auto cache) {
     using T = decltype(type);
-    attend(Attention<T>{static_cast<const T*>(q), static_cast<const T*>(kv), block_tables, max_blocks, heads, kv_heads,
-                        dim, block_size, scale, window, soft_cap, static_cast<T*>(out)},
+    using C = decltype(cache);
+    attend(Attention<T, C>{static_cast<const T*>(q), static_cast<const C*>(kv), block_tables, max_blocks, heads,
+                           kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap,
+                           static_cast<T*>(out)},
            query_start, context_lens, sequences, threads);
   };
-  if (fp32)
-    run(float{});
+  if (fp8_cache)
+    fp32 ? run(float{}, fp8{}) : run(bf16{}, fp8{});
   else
-    run(bf16{});
+    fp32 ? run(float{}, float{}) : run(bf16{}, bf16{});
 }
 
 }  // extern "C"

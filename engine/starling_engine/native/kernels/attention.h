@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "parallel.h"
 #include "simd.h"
@@ -15,14 +16,16 @@ constexpr float kLowest = -1e30f;
 // Query tokens times query heads of one KV head that a task treats together.
 constexpr int64_t kMaxQueryRows = 256;
 
-template <typename T>
+// C is what the cache holds: T, or fp8.
+template <typename T, typename C = T>
 struct Attention {
   const T* q;   // [tokens][heads][dim]
-  const T* kv;  // [blocks][2][kv_heads][block_size][dim]
+  const C* kv;  // [blocks][2][kv_heads][block_size][dim]
   const int32_t* block_tables;
   int64_t max_blocks;
   int64_t heads, kv_heads, dim, block_size;
-  float scale;
+  float scale;        // of the products of queries and cached keys
+  float value_scale;  // of cached values
   int64_t window;  // 0: none
   float soft_cap;  // 0: none
   T* out;          // as q
@@ -69,15 +72,15 @@ struct State {
 };
 
 // Where a key lies; its value lies values_after elements on. Rows of a block follow one another.
-template <typename T>
-inline const T* key_row(const Attention<T>& a, const Task& task, int64_t key) {
+template <typename T, typename C>
+inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key) {
   const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
   const int64_t block = a.block_tables[task.sequence * a.max_blocks + at / size];
   return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.dim;
 }
 
-template <typename T>
-inline int64_t values_after(const Attention<T>& a) {
+template <typename T, typename C>
+inline int64_t values_after(const Attention<T, C>& a) {
   return a.kv_heads * a.block_size * a.dim;
 }
 
@@ -140,9 +143,9 @@ inline void scale_row(float* row, int64_t dim, float by) {
 }
 
 // The two ways to work off a task. Both leave its state in the thread's scratch memory, valid until the next task.
-template <typename T>
-State attend_one_token(const Attention<T>& a, const Task& task);  // reads each key once, as it lies
-template <typename T>
-State attend_tile(const Attention<T>& a, const Task& task);  // packs keys into matrix tiles first
+template <typename T, typename C>
+State attend_one_token(const Attention<T, C>& a, const Task& task);  // reads each key once, as it lies
+template <typename T, typename C>
+State attend_tile(const Attention<T, C>& a, const Task& task);  // packs keys into matrix tiles first
 
 }  // namespace starling

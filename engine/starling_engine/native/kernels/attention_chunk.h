@@ -16,8 +16,8 @@ constexpr int64_t kOctets = kMaxChunk / 8;
 
 // Keys whose scores are worked out before their values are read, a multiple of 16. That is also how far ahead memory is
 // fetched: measured to be best at 8 KB of keys, and at twice that where more heads have more to do with them.
-template <typename T>
-int64_t chunk_keys(const Attention<T>& a) {
+template <typename T, typename C>
+int64_t chunk_keys(const Attention<T, C>& a) {
   const int64_t bytes = a.group() <= 2 ? 8192 : 16384;
   return std::clamp<int64_t>(bytes / (a.dim * sizeof(T)) / 16 * 16, 16, kMaxChunk);
 }
@@ -85,7 +85,8 @@ struct Chunk {
   int64_t count = 0;  // at most chunk_keys
 
   // The keys from `begin`, a multiple of 8, to the task's last or as many as fit; of the task's first head.
-  Chunk(const Attention<T>& a, const Task& task, int64_t begin)
+  template <typename Q>
+  Chunk(const Attention<Q, T>& a, const Task& task, int64_t begin)
       : count(std::clamp<int64_t>(task.key_end - begin, 0, chunk_keys(a))) {
     int64_t i = 0;
     for (; i * 8 < count; ++i) octets[i] = key_row(a, task, begin + i * 8);
@@ -101,6 +102,35 @@ struct Chunk {
   }
 
   int64_t octet_count() const { return (count + 7) / 8; }
+};
+
+// Chunks of a cache in fp8, one after the other, as T.
+template <typename T>
+struct Unpacked {
+  T* rows;  // [2][kMaxChunk][dim]: keys, then values
+  int64_t dim;
+
+  static int64_t elements(int64_t dim) { return 2 * values_after(dim); }
+  static int64_t values_after(int64_t dim) { return kMaxChunk * dim; }
+
+  // Of `next`, rows are fetched where there is one for a row of `chunk`. Valid until the next call.
+  Chunk<T> take(const Chunk<fp8>& chunk, const Chunk<fp8>& next, int64_t values_at) const {
+    Chunk<T> out;
+    out.count = chunk.count;
+    T* to = rows;
+    int64_t o = 0;
+    for (; o < chunk.octet_count(); ++o, to += 8 * dim) {
+      for (int64_t d = 0; o < next.octet_count() && d < 8 * dim; d += kLine<fp8>) {
+        fetch(next.octets[o] + d);
+        fetch(next.octets[o] + values_at + d);
+      }
+      unpack(chunk.octets[o], 8 * dim, to);
+      unpack(chunk.octets[o] + values_at, 8 * dim, to + values_after(dim));
+      out.octets[o] = to;
+    }
+    out.octets[o] = o > 0 ? out.octets[o - 1] : nullptr;
+    return out;
+  }
 };
 
 // scores[head][key] = q[head] . key, for HEADS heads; the values' lines are fetched meanwhile, this pass's share.

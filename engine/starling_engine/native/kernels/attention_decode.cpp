@@ -4,7 +4,7 @@
 // reads memory in long runs, which is half as fast again as head after head.
 //
 // Chunks begin at a multiple of 8 (see attention_chunk.h): in a windowed context some keys too early, whose scores are
-// masked off.
+// masked off. A cache in fp8 is made T before, chunk by chunk.
 #include "attention_chunk.h"
 
 namespace starling {
@@ -47,27 +47,33 @@ struct Group {
 
 }  // namespace
 
-template <typename T>
-State attend_one_token(const Attention<T>& a, const Task& task) {
+template <typename T, typename C>
+State attend_one_token(const Attention<T, C>& a, const Task& task) {
+  constexpr bool kPacked = !std::is_same_v<T, C>;
   const int64_t group = a.group(), dim = a.dim, head_size = a.block_size * dim;
   Scratch& scratch = Scratch::mine();
   scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<float>(group * kMaxChunk) +
-                Scratch::padded<T>(group * kMaxChunk));
+                Scratch::padded<T>(group * kMaxChunk) + (kPacked ? Scratch::padded<T>(Unpacked<T>::elements(dim)) : 0));
   const State state = State::fresh(scratch, task.rows(group), dim);
   float* scores = scratch.take<float>(group * kMaxChunk);
   T* weights = scratch.take<T>(group * kMaxChunk);
+  const Unpacked<T> unpacked{kPacked ? scratch.take<T>(Unpacked<T>::elements(dim)) : nullptr, dim};
 
   const T* q = a.q + (task.token * a.heads + task.kv_head * group) * dim;
   const Scoring score(a.scale, a.soft_cap);
-  const int64_t start = task.key_begin / 8 * 8, keys = chunk_keys(a);
-  Chunk<T> first_head(a, task, start);
+  const int64_t start = task.key_begin / 8 * 8, keys = chunk_keys(a), values_at = values_after(a);
+  Chunk<C> first_head(a, task, start);
   for (int64_t begin = start; begin < task.key_end; begin += keys) {
-    const Chunk<T> next_keys(a, task, begin + keys);
-    Chunk<T> chunk = first_head;
+    const Chunk<C> next_keys(a, task, begin + keys);
+    const int64_t hidden = std::max<int64_t>(0, task.key_begin - begin);
+    Chunk<C> chunk = first_head;
     for (int64_t h = 0; h < task.kv_heads; ++h) {
-      const Chunk<T> next = h + 1 < task.kv_heads ? chunk.moved(head_size) : next_keys;
+      const Chunk<C> next = h + 1 < task.kv_heads ? chunk.moved(head_size) : next_keys;
       Group<T> heads{q + h * group * dim, state.from(h * group, dim), group, dim, scores, weights};
-      heads.attend(score, chunk, next, a.kv_heads * head_size, std::max<int64_t>(0, task.key_begin - begin));
+      if constexpr (kPacked)
+        heads.attend(score, unpacked.take(chunk, next, values_at), {}, Unpacked<T>::values_after(dim), hidden);
+      else
+        heads.attend(score, chunk, next, values_at, hidden);
       chunk = next;
     }
     first_head = next_keys;
@@ -77,5 +83,7 @@ State attend_one_token(const Attention<T>& a, const Task& task) {
 
 template State attend_one_token(const Attention<bf16>&, const Task&);
 template State attend_one_token(const Attention<float>&, const Task&);
+template State attend_one_token(const Attention<bf16, fp8>&, const Task&);
+template State attend_one_token(const Attention<float, fp8>&, const Task&);
 
 }  // namespace starling

@@ -67,9 +67,16 @@ void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
   }
 }
 
-// The query rows of a task, token by token, heads of the group within.
+// Keys and values of a cache in fp8, as T: a row of it and where it goes.
 template <typename T>
-void gather_queries(const Attention<T>& a, const Task& task, T* out) {
+void unpack_row(const fp8* key, int64_t values_at, int64_t dim, T* to, int64_t unpacked_values_at) {
+  unpack(key, dim, to);
+  unpack(key + values_at, dim, to + unpacked_values_at);
+}
+
+// The query rows of a task, token by token, heads of the group within.
+template <typename T, typename C>
+void gather_queries(const Attention<T, C>& a, const Task& task, T* out) {
   const int64_t row = a.group() * a.dim;
   for (int64_t i = 0; i < task.tokens; ++i)
     std::memcpy(out + i * row, a.q + ((task.token + i) * a.heads + task.kv_head * a.group()) * a.dim, row * sizeof(T));
@@ -77,26 +84,37 @@ void gather_queries(const Attention<T>& a, const Task& task, T* out) {
 
 }  // namespace
 
-template <typename T>
-State attend_tile(const Attention<T>& a, const Task& task) {
-  const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group, values_at = values_after(a);
+template <typename T, typename C>
+State attend_tile(const Attention<T, C>& a, const Task& task) {
+  const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group;
+  constexpr bool kPacked = !std::is_same_v<T, C>;
   constexpr int64_t kMaxKeys = 128;
   const int64_t tile_keys = dim <= 128 ? kMaxKeys : kMaxKeys / 2;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(State::bytes(rows, dim) + Scratch::padded<T>(rows * dim) + 2 * Scratch::padded<T>(tile_keys * dim) +
+  scratch.reset(State::bytes(rows, dim) + Scratch::padded<T>(rows * dim) +
+                (kPacked ? 4 : 2) * Scratch::padded<T>(tile_keys * dim) +
                 Scratch::padded<float>(kTileRows * kMaxKeys) + Scratch::padded<T>(kTileRows * kMaxKeys));
   const State state = State::fresh(scratch, rows, dim);
   T* queries = scratch.take<T>(rows * dim);
   KeyTile<T> tile{tile_keys, scratch.take<T>(tile_keys * dim), scratch.take<T>(tile_keys * dim)};
   float* scores = scratch.take<float>(kTileRows * kMaxKeys);
   T* weights = scratch.take<T>(kTileRows * kMaxKeys);
+  T* unpacked = kPacked ? scratch.take<T>(2 * tile_keys * dim) : nullptr;
+  const int64_t values_at = kPacked ? tile_keys * dim : values_after(a);
   gather_queries(a, task, queries);
 
   const Scoring score(a.scale, a.soft_cap);
   const T* rows_of_keys[kMaxKeys];
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += tile_keys) {
     const int64_t count = std::min(tile_keys, task.key_end - begin);
-    for (int64_t i = 0; i < count; ++i) rows_of_keys[i] = key_row(a, task, begin + i);
+    for (int64_t i = 0; i < count; ++i) {
+      if constexpr (kPacked) {
+        unpack_row(key_row(a, task, begin + i), values_after(a), dim, unpacked + i * dim, values_at);
+        rows_of_keys[i] = unpacked + i * dim;
+      } else {
+        rows_of_keys[i] = key_row(a, task, begin + i);
+      }
+    }
     tile.pack(rows_of_keys, count, values_at, dim);
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t here = std::min<int64_t>(kTileRows, rows - row);
@@ -128,5 +146,7 @@ State attend_tile(const Attention<T>& a, const Task& task) {
 
 template State attend_tile(const Attention<bf16>&, const Task&);
 template State attend_tile(const Attention<float>&, const Task&);
+template State attend_tile(const Attention<bf16, fp8>&, const Task&);
+template State attend_tile(const Attention<float, fp8>&, const Task&);
 
 }  // namespace starling

@@ -10,6 +10,13 @@ namespace {
 constexpr int64_t kMaxDim = 256;
 
 template <typename T>
+void put(T* out, __m512 v, float, __mmask16 lanes) {
+  store16(out, v, lanes);
+}
+void put(fp8* out, __m512 v, float by, __mmask16 lanes) { store16(out, _mm512_mul_ps(v, _mm512_set1_ps(by)), lanes); }
+
+// C is what the cache holds: T, or fp8 of what is in T times `keys_by` and `values_by`.
+template <typename T, typename C>
 struct Heads {
   const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
   int64_t heads, kv_heads, dim;
@@ -18,27 +25,34 @@ struct Heads {
   const T* q_norm;  // [dim] or null
   const T* k_norm;
   float eps;
-  T* kv;  // [blocks][2][kv_heads][block_size][dim]
+  C* kv;  // [blocks][2][kv_heads][block_size][dim]
   int64_t block_size;
   T* q;  // [tokens][heads][dim]
+  float keys_by, values_by;
 
   void run(int64_t token, int64_t position, int64_t slot) const {
     const T* row = qkv + token * (heads + 2 * kv_heads) * dim;
     const float* cosines = cos_sin + position * rotary;
-    for (int64_t h = 0; h < heads; ++h) turn(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim);
+    for (int64_t h = 0; h < heads; ++h) turn(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
     if (slot < 0) return;
     const int64_t head_size = block_size * dim;
-    T* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * dim;
-    T* values = keys + kv_heads * head_size;
+    C* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * dim;
+    C* values = keys + kv_heads * head_size;
     for (int64_t h = 0; h < kv_heads; ++h) {
-      turn(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size);
-      std::memcpy(values + h * head_size, row + (heads + kv_heads + h) * dim, dim * sizeof(T));
+      turn(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size, keys_by);
+      copy(row + (heads + kv_heads + h) * dim, values + h * head_size);
     }
   }
 
  private:
+  void copy(const T* in, T* out) const { std::memcpy(out, in, dim * sizeof(T)); }
+  void copy(const T* in, fp8* out) const {
+    for (int64_t i = 0; i < dim; i += 16) put(out + i, load16(in + i, first_lanes(dim - i)), values_by, first_lanes(dim - i));
+  }
+
   // One head, normalised if `norm` says how, then rotated: element i with element i + rotary / 2.
-  void turn(const T* in, const T* norm, const float* cosines, T* out) const {
+  template <typename Out>
+  void turn(const T* in, const T* norm, const float* cosines, Out* out, float scaled_by) const {
     alignas(64) float x[kMaxDim + 16];
     const float by = norm ? inverse_rms(in) : 1.0f;
     for (int64_t i = 0; i < dim; i += 16) {
@@ -55,11 +69,11 @@ struct Heads {
       const __mmask16 lanes = first_lanes(half - i);
       const __m512 cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
       const __m512 low = _mm512_loadu_ps(x + i), high = load16(x + half + i, lanes);
-      store16(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), lanes);
-      store16(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), lanes);
+      put(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), scaled_by, lanes);
+      put(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), scaled_by, lanes);
     }
     for (int64_t i = rotary; i < dim; i += 16)
-      store16(out + i, load16(x + i, first_lanes(dim - i)), first_lanes(dim - i));
+      put(out + i, load16(x + i, first_lanes(dim - i)), scaled_by, first_lanes(dim - i));
   }
 
   float inverse_rms(const T* in) const {
@@ -79,22 +93,27 @@ using namespace starling;
 
 extern "C" {
 
-// positions are int64 or int32; slots [tokens], block * block_size + offset, or -1 to store nothing.
+// A cache of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32; slots [tokens], block * block_size + offset, or -1 to store nothing.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,
-                                 const int64_t* slots, void* q, int fp32, int threads) {
-  const auto run = [&](auto type) {
+                                 const int64_t* slots, void* q, float keys_by, float values_by, int fp32,
+                                 int fp8_cache, int threads) {
+  const auto run = [&](auto type, auto cache) {
     using T = decltype(type);
-    const Heads<T> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
-                        static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
-                        static_cast<T*>(kv),           block_size, static_cast<T*>(q)};
+    using C = decltype(cache);
+    const Heads<T, C> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
+                           static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
+                           static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
 #pragma omp parallel for num_threads(threads_for(tokens, tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T), threads))
     for (int64_t t = 0; t < tokens; ++t)
       work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
                slots[t]);
   };
-  fp32 ? run(float{}) : run(bf16{});
+  if (fp8_cache)
+    fp32 ? run(float{}, fp8{}) : run(bf16{}, fp8{});
+  else
+    fp32 ? run(float{}, float{}) : run(bf16{}, bf16{});
 }
 
 }  // extern "C"

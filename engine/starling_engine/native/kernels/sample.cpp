@@ -10,18 +10,34 @@
 namespace starling {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNone = -kInfinity;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kMix1 = 0xBF58476D1CE4E5B9u, kMix2 = 0x94D049BB133111EBu;
 
 // ---- The largest logit -------------------------------------------------------------------------------------------
 
-// Index of the largest, the lowest of equals; not-a-numbers are passed over.
+// A logit that is not a number counts as +inf: it is chosen before any other, and what is chosen shows that the row is broken.
+__m512 counted(__m512 v) {
+  return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_ps(kInfinity));
+}
+
+// Index of the first value that counts as +inf; n without one.
+int64_t first_infinite(const float* x, int64_t n) {
+  int64_t i = 0;
+  while (i < n && x[i] < kInfinity) ++i;
+  return i;
+}
+
+// Index of the largest, the lowest of equals.
 int64_t argmax(const float* x, int64_t n) {
   constexpr int kLanes = 4;  // independent running maxima, so that the comparisons overlap
   __m512 top[kLanes];
   __m512i at[kLanes];
   for (int j = 0; j < kLanes; ++j) top[j] = _mm512_set1_ps(kNone), at[j] = _mm512_setzero_si512();
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  // Not-a-numbers are passed over, but a sum keeps them. It may be one too where +inf met -inf, and then +inf is the largest.
+  __m512 sum[kLanes];
+  for (int j = 0; j < kLanes; ++j) sum[j] = _mm512_setzero_ps();
   for (int64_t i = 0; i < n; i += 16 * kLanes)
 #pragma GCC unroll 4
     for (int j = 0; j < kLanes; ++j) {
@@ -31,7 +47,13 @@ int64_t argmax(const float* x, int64_t n) {
       const __mmask16 more = _mm512_cmp_ps_mask(v, top[j], _CMP_GT_OQ);
       top[j] = _mm512_mask_mov_ps(top[j], more, v);
       at[j] = _mm512_mask_add_epi32(at[j], more, lane, _mm512_set1_epi32(static_cast<int>(from)));
+      sum[j] = _mm512_add_ps(sum[j], v);
     }
+  const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
+  if (_mm512_cmp_ps_mask(total, total, _CMP_UNORD_Q) != 0) {
+    const int64_t broken = first_infinite(x, n);
+    if (broken < n) return broken;
+  }
   float best = kNone;
   for (int j = 0; j < kLanes; ++j) best = std::max(best, _mm512_reduce_max_ps(top[j]));
   uint32_t index = std::numeric_limits<uint32_t>::max();
@@ -48,7 +70,7 @@ float scale(const float* x, int64_t n, float temperature, float* out) {
   const __m512 by = _mm512_set1_ps(temperature);
   for (int64_t i = 0; i < n; i += 16) {
     const __mmask16 lanes = first_lanes(n - i);
-    const __m512 v = _mm512_div_ps(load16(x + i, lanes), by);
+    const __m512 v = _mm512_div_ps(counted(load16(x + i, lanes)), by);
     top = _mm512_mask_max_ps(top, lanes, top, v);
     store16(out + i, v, lanes);
   }
@@ -244,6 +266,10 @@ void starling_sample(const float* logits, int64_t rows, int64_t vocab, const flo
     float* scaled = scratch.take<float>(vocab + 16);
     float* few = scratch.take<float>(vocab + 16);
     const float top = scale(row, vocab, temperature[r], scaled);
+    if (top == kInfinity) {
+      token[r] = argmax(scaled, vocab);
+      continue;
+    }
     const float lowest = threshold(scaled, vocab, top, {top_k[r], top_p[r], min_p[r]}, few);
     const uint64_t key = mix(static_cast<uint64_t>(seed[r]) + kGolden * (static_cast<uint64_t>(position[r]) + 1));
     const int64_t drawn = draw(scaled, vocab, lowest, key);

@@ -2,13 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from starling_engine.scheduler.offload.keeps import most_kept
 from starling_engine.tiers.host import Chunk, HostIndex
 
 
-def most_kept(num_slots: int) -> int:
-    """Of so many slots, those that may be pinned to be written outside, however long that takes."""
-    return 1 + num_slots // 4
+@dataclass(slots=True)
+class Claim:
+    """Of one request."""
+
+    chunks: dict[Chunk, bool] = field(default_factory=dict)
+    """What it wants, and whether each of them is pinned for it."""
+    asks: list[Chunk] | None = None
+    """What it is to want when its turn comes; None for one that has not been put off."""
+    since: float | None = None
+    """When it was first passed over."""
 
 
 class Claims:
@@ -19,50 +28,48 @@ class Claims:
 
     def __init__(self, host: HostIndex) -> None:
         self._host = host
-        self._claims: dict[str, dict[Chunk, bool]] = {}
-        """Whether each chunk that a request wants is pinned for it."""
+        self._claims: dict[str, Claim] = {}
         self._wanted: Counter[Chunk] = Counter()
-        """By how many of these."""
-        self._put_off: dict[str, list[Chunk]] = {}
-        """What each of those that are to ask again wants."""
-        self._since: dict[str, float] = {}
-        """When they were first passed over."""
+        """By how many requests."""
         self._full = False
-        """Whether the first of them has found no room, and nothing has ended since: the others leave it what becomes free."""
+        """Whether the first that was put off found no room, and nothing has ended since: the others leave it what becomes free."""
 
     def has_room(self, request: str, chunks: list[Chunk]) -> bool:
         """Whether the request may claim these without others losing theirs."""
-        others = len(self._wanted) - len(self._claims.get(request, ()))
         more = sum(1 for chunk in chunks if chunk not in self._wanted)
         if not more:
             return True
+        others = len(self._wanted) - len(self._claims.get(request, Claim()).chunks)
         enough = min(more, self._host.num_slots - most_kept(self._host.num_slots))  # whoever wants more has what there is
         return (not others or others + more <= self._host.num_slots // 2) and enough <= self._host.num_slots - self._host.num_pinned
 
     def claim(self, request: str, chunks: Iterable[Chunk]) -> None:
         """Pins those of the chunks that are there; it is said again when others have come."""
-        claims = self._claims.setdefault(request, {})
+        pinned = self._of(request).chunks
         for chunk in chunks:
-            if chunk not in claims:
+            if chunk not in pinned:
                 self._wanted[chunk] += 1
-                claims[chunk] = False
-            if not claims[chunk] and self._host.has(chunk):
+                pinned[chunk] = False
+            if not pinned[chunk] and self._host.has(chunk):
                 self._host.pin(chunk)
-                claims[chunk] = True
+                pinned[chunk] = True
 
     def put_off(self, request: str, chunks: list[Chunk]) -> None:
-        self._put_off[request] = chunks
+        self._of(request).asks = chunks
 
     def is_put_off(self, request: str) -> bool:
-        return request in self._put_off
+        return request in self._claims and self._claims[request].asks is not None
 
     def passed_over(self, request: str, now: float) -> float:
         """Seconds since it was first passed over for want of room."""
-        return now - self._since.setdefault(request, now)
+        claim = self._of(request)
+        claim.since = now if claim.since is None else claim.since
+        return now - claim.since
 
     def take_turn(self, request: str) -> bool:
         """Claims what a request that was put off wants, if there is room."""
-        chunks = self._put_off[request]
+        chunks = self._claims[request].asks
+        assert chunks is not None, "only who was put off has turns"
         if chunks and (self._full or not self.has_room(request, chunks)):
             self._full = True
             return False
@@ -71,7 +78,7 @@ class Claims:
 
     def end_put_off(self, request: str) -> None:
         """It has asked, or does so no more."""
-        self._put_off.pop(request, None)
+        self._claims[request].asks = None
 
     def look_again(self) -> None:
         """Slots may have become free."""
@@ -79,10 +86,9 @@ class Claims:
 
     def forget(self, request: str) -> None:
         """It is admitted, or has ended."""
-        self._put_off.pop(request, None)
-        self._since.pop(request, None)
         self._full = False
-        for chunk, pinned in self._claims.pop(request, {}).items():
+        claim = self._claims.pop(request, Claim())
+        for chunk, pinned in claim.chunks.items():
             self._wanted[chunk] -= 1
             if not self._wanted[chunk]:
                 del self._wanted[chunk]
@@ -90,14 +96,19 @@ class Claims:
                 self._host.unpin(chunk)
 
     def clear(self) -> None:
-        """Nothing is kept for anybody any more."""
-        for request in list(self._claims):
+        """Nothing is kept for anybody any more; who was put off still asks when its turn comes."""
+        for request, claim in list(self._claims.items()):
             self.forget(request)
+            if claim.asks is not None:
+                self._claims[request] = Claim(asks=claim.asks, since=claim.since)
+
+    def _of(self, request: str) -> Claim:
+        return self._claims.setdefault(request, Claim())
 
     @property
     def requests(self) -> set[str]:
-        return {*self._claims, *self._put_off, *self._since}
+        return set(self._claims)
 
     @property
     def num_pins(self) -> int:
-        return sum(pinned for claims in self._claims.values() for pinned in claims.values())
+        return sum(pinned for claim in self._claims.values() for pinned in claim.chunks.values())

@@ -1,10 +1,10 @@
-"""What is on its way between the device, the CPU tier and the tiers outside."""
+"""What is on its way between the device, the CPU tier and the tiers outside, and who waits for it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from starling_engine.scheduler.state import RequestState
+from starling_engine.scheduler.state import Gate, RequestState
 from starling_engine.tiers.host import Chunk
 from starling_engine.tiers.orders import Order
 
@@ -19,6 +19,25 @@ class Job:
     waiting: list[tuple[RequestState, int]] = field(default_factory=list)
     """Requests that are parked till it ends, with their run at that time."""
     began: float = 0.0
+
+    def park(self, request: RequestState, gate: Gate) -> None:
+        """Closes a gate of the request until all that it is parked for has ended."""
+        self.waiting.append((request, request.run))
+        request.awaited.add(self.order.job)
+        request.gates.add(gate)
+
+    @property
+    def parked(self) -> list[RequestState]:
+        """Those that have waited ever since, in the order in which they came."""
+        return [request for request, run in self.waiting if request.run == run]
+
+    def let_go(self) -> None:
+        """Nobody waits for it any more."""
+        for request in self.parked:
+            request.awaited.discard(self.order.job)
+            if not request.awaited:
+                request.gates -= {Gate.KV_FETCH, Gate.KV_LOAD}
+        self.waiting = []
 
 
 class Jobs:
@@ -35,10 +54,11 @@ class Jobs:
         self._number += 1
         return self._number
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job) -> Job:
         job.began = self._clock()
         self._jobs[job.order.job] = job
         self._orders.append(job.order)
+        return job
 
     def end(self, number: int) -> Job:
         return self._jobs.pop(number)
@@ -62,6 +82,11 @@ class Jobs:
 
     def of(self, kind: type[Order]) -> list[Job]:
         return [job for job in self._jobs.values() if isinstance(job.order, kind)]
+
+    def bringing(self, kind: type[Order], chunks: Iterable[Chunk]) -> list[Job]:
+        """Those of a kind that bring any of these chunks."""
+        wanted = set(chunks)
+        return [job for job in self.of(kind) if not wanted.isdisjoint(job.chunks)]
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())

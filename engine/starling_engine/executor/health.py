@@ -1,0 +1,102 @@
+"""Whether the ranks of a group live and get on. Imports no torch."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from starling_engine import errors
+from starling_engine.errors import RankLost, StarlingError
+from starling_engine.executor.counters import Count, Counters
+from starling_engine.executor.remote import RemoteRanks
+from starling_engine.layout import ParallelLayout
+
+LAST_WORD_SECONDS = 0.1
+"""That the last message of a process which has ended may need to come."""
+LOOK_SECONDS = 0.05
+
+
+class Health:
+    """`limit` is how long, in seconds, all may stand still that are to do something. `hear` takes what ranks have said, and waits
+    for it so many seconds at most. With `lockstep`, ranks also wait for those of other groups.
+    """
+
+    def __init__(
+        self,
+        layout: ParallelLayout,
+        counters: Counters,
+        remote: RemoteRanks,
+        limit: float,
+        hear: Callable[[float], None],
+        *,
+        lockstep: bool,
+    ) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        """Of this node, by rank."""
+        self._layout = layout
+        self._counters = counters
+        self._remote = remote
+        self._limit = limit
+        self._hear = hear
+        self._lockstep = lockstep
+        self._gave_up: set[int] = set()
+        """Ranks that ended because they missed another."""
+        self._seen: tuple[list[Count], float] = ([], time.monotonic())
+
+    def counts(self) -> list[Count]:
+        """By rank; of those on other nodes as they said last."""
+        own, told = self._counters.read(), self._remote.counts
+        return [told.get(rank, count) for rank, count in enumerate(own)]
+
+    def begin(self) -> None:
+        """Something is asked of ranks that had nothing to do."""
+        self._seen = (self.counts(), time.monotonic())
+
+    def failure(self, rank: int, kind: str, text: str) -> StarlingError:
+        """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
+        if kind == RankLost.__name__:
+            self._gave_up.add(rank)
+            self.check_alive(patience=1.0)
+            if self._lockstep:
+                return RankLost(text)
+            return RankLost(f"{self._behind()} is gone or stuck: {text}")
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, StarlingError):
+            return known(text)
+        return RankLost(f"rank {rank} failed: {kind}: {text}")
+
+    def check_alive(self, patience: float = 0.0) -> None:
+        """Raises RankLost naming the process that ended, first one that a signal ended; waits up to `patience` seconds for one."""
+        end = time.monotonic() + patience
+        while True:
+            codes = {rank: code for rank, process in enumerate(self.processes) if (code := process.poll()) is not None}
+            for rank, code in sorted(codes.items(), key=lambda item: item[1]):
+                if rank in self._gave_up:
+                    continue
+                if code > 0:  # it says why before it ends, and may have said so just now
+                    self._hear(LAST_WORD_SECONDS)
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                raise RankLost(f"rank {rank} (process {self.processes[rank].pid}) {how}")
+            self._remote.check()
+            if time.monotonic() >= end:
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def check_progress(self, *, stepping: bool, ordered: bool) -> None:
+        """Raises RankLost where nothing moves though steps are in flight, or something else was `ordered`."""
+        counts = self.counts()
+        now, (last, since) = time.monotonic(), self._seen
+        if stepping:  # what goes on beside a step says nothing of it
+            moved = any((new.steps, new.ticks) != (old.steps, old.ticks) for new, old in zip(counts, last, strict=True))
+        else:
+            moved = counts != last or not ordered
+        if moved:
+            self._seen = (counts, now)
+        elif now - since > self._limit:
+            raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")
+
+    def _behind(self) -> str:
+        """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
+        counts, coordinates = self.counts(), self._layout.coordinates
+        places = [(count.steps, coordinates(rank).pp, count.ticks) for rank, count in enumerate(counts)]
+        return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))

@@ -1,0 +1,14 @@
+"""Keys and values in float8_e4m3fn (arXiv 2209.05433): a number over its scale, and what is then too large as the largest."""
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+
+
+def cached(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """x as a cache of `dtype` holds it, which is float8_e4m3fn, or x's own and then without a scale."""
+    if dtype != FP8:
+        return x
+    most = torch.finfo(FP8).max
+    return (x.float() / scale).clamp(-most, most).to(FP8)

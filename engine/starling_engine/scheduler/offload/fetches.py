@@ -1,0 +1,140 @@
+"""From the tiers outside to slots: while a request waits, what it could use is looked for there, and brought."""
+
+from starling_engine.kv.chunks import ChunkMap
+from starling_engine.scheduler.offload.claims import Claims
+from starling_engine.scheduler.offload.costs import Costs
+from starling_engine.scheduler.offload.jobs import Job, Jobs
+from starling_engine.scheduler.state import Gate, RequestState
+from starling_engine.tiers.far import CHUNK
+from starling_engine.tiers.host import Chunk, HostIndex
+from starling_engine.tiers.orders import ChunkAt, FetchChunks, FindChunks
+
+FETCH_SECONDS = 3.0
+"""How long a request waits for what the tiers outside have."""
+
+
+class Fetches:
+    """A request is parked until the tiers outside have said what they have, and again until that has come.
+
+    From then on it claims its chunks, which stay in their slots until it is admitted; one that finds no room for them is put off
+    until its turn comes. Without tiers outside (`far` is False) there is nothing to ask for.
+    """
+
+    def __init__(self, chunks: ChunkMap, host: HostIndex, jobs: Jobs, claims: Claims, costs: Costs, *, far: bool) -> None:
+        self._map = chunks
+        self._host = host
+        self._jobs = jobs
+        self._claims = claims
+        self._costs = costs
+        self._far = far
+
+    # ---- of a request that waits ----
+
+    def arrive(self, request: RequestState) -> bool:
+        """Asks the tiers outside for what a request could use that waits; it is parked until they have answered.
+
+        Returns False when there was nothing to ask for, as the device and the CPU tier have it all.
+        """
+        if not self._far or request.skips_tiers or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
+            return False
+        names = self._map.names(request.holding, request.tokens)
+        first = self._map.on_device(request.holding, request.tokens)
+        asked = [(group, name) for name in names[first:] for group in self._map.groups]
+        if all(map(self._host.has, asked)):
+            return False
+        if self._hang() or not self._costs.fetch_pays(len(self._map.groups)):
+            return True
+        self._await_coming(request, asked)
+        unknown = [chunk for chunk in asked if not self._host.expects(chunk)]
+        if unknown:
+            order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
+            self._jobs.add(Job(order, unknown)).park(request, Gate.KV_FETCH)
+        return True
+
+    def put_back(self, request: RequestState) -> None:
+        """A preempted request asks when its turn comes: not before is it known what the device will have given up by then."""
+        if self._far:
+            self._claims.put_off(request.record.id, [])
+
+    def pass_over(self, request: RequestState) -> bool:
+        """Whether a request that could start is to wait: it asks the tiers now, or there is no room yet for what it would fetch."""
+        name = request.record.id
+        if request.skips_tiers or not self._claims.is_put_off(name):
+            return False
+        if not self._claims.take_turn(name):
+            if self._claims.passed_over(name, self._jobs.now()) <= FETCH_SECONDS:
+                return True
+            self._claims.end_put_off(name)
+            return False
+        if self.arrive(request):
+            self._claims.end_put_off(name)
+        return bool(request.gates)
+
+    def forget(self, request: RequestState) -> None:
+        """A request that was waiting does so no more: nothing has to be kept for it."""
+        self._claims.forget(request.record.id)
+
+    def open_late(self) -> None:
+        """Lets requests go whose chunks take too long. What still comes is of use to others."""
+        for job in self._late():
+            job.let_go()
+
+    # ---- answers ----
+
+    def found(self, job: Job, done: list[bool]) -> None:
+        """The tiers outside have said which chunks of an order they have."""
+        found = {chunk for chunk, has in zip(job.chunks, done, strict=True) if has}
+        for request in job.parked if found else ():
+            self._fetch(request, found)
+
+    def fetched(self, job: Job, done: list[bool]) -> None:
+        """Chunks have come, or have not. Those that have stay for those that wait for them, as far as they are of their prefix."""
+        for chunk, there in zip(job.chunks, done, strict=True):
+            self._host.settle(chunk, arrived=there)
+        for request in job.parked:
+            names = set(self._map.names(request.holding, request.tokens))
+            self._claims.claim(request.record.id, [chunk for chunk in job.chunks if chunk[1] in names])
+        if any(done) and not self._jobs.of(FetchChunks):  # beside others it would have waited for them too
+            self._costs.fetched(sum(done), self._jobs.age(job))
+
+    def _fetch(self, request: RequestState, found: set[Chunk]) -> None:
+        """Has the longest prefix that there is brought to slots, of as much as there are."""
+        names = self._map.names(request.holding, request.tokens)
+        first = self._map.on_device(request.holding, request.tokens)
+        count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
+        needed = [chunk for chunk, _ in sorted(self._map.needed(names, first, count), key=lambda each: each[1])]
+        self._await_coming(request, needed)
+        missing = [chunk for chunk in needed if not self._host.expects(chunk)]
+        if not self._claims.has_room(request.record.id, needed):
+            if missing:
+                self._claims.put_off(request.record.id, missing)
+            return
+        for chunk in filter(self._host.has, needed):
+            self._host.use(chunk)
+        self._claims.claim(request.record.id, needed)
+        self._bring(request, missing)
+
+    def _bring(self, request: RequestState, chunks: list[Chunk]) -> None:
+        """Orders as many of these as there are slots for."""
+        coming: list[ChunkAt] = []
+        for chunk in chunks:
+            slot = self._host.take(chunk)
+            if slot is None:
+                break
+            coming.append(ChunkAt(slot, *chunk))
+        if coming:
+            order = FetchChunks(self._jobs.number(), coming)
+            self._jobs.add(Job(order, chunks[: len(coming)])).park(request, Gate.KV_FETCH)
+
+    # ---- what is on its way ----
+
+    def _await_coming(self, request: RequestState, chunks: list[Chunk]) -> None:
+        for job in self._jobs.bringing(FetchChunks, chunks):
+            job.park(request, Gate.KV_FETCH)
+
+    def _late(self) -> list[Job]:
+        return [job for job in self._jobs.older_than(FETCH_SECONDS) if isinstance(job.order, FindChunks | FetchChunks)]
+
+    def _hang(self) -> bool:
+        """Whether the tiers outside do: nobody else is to wait for them."""
+        return bool(self._late())

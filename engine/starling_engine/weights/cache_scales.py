@@ -1,0 +1,58 @@
+"""The scales of a cache in fp8 that a checkpoint brings: of each layer one for its keys and one for its values."""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from starling_engine.errors import WeightError
+from starling_engine.weights.checkpoint import TensorInfo, read_checkpoint
+
+ENDINGS = (".k_scale", ".v_scale")
+NAMES = {
+    "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale"),
+    "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale"),
+}
+"""Below the attention of a layer: as llm-compressor, vLLM and ModelOpt write them (vLLM's `maybe_remap_kv_scale_name`)."""
+
+logger = logging.getLogger("starling.weights")
+
+
+class Scaled(Protocol):
+    """What is cached is a key over `key_scale` and a value over `value_scale`."""
+
+    key_scale: float
+    value_scale: float
+
+
+def load_kv_scales(layers: Mapping[str, Scaled], folder: Path) -> None:
+    """Gives each layer here, by its attention's name in the checkpoint, the scales that the checkpoint has; others stay 1.
+
+    Raises WeightError naming a scale that is not one positive number.
+    """
+    found, count = read_checkpoint(folder), 0
+    for prefix, layer in layers.items():
+        for field, names in NAMES.items():
+            name = next((full for each in names if (full := f"{prefix}.{each}") in found), None)
+            if name is not None:
+                setattr(layer, field, _read(name, found[name]))
+                count += 1
+    logger.info("KV cache in float8_e4m3fn: %d of %d scales are the checkpoint's, the others 1", count, 2 * len(layers))
+
+
+def _read(name: str, info: TensorInfo) -> float:
+    if math.prod(info.shape) != 1:
+        raise WeightError(f"checkpoint: {name} {list(info.shape)} has the wrong shape (expected one number for all heads)")
+    try:
+        with safe_open(info.file, framework="pt", device="cpu") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise WeightError(f"{info.file.name} cannot be read: {error}") from error
+    scale = float(tensor.float().item())
+    if not 0 < scale < math.inf:
+        raise WeightError(f"checkpoint: {name} is {scale}; a scale is a positive number")
+    return scale

@@ -1,0 +1,19 @@
+"""`python -m tests.engine.parallel.late_worker HOW ADDRESS RANK`: a worker whose device works on its own.
+
+HOW: recorded, eager, breaks, which rank 1's device does then, or fails-RANK, which a step does there.
+"""
+
+import sys
+
+from starling_engine.worker.process import main
+
+from tests.engine.late import BreakingQueue, LateQueue, use_late_device
+from tests.engine.parallel.failing_worker import fail_once
+
+if __name__ == "__main__":
+    how = sys.argv.pop(1)
+    breaks = how == "breaks" and sys.argv[-1] == "1"
+    if how == f"fails-{sys.argv[-1]}":
+        fail_once()
+    use_late_device(setattr, recorded=how == "recorded", queue=BreakingQueue() if breaks else LateQueue())
+    main()

@@ -1,0 +1,90 @@
+"""What the engine says on a GPU: the same as transformers, or as the host, whatever is asked for and wherever weights and cache
+were meanwhile.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from starling_engine.config import TiersConfig
+from starling_engine.sleep import Slept
+
+from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
+from tests.engine.core.test_sleep import Bed, ask_again
+from tests.engine.cores import assert_greedy, core_for, greedy, run
+from tests.engine.fp8 import SCALES, fp8_reference
+from tests.engine.kinds import assert_same, random_traffic
+from tests.engine.models.test_fp8_cache import assert_alike
+from tests.engine.tiers.test_model import MIB, core_with, serve
+
+DEVICE = "cuda"
+EAGER = "steps are not recorded: enforce_eager"
+
+pytestmark = [
+    # Kernels are compiled in it, by all processes at once.
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _recorded(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What cannot be recorded is launched kernel by kernel, with the same answers: only the log tells."""
+    caplog.set_level("INFO", "starling.worker")
+    yield
+    said = {record.getMessage() for record in caplog.get_records("call")}
+    assert {message for message in said if "not be recorded" in message or "not recorded" in message} <= {EAGER}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])
+@pytest.mark.parametrize("name", ["llama3.1", "qwen3-mixed", "qwen3-moe", "deepseek-v3"])
+def test_greedy_tokens_equal_the_reference(name: str, eager: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reference = make_reference(tmp_path, VARIANTS[name])
+    with core_for(tmp_path, device=DEVICE, enforce_eager=eager) as core:
+        assert core.depth == 2, "steps are queued ahead"
+        results = run(core, [greedy(str(n), reference.prompt) for n in range(3)])
+    for tokens, error in results.values():
+        assert error is None
+        assert_greedy(tokens, reference)
+    assert (EAGER in caplog.messages) == eager
+
+
+def test_every_kind_of_request_is_answered_as_on_the_host(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-mixed"])
+    assert_same(random_traffic(tmp_path, device=DEVICE), random_traffic(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen3-moe"])
+def test_who_has_slept_answers_as_before(name: str, tmp_path: Path) -> None:
+    """With weights that were in the host's memory, and with others read anew; steps are recorded anew."""
+    reference = make_reference(tmp_path, VARIANTS[name])
+    with core_for(tmp_path, device=DEVICE) as core:
+        bed = Bed(core)
+        ask_again(core, reference, "before")
+        for level in (1, 2, 1):
+            assert bed.sleep(level) == Slept(1) and bed.wake() == Slept(2)
+            ask_again(core, reference, f"after {level}")
+        assert core.scheduler.stats.prefix_hits_total == 0, "the cache was dropped"
+
+
+def test_a_cache_in_fp8_answers_as_the_reference_that_rounds(tmp_path: Path) -> None:
+    reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
+    with core_for(tmp_path, device=DEVICE, fp8_cache=True) as core:
+        results = run(core, [greedy(str(n), reference.prompt) for n in range(2)])
+    for tokens, error in results.values():
+        assert error is None
+        assert_alike(tokens, reference)
+
+
+def test_what_comes_back_from_the_cpu_tier_is_what_was_computed(tmp_path: Path) -> None:
+    """In a cache that is too small: what is preempted goes there too."""
+    write_checkpoint(tmp_path, VARIANTS["qwen3-mixed"])
+    with core_with(tmp_path, None) as core:
+        expected = serve(core)
+    with core_with(tmp_path, TiersConfig(cpu_bytes=4 * MIB), kv_blocks=80, preempt="swap", device=DEVICE) as core:
+        for _ in range(3):
+            assert serve(core) == expected
+            core.scheduler.kv.pool.forget_free()
+        cpu = core.scheduler.snapshot().tiers["cpu"]
+        assert cpu.hits_total and cpu.stored_bytes_total and cpu.loaded_bytes_total
