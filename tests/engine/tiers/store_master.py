@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2")
@@ -60,14 +61,26 @@ class Master:
         self._process.kill()
         self._process.wait()
 
-    def stop(self) -> None:
-        """It takes connections, and answers nothing."""
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile it takes connections, and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        self._await_stopped()
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
-    def go_on(self) -> None:
+    def _await_stopped(self) -> None:
+        """Until each of its threads stands: the one that is told first has to run for the others to hear of it."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        for _ in range(1000):
+            stats = [stat.read_text() for stat in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
+            if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+                return
+            time.sleep(0.01)
+        raise AssertionError("it goes on")
 
     def _await(self, port: int) -> None:
         assert self._process is not None
