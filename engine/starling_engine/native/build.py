@@ -10,7 +10,7 @@ import ctypes
 import functools
 import hashlib
 import logging
-import platform
+import os
 import shutil
 import subprocess
 import tempfile
@@ -94,7 +94,7 @@ def _compiler() -> str:
 
 def _cpu_flags() -> frozenset[str]:
     """The CPU's feature flags as Linux names them; empty on other systems and architectures."""
-    if platform.machine() != "x86_64" or not CPU_INFO.exists():
+    if os.uname().machine != "x86_64" or not CPU_INFO.exists():
         return frozenset()
     with CPU_INFO.open() as lines:
         flags = next((line for line in lines if line.startswith("flags")), "flags:")
