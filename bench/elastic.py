@@ -120,12 +120,12 @@ class Marks:
 
 
 async def change(engine: AsyncEngine, cores: Patient, streams: Streams, target: int) -> Change:
-    began, marks, before = time.perf_counter(), Marks(), engine.membership.layout.data
+    began, marks, before = time.perf_counter(), Marks(), engine.cores.membership.layout.data
     await asyncio.sleep(QUIET_SECONDS)
     quiet = time.perf_counter()
     resize = elastic.Change(target, marks)
-    assert engine._coordinator is not None
-    await engine._coordinator.resize(resize)
+    assert engine.cores.coordinator is not None
+    await engine.cores.coordinator.resize(resize)
     await asyncio.sleep(QUIET_SECONDS)
     ordinary = statistics.median(streams.gaps(began, quiet))
     commit, released = marks.at["committing"], marks.at["releasing"]
@@ -162,11 +162,11 @@ def processes(core: int) -> list[int]:
 
 async def idle(engine: AsyncEngine) -> float:
     """The share of a processor that a data parallel rank takes when there is nothing to do."""
-    pids = [pid for core in engine.processes for pid in processes(core.pid)]
+    pids = [pid for core in engine.cores.processes for pid in processes(core.pid)]
     await asyncio.sleep(1.0)
     before = cpu(pids)
     await asyncio.sleep(IDLE_SECONDS)
-    return (cpu(pids) - before) / IDLE_SECONDS / len(engine.processes)
+    return (cpu(pids) - before) / IDLE_SECONDS / len(engine.cores.processes)
 
 
 async def measure(model: Path, changes: int) -> list[str]:
@@ -185,9 +185,9 @@ async def measure(model: Path, changes: int) -> list[str]:
     )
     engine = await AsyncEngine.start(args)
     try:
-        cores = Patient(engine._own)
-        assert engine._coordinator is not None
-        engine._coordinator._cores = cores
+        cores = Patient(engine.cores.own)
+        assert engine.cores.coordinator is not None
+        engine.cores.coordinator._cores = cores
         streams = Streams(engine)
         await asyncio.sleep(1.0)
         made = [await change(engine, cores, streams, 2 - number % 2) for number in range(changes)]

@@ -19,7 +19,7 @@ def main() -> None:
     with LLM(sys.argv[1], dtype="bfloat16", max_model_len=2048, show_progress=False, **place) as llm:
         llm.generate([{"prompt_token_ids": list(range(100, 132))}], SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
         took = time.time() - BEGAN
-        (((phases),),) = llm.engine.start_seconds
+        (((phases),),) = llm.engine.cores.start_seconds
     print(json.dumps({"seconds": took, "phases": phases}), flush=True)
 
 

@@ -45,18 +45,18 @@ class Connections:
 
     async def _settle(self, wanted: dict[str, str], *, is_in: bool) -> None:
         """Adds what is wanted, removes what is not, and adds anew what failed."""
-        for name, failure in self._engine.other_cores.items():
+        for name, failure in self._engine.cores.others.items():
             if failure is not None or name not in wanted:
-                self._engine.remove_core(name)
+                self._engine.cores.remove(name)
                 self._changed(failure)
-        missing = [name for name in wanted if name not in self._engine.other_cores]
+        missing = [name for name in wanted if name not in self._engine.cores.others]
         connected = all(await asyncio.gather(*(self._add(name, wanted[name]) for name in missing)))
-        if connected and is_in and self._engine.has_cores:
+        if connected and is_in and self._engine.cores.any_serving:
             self.complete.set()
 
     async def _add(self, name: str, address: str) -> bool:
         try:
-            await self._engine.add_core(name, address)
+            await self._engine.cores.add(name, address)
         except EngineDead as error:
             log.warning("a core is not there", core=name, cause=str(error))
             return False

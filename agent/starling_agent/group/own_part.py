@@ -50,7 +50,7 @@ class OwnPart:
     def publish(self, engine: AsyncEngine) -> None:
         """The other nodes may send requests from now on."""
         if not self.alone:
-            cores = zip(self.ranks, engine.reachable, strict=True)
+            cores = zip(self.ranks, engine.cores.reachable, strict=True)
             self.membership.publish([Core(rank=rank, address=address, joining=self.joining) for rank, address in cores])
 
     def withdraw(self) -> None:

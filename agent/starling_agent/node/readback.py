@@ -10,7 +10,8 @@ from starling_agent.contract.report import KVLedger, RankHealth, Report, Topolog
 
 def read_back(engine: AsyncEngine) -> dict[str, Any]:
     """Changes of the report when an engine is there."""
-    membership, memory = engine.membership, engine.memory
+    cores = engine.cores
+    membership, memory = cores.membership, cores.memory
     layout = membership.layout
     return {
         "epoch": membership.epoch,
@@ -23,11 +24,11 @@ def read_back(engine: AsyncEngine) -> dict[str, Any]:
         ),
         "starts": [
             WorkerStart(core=core, rank=rank, seconds={step: round(took, 3) for step, took in seconds.items()})
-            for core, ranks in enumerate(engine.start_seconds)
+            for core, ranks in enumerate(cores.start_seconds)
             for rank, seconds in enumerate(ranks)
         ],
         "ranks": [RankHealth(rank=rank, worker=worker, healthy=True) for rank, worker in enumerate(membership.workers)],
-        "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=engine.kv_tokens),
+        "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=cores.kv_tokens),
     }
 
 

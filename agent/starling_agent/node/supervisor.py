@@ -188,7 +188,7 @@ class Supervisor:
 
     def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
         """A node that the group is to do without takes no new requests; its open streams go on through it."""
-        if self._proven and engine.has_cores:
+        if self._proven and engine.cores.any_serving:
             self._takes_part = self._part.takes_part(view.target)
             self._state.update(**self._readiness(engine), **read_back(engine))
 
@@ -196,7 +196,7 @@ class Supervisor:
         return {"ready": self._takes_part and engine.is_awake, "asleep": engine.is_sleeping}
 
     async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
-        if engine.has_cores:
+        if engine.cores.any_serving:
             self._state.update(phase="warming", progress=None)
         await connections.complete.wait()
         self._door.open(engine)
@@ -207,15 +207,15 @@ class Supervisor:
         """Raises EngineDead. A node without a core of its own is dead when it has lost the last one, unless it goes anyway."""
         while True:
             engine.check_health()
-            if self._door.is_open and not engine.has_cores and not self._door.drain.draining:
+            if self._door.is_open and not engine.cores.any_serving and not self._door.drain.draining:
                 raise EngineDead(self._lost or "no engine core of the group takes requests now")
-            if self._proven and engine.has_cores:
+            if self._proven and engine.cores.any_serving:
                 self._state.update(**self._readiness(engine))
             await asyncio.sleep(WATCH_SECONDS)
 
     def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
         self._lost = cause or self._lost
-        if self._door.is_open and engine.has_cores:
+        if self._door.is_open and engine.cores.any_serving:
             self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
 
     def _ready(self) -> None:

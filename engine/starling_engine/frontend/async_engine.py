@@ -5,57 +5,41 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
-import zmq.asyncio
 
 from starling_engine.config import EngineArgs, EngineConfig
-from starling_engine.core.client import CoreClient
-from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Add, Hello, Loading, ResetPrefixCache
-from starling_engine.delta import MOVED, Delta, Stats, add
+from starling_engine.core.messages import Add, Loading
+from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.elastic.change import Change, Stage
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.errors import ConfigError, EngineAsleep, EngineDead, InvalidRequest, PromptTooLong, RequestFailed
+from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
-from starling_engine.frontend.balance import Balancer
+from starling_engine.frontend.cores import Cores
 from starling_engine.frontend.here import Here
-from starling_engine.frontend.own_cores import OwnCores
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.sleeping import put_to_sleep, sleep_level, wake
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.layout import Membership
-from starling_engine.ledger import Ledger
 from starling_engine.models.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import ASLEEP, check_level, check_mode, check_tags
+from starling_engine.sleep import check_level, check_mode, check_tags
 
 Prompt = str | list[int]
-LEAVING_LOOK_SECONDS = 0.2
 
 
 class AsyncEngine:
-    """Talks to one engine core or several; the least loaded takes a request. Lives on the event loop that made it."""
+    """Talks to one engine core or several (`cores`); the least loaded takes a request. Lives on the event loop that made it."""
 
     def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, config: EngineConfig, host: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.config = config
+        self.cores = Cores(config, host)
         self._seeds = random.Random(config.seed)
-        self._context = zmq.asyncio.Context()
-        self._own = OwnCores(self._context, config, host)
-        self._coordinator: Coordinator | None = None
-        """Of own cores that hold the experts among them."""
-        self._attached: list[CoreClient] = []
-        self._others: dict[str, CoreClient] = {}
-        """Cores of other nodes, by name."""
-        self._leaving: dict[asyncio.Task[None], CoreClient] = {}
-        self._balancer = Balancer()
 
     @classmethod
     async def start(
@@ -64,7 +48,7 @@ class AsyncEngine:
         """Starts an engine core for each data parallel rank, each in a process of its own, and waits until they are ready.
 
         `on_phase` hears what they do meanwhile. `here` is this node's part of a group of several: only its cores are started, none
-        perhaps, and `add_core` connects to those of other nodes.
+        perhaps, and `cores.add` connects to those of other nodes.
 
         Raises ConfigError or ModelError when it cannot be.
         """
@@ -76,7 +60,7 @@ class AsyncEngine:
             if config.worker.lockstep and here is None:
                 await engine._start_together(args.data_parallel_size)
             else:
-                await engine._own.start(ranks, on_phase, alone=args.data_parallel_size == 1)
+                await engine.cores.own.start(ranks, on_phase, alone=args.data_parallel_size == 1)
         except BaseException:
             await engine.shutdown()
             raise
@@ -84,23 +68,18 @@ class AsyncEngine:
 
     async def _start_together(self, data: int) -> None:
         """The first epoch of cores that hold the experts among them."""
-        self._coordinator = Coordinator(ExpertSpace.of(self.model_config, self.config), self._own, self.config.progress_timeout)
-        await self._coordinator.resize(Change(data))
+        experts = ExpertSpace.of(self.model_config, self.config)
+        self.cores.coordinator = Coordinator(experts, self.cores.own, self.config.progress_timeout)
+        await self.cores.coordinator.resize(Change(data))
 
     @classmethod
     async def attach(cls, args: EngineArgs, addresses: Sequence[str]) -> "AsyncEngine":
         """Another frontend to cores that run already. Raises EngineDead when one does not answer."""
         folder, model_config, config = await asyncio.to_thread(resolve, args)
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-        names = [f"engine core {i}" for i in range(len(addresses))] if len(addresses) > 1 else ["the engine core"]
         engine = cls(tokenizer, model_config, config)
-        engine._attached = [
-            CoreClient(engine._context, address, config.progress_timeout, name=name)
-            for name, address in zip(names, addresses, strict=True)
-        ]
         try:
-            for client in engine._attached:
-                await client.connect()
+            await engine.cores.attach(addresses)
         except BaseException:
             await engine.shutdown()
             raise
@@ -113,39 +92,15 @@ class AsyncEngine:
         OperationRunning while another change is under way, EpochFailed when it came to nothing and all is as it was, EngineDead
         when the group cannot go on. Cancelled before the commit it is undone, and later it ends as if it had not been.
         """
-        if self._coordinator is None or not self.config.worker.elastic:
+        if self.cores.coordinator is None or not self.config.worker.elastic:
             raise ConfigError("only an engine that was started with it can change its size", "enable_elastic_ep")
         change = Change(data, tell)
-        await self._coordinator.resize(change)
+        await self.cores.coordinator.resize(change)
         return change.seconds
 
-    # ---- cores of other nodes ----
-
-    async def add_core(self, name: str, address: str) -> None:
-        """Connects to a core that is ready; requests may go there from now on, and errors call it `name`, which must be new.
-
-        Cores of this node are preferred where the load is equal. Raises EngineDead when it does not answer.
-        """
-        assert name not in self._others, f"{name} is there already"
-        client = CoreClient(self._context, address, self.config.progress_timeout, name=name)
-        try:
-            await client.connect()
-        except BaseException:
-            await client.close()
-            raise
-        self._others[name] = client
-
-    def remove_core(self, name: str) -> None:
-        """No more request goes there; those that are there go on to their end."""
-        client = self._others.pop(name)
-        task = asyncio.create_task(_close_when_idle(client))
-        self._leaving[task] = client
-        task.add_done_callback(self._leaving.pop)
-
-    @property
-    def other_cores(self) -> dict[str, str | None]:
-        """The cores that were added, by name, each with why it failed. One that failed gets no request until it is added anew."""
-        return {name: client.failure for name, client in self._others.items()}
+    async def shutdown(self) -> None:
+        """Ends the cores that this engine started; open requests end with them."""
+        await self.cores.close()
 
     # ---- requests ----
 
@@ -229,7 +184,7 @@ class AsyncEngine:
         """The last word on a request that gives no tokens. Raises EngineDead."""
         while True:
             done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-            client = self._core_for([])  # pooling reads no cached prefix
+            client = self.cores.choose([])  # pooling reads no cached prefix
 
             def sink(delta: Delta, done: asyncio.Future[Delta] = done) -> None:
                 if not done.done():
@@ -273,7 +228,7 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
-        run = Run(lambda: self._core_for(ids, cache_salt), assembler)
+        run = Run(lambda: self.cores.choose(ids, cache_salt), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",
@@ -302,21 +257,16 @@ class AsyncEngine:
         """`room` is how many tokens must fit besides the prompt."""
         if not ids:
             raise InvalidRequest("the prompt must hold at least one token", "prompt")
-        if len(ids) + room > self._longest:
+        longest = self.cores.longest_request
+        if len(ids) + room > longest:
             raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, but at most {self._longest - room} are possible "
-                f"(the model's length and the KV cache allow {self._longest} in all)",
+                f"the prompt has {len(ids)} tokens, but at most {longest - room} are possible "
+                f"(the model's length and the KV cache allow {longest} in all)",
                 "prompt",
             )
         vocab_size = self.model_config.vocab_size
         if max(ids) >= vocab_size or min(ids) < 0:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
-
-    def _core_for(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        cores = [client for client in self._connected() if client.sleep_state.taking]
-        if not cores:
-            raise EngineAsleep(ASLEEP)
-        return cores[self._balancer.choose(cores, ids, cache_salt)]
 
     # ---- sleep ----
 
@@ -328,14 +278,14 @@ class AsyncEngine:
 
         Raises InvalidRequest, SleepRefused, SleepFailed when all is as it was, or EngineDead.
         """
-        await put_to_sleep(self._connected(), check_level(level), check_mode(mode))
+        await put_to_sleep(self.cores.connected, check_level(level), check_mode(mode))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes again what `tags` name ("weights", "kv_cache"), or all; it serves when all is there. To wake twice is to wake.
 
         Raises InvalidRequest, SleepFailed when it goes on sleeping and can be woken again, or EngineDead.
         """
-        await wake(self._connected(), check_tags(tags))
+        await wake(self.cores.connected, check_tags(tags))
 
     @property
     def is_sleeping(self) -> bool:
@@ -345,131 +295,26 @@ class AsyncEngine:
     @property
     def sleep_level(self) -> int:
         """The level at which every core sleeps; 0 while some core is awake."""
-        return sleep_level(self._serving)
+        return sleep_level(self.cores.serving)
 
     @property
     def is_awake(self) -> bool:
         """Whether some core takes requests: while requests end for a sleep that was asked for, none may."""
-        return any(client.sleep_state.taking for client in self._serving)
-
-    @property
-    def _serving(self) -> list[CoreClient]:
-        """The cores, awake or not, that take part."""
-        return [client for client in (*self._clients, *self._others.values()) if client.taking]
-
-    def _connected(self) -> list[CoreClient]:
-        """Raises EngineDead when there is none."""
-        cores = self._serving
-        if not cores:
-            raise EngineDead("no engine core is connected")
-        return cores
-
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest request that every core can hold."""
-        return min((hello.max_tokens_per_request for hello in self._hellos), default=self.config.scheduler.max_model_len)
+        return any(client.sleep_state.taking for client in self.cores.serving)
 
     # ---- the engine itself ----
 
     @property
     def stats(self) -> Stats:
         """The newest counters of all cores, summed; those of other nodes are counted there."""
-        total = Stats()
-        for each in (self._own.past, *(client.stats for client in self._clients)):
-            add(total, each)
-        return total
-
-    @property
-    def ledger(self) -> str:
-        """The memory plan of each core, for people."""
-        return "\n".join(str(hello.ledger) for hello in self._hellos)
-
-    @property
-    def membership(self) -> Membership:
-        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank.
-
-        Those that share experts have one membership among them.
-        """
-        each = [hello.membership for hello in self._hellos]
-        if self.config.worker.lockstep:
-            return max(each, key=lambda membership: membership.epoch)
-        layout = replace(each[0].layout, data=len(each))
-        return Membership(each[0].epoch, layout, tuple(range(layout.world_size)))
-
-    @property
-    def memory(self) -> Ledger:
-        """The memory of one rank as it was allocated."""
-        return self._hellos[0].ledger
-
-    @property
-    def kv_tokens(self) -> int:
-        """The longest sequence that one core's KV cache can hold."""
-        return min(hello.max_tokens for hello in self._hellos)
-
-    @property
-    def has_cores(self) -> bool:
-        """Whether there is any core that serves."""
-        return bool(self._hellos)
-
-    @property
-    def _hellos(self) -> list[Hello]:
-        """Of the cores that serve."""
-        others = [client for client in self._others.values() if client.failure is None]
-        return [client.hello for client in [*self._clients, *others] if client.hello is not None and client.taking]
-
-    @property
-    def _clients(self) -> list[CoreClient]:
-        """Of the cores here that take requests."""
-        if self._coordinator is not None:
-            return [member.client for member in self._coordinator.members]
-        return self._own.clients + self._attached
-
-    @property
-    def processes(self) -> list[CoreHandle]:
-        """Of the cores that this engine started."""
-        return self._own.processes
-
-    @property
-    def addresses(self) -> list[str]:
-        """Where further frontends can `attach`."""
-        return [process.address for process in self.processes]
-
-    @property
-    def reachable(self) -> list[str]:
-        """Where frontends of other nodes can reach the cores that were started here, in their order."""
-        return [client.hello.address for client in self._clients if client.hello is not None]
-
-    @property
-    def start_seconds(self) -> list[list[dict[str, float]]]:
-        """How long each step of each rank's start took: of the cores that were started here, each core's by rank."""
-        return [client.hello.start_seconds for client in self._own.clients if client.hello is not None]
+        return self.cores.stats
 
     def check_health(self) -> None:
-        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress. Added cores: `other_cores`."""
-        if self._coordinator is not None:
-            self._coordinator.check()
-        for client in self._clients:
-            client.check()
+        """Raises EngineDead when a core died, stopped answering, or has work but makes no progress; not those of other nodes."""
+        self.cores.check()
 
     async def reset_prefix_cache(self) -> None:
-        for client in [*self._clients, *self._others.values()]:
-            await client.send(ResetPrefixCache())
-
-    async def shutdown(self) -> None:
-        """Ends the cores that this engine started; open requests end with them."""
-        leaving = dict(self._leaving)
-        for task in leaving:
-            task.cancel()
-        for client in [*self._attached, *self._others.values(), *leaving.values()]:
-            await client.close()
-        await self._own.end(self._own.clients)
-        self._context.term()
-
-
-async def _close_when_idle(client: CoreClient) -> None:
-    while not client.idle and client.failure is None:  # noqa: ASYNC110 - an event would have to be set wherever a request ends
-        await asyncio.sleep(LEAVING_LOOK_SECONDS)
-    await client.close()
+        await self.cores.reset_prefix_cache()
 
 
 def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:

@@ -65,8 +65,8 @@ class StartReport:
         host = endpoint.settings.host
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
         out = self._console
-        if endpoint.engine.ledger:
-            out.print(Text(endpoint.engine.ledger))
+        if endpoint.engine.cores.ledger:
+            out.print(Text(endpoint.engine.cores.ledger))
         out.print(Text(f"serving {', '.join(endpoint.names)} after {time.monotonic() - self._began:.1f} s at {url}/v1"))
         if host in ("0.0.0.0", "::") and not endpoint.settings.api_keys:
             out.print(Text("anybody who reaches this machine may use it: no --api-key was given", style="yellow"))

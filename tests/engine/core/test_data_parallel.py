@@ -75,13 +75,13 @@ def test_what_is_remembered_is_bounded() -> None:
 async def spread(engine: AsyncEngine) -> list[int]:
     """Tokens that each core has generated, once their counters have come."""
     await asyncio.sleep(1.2)
-    return [client.stats.generated_tokens_total for client in engine._own.clients]
+    return [client.stats.generated_tokens_total for client in engine.cores.own.clients]
 
 
 async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:
     async with running(data_parallel_size=2) as engine:
-        assert engine.membership.layout == ParallelLayout(data=2)
-        assert len(engine.membership.workers) == 2
+        assert engine.cores.membership.layout == ParallelLayout(data=2)
+        assert len(engine.cores.membership.workers) == 2
         await asyncio.gather(*(engine.complete([number, *PROMPT], SHORT) for number in range(300, 308)))
         assert min(await spread(engine)) >= 4
         hits = engine.stats.prefix_hits_total
@@ -96,7 +96,7 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
         streams = [engine.stream([number, *PROMPT], LONG) for number in range(300, 302)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._own.processes[1].pid, signal.SIGKILL)
+        os.kill(engine.cores.own.processes[1].pid, signal.SIGKILL)
 
         async def outcome(index: int) -> str:
             try:
@@ -118,27 +118,27 @@ async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
     here = [Here("127.0.0.1", (rank,), ranks=1) for rank in range(2)]
     first, second = [await AsyncEngine.start(args, here=part) for part in here]
     try:
-        (address,) = second.reachable
-        await first.add_core("engine core 1", address)
-        assert first.membership.layout == ParallelLayout(data=2) and first.other_cores == {"engine core 1": None}
+        (address,) = second.cores.reachable
+        await first.cores.add("engine core 1", address)
+        assert first.cores.membership.layout == ParallelLayout(data=2) and first.cores.others == {"engine core 1": None}
         streams = [first.stream([number, *PROMPT], LONG) for number in range(300, 302)]
         for stream in streams:
             await anext(stream)
-        first.remove_core("engine core 1")
-        assert first.membership.layout == ParallelLayout(data=1)
+        first.cores.remove("engine core 1")
+        assert first.cores.membership.layout == ParallelLayout(data=1)
         assert [[item async for item in stream][-1].finished for stream in streams] == [True, True], "what is there goes on"
-        await first.add_core("engine core 1", address)
+        await first.cores.add("engine core 1", address)
         await asyncio.sleep(1.2)
         assert min(first.stats.generated_tokens_total, second.stats.generated_tokens_total) >= 300, "each counts its own"
         os.kill(second._own.processes[0].pid, signal.SIGKILL)
         for _ in range(100):
-            await asyncio.sleep(0.1 if first.other_cores["engine core 1"] is None else 0)
-        assert "not answered" in (first.other_cores["engine core 1"] or "")
+            await asyncio.sleep(0.1 if first.cores.others["engine core 1"] is None else 0)
+        assert "not answered" in (first.cores.others["engine core 1"] or "")
         first.check_health()
-        assert first.membership.layout == ParallelLayout(data=1)
+        assert first.cores.membership.layout == ParallelLayout(data=1)
         assert (await first.complete(PROMPT, SHORT)).outputs[0].token_ids
         with pytest.raises(EngineDead, match="no engine core answers"):
-            await first.add_core("engine core 1 again", address)
+            await first.cores.add("engine core 1 again", address)
     finally:
         await first.shutdown()
         await second.shutdown()

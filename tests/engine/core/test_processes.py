@@ -24,7 +24,7 @@ async def first_delta(engine: AsyncEngine, params: SamplingParams = LONG) -> tup
 
 async def test_several_frontends_share_a_core() -> None:
     async with running() as engine:
-        other = await AsyncEngine.attach(engine_args(), engine.addresses)
+        other = await AsyncEngine.attach(engine_args(), engine.cores.addresses)
         short = SamplingParams(temperature=0.0, max_tokens=8)
         one, two = await asyncio.gather(engine.complete(PROMPT, short), other.complete(PROMPT, short))
         assert one.outputs[0].token_ids == two.outputs[0].token_ids
@@ -34,7 +34,7 @@ async def test_several_frontends_share_a_core() -> None:
 
 async def test_one_frontend_spreads_over_several_cores() -> None:
     async with running() as first, running() as second:
-        both = await AsyncEngine.attach(engine_args(), [*first.addresses, *second.addresses])
+        both = await AsyncEngine.attach(engine_args(), [*first.cores.addresses, *second.cores.addresses])
         await asyncio.gather(*(both.complete(PROMPT, SamplingParams(max_tokens=20)) for _ in range(8)))
         await asyncio.sleep(1.2)
         assert first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0
@@ -45,7 +45,7 @@ async def test_one_frontend_spreads_over_several_cores() -> None:
 async def test_a_dead_or_frozen_core_is_noticed_within_seconds(how: signal.Signals) -> None:
     async with running() as engine:
         stream, _ = await first_delta(engine)
-        pid = engine.processes[0].pid
+        pid = engine.cores.processes[0].pid
         os.kill(pid, how)
         began = time.monotonic()
         with pytest.raises(EngineDead):
@@ -62,12 +62,11 @@ async def test_a_dead_or_frozen_core_is_noticed_within_seconds(how: signal.Signa
 
 async def test_a_frontend_that_is_gone_leaves_nothing_behind() -> None:
     async with running() as engine:
-        other = await AsyncEngine.attach(engine_args(), engine.addresses)
+        other = await AsyncEngine.attach(engine_args(), engine.cores.addresses)
         await first_delta(other)
-        for client in other._clients:  # as if killed: no abort, no farewell
+        for client in other.cores.here:  # as if killed: no abort, no farewell
             await client.close()
-        assert other._context is not None
-        other._context.destroy(linger=0)
+        other.cores._context.destroy(linger=0)
         for _ in range(60):
             await asyncio.sleep(0.1)
             if not engine.stats.running:
@@ -90,7 +89,7 @@ from tests.engine.running import engine_args
 
 async def main():
     engine = await AsyncEngine.start(engine_args())
-    print(engine.processes[0].pid, flush=True)
+    print(engine.cores.processes[0].pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -116,7 +115,7 @@ async def test_a_core_ends_with_its_parent() -> None:
 async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
     """A terminal signals the whole process group; the core must be out of it, to let the frontend drain."""
     async with running() as engine:
-        pid = engine.processes[0].pid
+        pid = engine.cores.processes[0].pid
         assert os.getpgid(pid) != os.getpgid(0)
         os.kill(pid, signal.SIGTERM)  # as a service manager does that ends a whole control group
         assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished

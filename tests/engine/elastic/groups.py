@@ -104,7 +104,7 @@ def _processes() -> list[tuple[int, list[str], bytes]]:
 
 def worker_of(engine: AsyncEngine, core: int) -> int:
     """The process of the only rank of one of the engine's cores."""
-    return children(engine.processes[core].pid)[0]
+    return children(engine.cores.processes[core].pid)[0]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -114,7 +114,7 @@ def cpu_seconds(pid: int) -> float:
 
 async def all_asleep(engine: AsyncEngine) -> None:
     """Waits until no rank has run for a while, or wants to: one that only waits for a processor does not sleep."""
-    ranks = [pid for core in engine.processes for pid in children(core.pid)]
+    ranks = [pid for core in engine.cores.processes for pid in children(core.pid)]
     before: list[tuple[str, float]] = []
     while (now := [(_stat(pid)[0], cpu_seconds(pid)) for pid in ranks]) != before or any(state != "S" for state, _ in now):
         before = now

@@ -63,12 +63,12 @@ async def test_the_group_changes_its_size_meanwhile(skewed: Reference, caplog: p
     async with group(skewed, **sizes, **{**EPLB, "eplb_step_interval": 20}) as engine:
         traffic = Traffic(engine, skewed)
         await first_move(engine)
-        assert engine._coordinator is not None
+        assert engine.cores.coordinator is not None
         for size in (3, 4, 2, 1, 2):
             await traffic.more(2)
             moved = engine.stats.eplb_experts_moved_total
             await engine.scale(size)
-            placement = engine._coordinator.placement
+            placement = engine.cores.coordinator.placement
             assert placement is not None and placement.ranks == size
             if size == 3:
                 assert apart(placement, 0, 1), "as the load had it"

@@ -37,7 +37,7 @@ def at(stage: Stage, do: Callable[[], None]) -> Callable[[Stage], None]:
 
 
 def kill_last_core(engine: AsyncEngine) -> None:
-    os.kill(engine.processes[-1].pid, signal.SIGKILL)
+    os.kill(engine.cores.processes[-1].pid, signal.SIGKILL)
 
 
 def kill_last_worker(engine: AsyncEngine) -> None:
@@ -51,13 +51,13 @@ def stop_last_worker(engine: AsyncEngine) -> None:
 @contextlib.asynccontextmanager
 async def unharmed(engine: AsyncEngine, reference: Reference) -> AsyncIterator[None]:
     """Whatever is tried in it came to nothing, and streams went on."""
-    before, processes = engine.membership, [process.pid for process in engine.processes]
+    before, processes = engine.cores.membership, [process.pid for process in engine.cores.processes]
     known = children(os.getpid())
     traffic = Traffic(engine, reference, streams=2)
     await traffic.more(1)
     yield
-    assert engine.membership == before
-    assert [process.pid for process in engine.processes] == processes
+    assert engine.cores.membership == before
+    assert [process.pid for process in engine.cores.processes] == processes
     assert children(os.getpid()) == known
     engine.check_health()
     await traffic.more(2)
@@ -78,7 +78,7 @@ async def dead(engine: AsyncEngine, within: float) -> float:
 
 def failures(engine: AsyncEngine) -> list[str]:
     """Of the cores that have noticed."""
-    return [client.failure for client in engine._own.clients if client.failure is not None]
+    return [client.failure for client in engine.cores.own.clients if client.failure is not None]
 
 
 # ---- before the commit ----
@@ -242,7 +242,7 @@ async def test_a_rank_that_dies_while_it_serves(reference: Reference) -> None:
 
 
 def kill_rank(engine: AsyncEngine, core: int, rank: int) -> None:
-    os.kill(children(engine.processes[core].pid)[rank], signal.SIGKILL)
+    os.kill(children(engine.cores.processes[core].pid)[rank], signal.SIGKILL)
 
 
 async def test_one_of_the_ranks_that_split_a_core_dies(reference: Reference) -> None:
@@ -250,7 +250,7 @@ async def test_one_of_the_ranks_that_split_a_core_dies(reference: Reference) -> 
     async with elastic(reference, tensor_parallel_size=2) as engine:
         with pytest.raises(EpochFailed, match=r"engine core 1 died: .*rank 1 \(process \d+\) was ended by SIGKILL"):
             await engine.scale(2, at("preparing", lambda: kill_rank(engine, 1, 1)))
-        assert engine.membership.epoch == 1 and len(engine.processes) == 1
+        assert engine.cores.membership.epoch == 1 and len(engine.cores.processes) == 1
         assert_greedy(await complete(engine, reference), reference)
         await engine.scale(2)
         traffic = Traffic(engine, reference, streams=2)

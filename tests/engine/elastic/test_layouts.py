@@ -17,4 +17,4 @@ async def test_the_same_greedy_tokens(reference: Reference, data: int, tensor: i
         for tokens in await complete_many(engine, reference, 6):
             assert_greedy(tokens, reference)
         assert (await engine.complete(reference.prompt, GREEDY)).num_cached_tokens
-        assert engine.membership.layout.data == data
+        assert engine.cores.membership.layout.data == data

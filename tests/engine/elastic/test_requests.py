@@ -103,7 +103,7 @@ def assert_same_scores(name: str, ours: CompletionOutput, theirs: CompletionOutp
 
 async def assert_asleep(engine: AsyncEngine) -> None:
     """Generous, and the best of three, for the machine is shared: a rank that polled would take all of a processor each time."""
-    pids = [pid for core in engine.processes for pid in (core.pid, *children(core.pid))]
+    pids = [pid for core in engine.cores.processes for pid in (core.pid, *children(core.pid))]
     shares: list[float] = []
     while len(shares) < 3 and min(shares, default=1.0) >= 0.05:
         before = sum(map(cpu_seconds, pids))
@@ -131,7 +131,7 @@ async def test_every_kind_of_request_goes_through_a_shrink(reference: Reference)
         def tell(stage: Stage) -> None:
             if stage == "committing":
                 committing.set()
-                leaver = engine._own.clients[-1].stats
+                leaver = engine.cores.own.clients[-1].stats
                 on_leaver[:] = leaver.running, leaver.waiting
                 embeddings.extend(asyncio.create_task(engine.embed(list(range(100)), PoolingParams())) for _ in range(4))
 

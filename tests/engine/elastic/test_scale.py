@@ -20,13 +20,13 @@ async def test_it_grows_and_shrinks_under_traffic(reference: Reference) -> None:
             stages: list[str] = []
             seconds = await engine.scale(size, stages.append)
             assert stages == ["waiting", "preparing", "committing", "releasing"] == list(seconds)
-            assert engine.membership.layout.data == size
-            assert len(engine.processes) == size
+            assert engine.cores.membership.layout.data == size
+            assert len(engine.cores.processes) == size
             await traffic.more()
             assert engine.stats.generated_tokens_total >= counted, "counters go on"
             counted = engine.stats.generated_tokens_total
         await traffic.stop()
-        assert engine.membership.epoch == 5
+        assert engine.cores.membership.epoch == 5
 
 
 async def test_sizes_that_cannot_be_change_nothing(reference: Reference) -> None:
@@ -49,9 +49,9 @@ async def test_what_is_cancelled_before_its_commit_is_undone(reference: Referenc
         change.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await change
-        assert engine.membership.layout.data == len(engine.processes) == 2
+        assert engine.cores.membership.layout.data == len(engine.cores.processes) == 2
         await traffic.more()
         await engine.scale(1)
         await traffic.more()
         await traffic.stop()
-        assert engine.membership.layout.data == 1
+        assert engine.cores.membership.layout.data == 1

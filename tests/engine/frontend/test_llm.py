@@ -279,7 +279,7 @@ def test_a_model_that_is_not_there_leaves_no_thread(tmp_path: Path) -> None:
 SCRIPT = """
 from starling_engine import LLM, SamplingParams
 llm = LLM({model!r}, **{settings!r})
-process = llm.engine.processes[0]
+process = llm.engine.cores.processes[0]
 print(process.pid, process._folder)
 print(llm.generate("The", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished)
 {end}

@@ -22,7 +22,7 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=450, ignore_eos=True)
 
 def resident(llm: LLM) -> int:
     """Bytes of the core's memory that it does not share with others."""
-    (core,) = llm.engine.processes
+    (core,) = llm.engine.cores.processes
     lines = Path(f"/proc/{core.pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_", "Anonymous:")) and "Dirty" in line)
 
@@ -40,7 +40,7 @@ def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
             return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
         before = answers()
-        ledger = llm.engine.memory
+        ledger = llm.engine.cores.memory
         cache = min(6 * (900 + len(ids)) // ledger.block_size, ledger.num_blocks) * ledger.block_bytes
         awake = resident(llm)
         llm.sleep(level=1)
@@ -111,13 +111,13 @@ async def test_all_cores_of_a_group_sleep_or_none_does() -> None:
     first, second = [await AsyncEngine.start(args, here=Here("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
     try:
         for engine, other in ((first, second), (second, first)):
-            await engine.add_core("the other core", other.reachable[0])
+            await engine.cores.add("the other core", other.cores.reachable[0])
         before = await first.complete("import", GREEDY)
         stream = second.stream("import", ENDLESS)  # on one of them
         await anext(stream)
         with pytest.raises(SleepRefused, match="core does not sleep: 1 requests"):
             await first.sleep()
-        assert len([client for client in first._serving if client.sleep_state.taking]) == 2, "the other one was woken again"
+        assert len([client for client in first.cores.serving if client.sleep_state.taking]) == 2, "the other one was woken again"
         await first.sleep(1, "abort")
         assert first.is_sleeping
         assert [delta.outputs[0].finish_reason async for delta in stream if delta.finished] == ["abort"]

@@ -114,7 +114,7 @@ async def test_streams_hear_which_rank_it_was() -> None:
     async with running(tensor_parallel_size=2) as engine:
         stream = engine.stream(TOKENS, SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
         await anext(stream)
-        os.kill(_child_ranks(engine.processes[0].pid)[1], signal.SIGKILL)
+        os.kill(_child_ranks(engine.cores.processes[0].pid)[1], signal.SIGKILL)
         with pytest.raises(EngineDead, match=r"rank 1 \(process \d+\) was ended by SIGKILL"):
             async for _ in stream:
                 pass
@@ -122,7 +122,7 @@ async def test_streams_hear_which_rank_it_was() -> None:
 
 async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
     async with running(tensor_parallel_size=2) as engine:
-        os.kill(_child_ranks(engine.processes[0].pid)[1], signal.SIGKILL)
+        os.kill(_child_ranks(engine.cores.processes[0].pid)[1], signal.SIGKILL)
         deadline = time.monotonic() + 5
         while True:
             try:
@@ -137,7 +137,7 @@ async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
 async def test_ranks_end_with_their_core() -> None:
     """Also one that is stopped, and could not see that its parent is gone."""
     async with running(tensor_parallel_size=2) as engine:
-        core = engine.processes[0].pid
+        core = engine.cores.processes[0].pid
         ranks = _child_ranks(core)
         assert not _holds_torch(core) and all(map(_holds_torch, ranks)), "it would take the core seconds and memory to load"
         os.kill(ranks[1], signal.SIGSTOP)
