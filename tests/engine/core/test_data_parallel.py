@@ -130,7 +130,7 @@ async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
         await first.cores.add("engine core 1", address)
         await asyncio.sleep(1.2)
         assert min(first.stats.generated_tokens_total, second.stats.generated_tokens_total) >= 300, "each counts its own"
-        os.kill(second._own.processes[0].pid, signal.SIGKILL)
+        os.kill(second.cores.own.processes[0].pid, signal.SIGKILL)
         for _ in range(100):
             await asyncio.sleep(0.1 if first.cores.others["engine core 1"] is None else 0)
         assert "not answered" in (first.cores.others["engine core 1"] or "")

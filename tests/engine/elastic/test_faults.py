@@ -97,12 +97,12 @@ async def serving(reference: Reference, tmp_path_factory: pytest.TempPathFactory
 async def test_joiners_that_die_while_they_load(serving: AsyncEngine, reference: Reference) -> None:
     async with unharmed(serving, reference):
         change = asyncio.create_task(serving.scale(2))
-        await when(lambda: len(serving.processes) == 2)
+        await when(lambda: len(serving.cores.processes) == 2)
         kill_last_core(serving)
         with pytest.raises(EpochFailed, match=r"engine core \d did not start: it was ended by SIGKILL"):
             await change
         change = asyncio.create_task(serving.scale(3))
-        await when(lambda: len(serving.processes) == 3 and bool(children(serving.processes[-1].pid)))
+        await when(lambda: len(serving.cores.processes) == 3 and bool(children(serving.cores.processes[-1].pid)))
         kill_last_worker(serving)
         with pytest.raises(EpochFailed, match=r"engine core \d did not start: .*rank 0 \(process \d+\) was ended by SIGKILL"):
             await change
@@ -130,11 +130,11 @@ async def test_joiners_that_die_or_hang_in_prepare(serving: AsyncEngine, referen
 async def test_experts_come_from_ranks_that_hold_them_where_the_files_are_gone(serving: AsyncEngine, reference: Reference) -> None:
     weights = Path(serving.config.worker.model_path) / "model.safetensors"
     away = weights.with_suffix(".away")
-    assert serving._coordinator is not None
+    assert serving.cores.coordinator is not None
     traffic = Traffic(serving, reference, streams=2)
     grow, shrink = Change(2, at("preparing", lambda: weights.rename(away) and None)), Change(1)
     for change in (grow, shrink):
-        await serving._coordinator.resize(change)
+        await serving.cores.coordinator.resize(change)
         await traffic.more(2)
         assert (change.loaded[PEERS].experts, change.loaded[CHECKPOINT].experts) == (3 * 4, 0), change
     away.rename(weights)
@@ -159,7 +159,7 @@ async def test_one_change_at_a_time_and_each_can_be_cancelled_until_its_commit(s
     await entered.wait()
     change.cancel()
     await change
-    assert serving.membership.layout.data == 2, "a commit that has begun is finished"
+    assert serving.cores.membership.layout.data == 2, "a commit that has begun is finished"
     assert_greedy(await complete(serving, reference), reference)
     await serving.scale(1)
 
