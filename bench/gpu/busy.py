@@ -54,10 +54,12 @@ def kernels(trace: dict[str, Any]) -> list[Interval]:
     return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in found)
 
 
-def busy_share(intervals: Sequence[Interval]) -> float | None:
-    """Of the middle of the window in which at least one of them runs; None where there are none."""
+def busy_share(intervals: Sequence[Interval], bridged: float = 0.0) -> float | None:
+    """Of the middle of the window in which at least one of them runs; None where there are none. Gaps of up to `bridged` seconds
+    count as busy: what lies between kernels that were queued long before is no one's waiting for the host."""
     if not intervals:
         return None
+    intervals = [(begin, end + bridged) for begin, end in intervals]
     first, last = intervals[0][0], max(end for _, end in intervals)
     low, high = first + EDGE * (last - first), last - EDGE * (last - first)
     busy, reached = 0.0, low

@@ -29,9 +29,21 @@ def measure(case: Case, clock: Clock, limits: Limits) -> Iterator[Row]:
     own_goal = None if case.rivals else case.goal
     yield Row(case.what, quantity(took, "s"), quantity(least, "s"), least / took, own_goal)
     if case.rivals:
-        others = {name: _time(make, case, clock) for name, make in case.rivals.items()}
+        others = dict(_rivals(case, clock))
         name = min(others, key=others.__getitem__)
         yield Row(f"the same beside {name}", quantity(took, "s"), quantity(others[name], "s"), others[name] / took, case.goal)
+
+
+def _rivals(case: Case, clock: Clock) -> Iterator[tuple[str, float]]:
+    """Those that run here. Raises what they did when none does."""
+    failures: list[Exception] = []
+    for name, make in case.rivals.items():
+        try:
+            yield name, _time(make, case, clock)
+        except RuntimeError as error:
+            failures.append(error)
+    if len(failures) == len(case.rivals):
+        raise ExceptionGroup(f"{case.what}: nothing to compare with runs here", failures)
 
 
 def _time(make: Maker, case: Case, clock: Clock) -> float:

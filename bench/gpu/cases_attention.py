@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch.nn import functional as F
@@ -53,12 +54,14 @@ def cases(*, toy: bool) -> Iterator[Case]:
     long = 32 if toy else 8192
     for heads in (TOY,) if toy else (LLAMA_8B, QWEN_A3B):
         yield _prefill(Step(heads, 1, StepRow(long, long)))
+    yield from _tries(Step(TOY if toy else LLAMA_8B, 1, StepRow(long, long)), toy=toy)
     yield _attention("prefill", Step(TOY if toy else LLAMA_8B, 1, StepRow(long // 4, long)))
     decodes = ((TOY, 2, 40),) if toy else ((LLAMA_8B, 1, 1024), (LLAMA_8B, 64, 1024), (LLAMA_8B, 256, 1024), (QWEN_A3B, 64, 8192))
     for heads, sequences, context in decodes:
         # One sequence of 1,024 tokens is read in a microsecond: that is below what any kernel takes to start.
         goal = 0.85 if sequences > 1 else None
         yield _attention("decode", Step(heads, sequences, StepRow(1, context)), goal)
+    yield from _segments(Step(TOY, 2, StepRow(1, 200)) if toy else Step(LLAMA_8B, 1, StepRow(1, 1024)))
     yield _attention("decode", Step(TOY, 2, StepRow(1, 40), FP8) if toy else Step(LLAMA_8B, 64, StepRow(1, 1024), FP8))
     yield _cascade(Step(TOY, 3, StepRow(1, 48)) if toy else Step(LLAMA_8B, 64, StepRow(1, 4608)), 32 if toy else 4096)
     for tokens in (5,) if toy else (64, 8192):
@@ -88,6 +91,40 @@ class Paged:
             starts=torch.arange(step.sequences + 1, dtype=torch.int32, device=device) * step.row.new,
             contexts=torch.full((step.sequences,), step.row.context, dtype=torch.int32, device=device),
         )
+
+
+def _tries(step: Step, *, toy: bool) -> Iterator[Case]:
+    """Other layouts of `attention_plan` that may be better: what they take says which the engine should have."""
+    from starling_engine.kernels import attention_plan, paged_attention
+
+    for tiles in ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3)) if not toy else ((16, 16, 4, 2),):
+        own = attention_plan.Tiles(*tiles)
+        make = _patched(_paged(step), paged_attention, "prefill_tiles", lambda *_, own=own: own)
+        what = f"attention, prefill, {step}, by {own.rows} rows and {own.keys} keys in {own.stages} stages"
+        yield Case(what=what, make=make, cost=step.cost)
+
+
+def _segments(step: Step) -> Iterator[Case]:
+    from starling_engine.kernels import attention_plan
+
+    for keys in (64, 128):
+        make = _patched(_paged(step), attention_plan, "SEGMENT_KEYS", keys)
+        yield Case(what=f"attention, decode, {step}, in segments of {keys}", make=make, cost=step.cost)
+
+
+def _patched(make: Maker, module: object, name: str, value: object) -> Maker:
+    """The same with another value of the engine's while it runs."""
+
+    def other(device: torch.device) -> Call:
+        call = make(device)
+
+        def patched() -> object:
+            with mock.patch.object(module, name, value):
+                return call()
+
+        return patched
+
+    return other
 
 
 def _attention(kind: str, step: Step, goal: float | None = None) -> Case:

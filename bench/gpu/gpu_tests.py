@@ -23,6 +23,10 @@ TESTS = (
     f"{ENGINE}/worker/test_rest.py",
 )
 TOY = "tests/bench/test_gpu_table.py"
+SECONDS = 280.0
+"""Less than the section has, so that it can say how far it came."""
+WARNINGS = ("-W", "default::DeprecationWarning", "-W", "default::UserWarning")
+"""Of other versions of torch and triton than ours they are no fault; everywhere else they are errors."""
 MOST_AT_ONCE = 12
 """Processes, each with a CUDA context of half a gigabyte."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|warnings?|deselected)")
@@ -32,8 +36,13 @@ def rows(*, toy: bool) -> Iterator[Row]:
     """Raises SystemExit after its figures when a test failed, with pytest's own words on the error stream."""
     # Compiling is most of the work, and the CPU's.
     tests = [TOY] if toy else [*TESTS, "-n", str(min(MOST_AT_ONCE, os.cpu_count() or 1))]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", *WARNINGS, *tests]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        yield Row("tests", "out of time")
+        sys.exit(f"not done in {SECONDS:.0f} s; the last of it:\n{(late.stdout or b'').decode(errors='replace')[-6000:]}")
     counts = parse_counts(done.stdout)
     for what, count in counts.items():
         yield Row(f"tests {what}", str(count))

@@ -41,6 +41,13 @@ def test_the_edges_are_left_out():
 
 def test_no_kernels_say_nothing():
     assert busy_share([]) is None
+
+
+def test_short_gaps_may_count_as_busy() -> None:
+    intervals = [(at / 100, at / 100 + 0.008) for at in range(1000)]
+    assert busy_share(intervals) == pytest.approx(0.8, abs=0.01)
+    assert busy_share(intervals, 0.001) == pytest.approx(0.9, abs=0.01)
+    assert busy_share(intervals, 0.005) == pytest.approx(1.0)
     assert longest_gap([]) == 0
 
 

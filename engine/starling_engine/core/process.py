@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 import uuid
 from pathlib import Path
 
@@ -269,7 +270,9 @@ def main() -> None:
         host = next(iter(sys.argv[2:]), None)
         executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
         CoreProcess(config, sys.argv[1], executor, host).run()
-    except StarlingError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the frontend hears of it
+        if not isinstance(error, StarlingError):
+            logger.error("the engine core ends:\n%s", traceback.format_exc())
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)
         os._exit(3)
     os._exit(0)

@@ -11,7 +11,7 @@ from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.layout import ParallelLayout
 
-LAST_WORD_SECONDS = 0.1
+LAST_WORD_SECONDS = 2.0
 """That the last message of a process which has ended may need to come."""
 LOOK_SECONDS = 0.05
 

@@ -6,7 +6,7 @@ from collections import deque
 from starling_engine.errors import RankLost
 from starling_engine.step import StepResult
 
-ALIKE_SECONDS = 1.0
+ALIKE_SECONDS = 3.0
 """How much later than another a rank may say that the same step failed."""
 
 

@@ -12,7 +12,8 @@ A query block is BLOCK_M rows: tokens of one sequence times the query heads that
 | decode  | 256 x 2       | 16-64 |   32 |     4 |      5 |       168 |            3 |  73 KB |
 | decode  | any x 4       | 16-32 |   32 |     8 |      2 |        54 |            4 |  42 KB |
 
-Registers a thread and shared memory a block are what Triton 3.7 and ptxas make of it for sm_90; nothing here was timed on one.
+Registers a thread and shared memory a block are what Triton 3.7 and ptxas make of it for sm_90 (3.6 needs as much, and 8 bytes of
+stack for prompts in a cache of fp8); nothing here was timed on one.
 
 Prefill: 128 rows are two warpgroups (wgmma), and ask L2 for one byte each 128 operations. Two blocks an SM, so that one multiplies
 while the other is at its softmax: with 64 keys, heads of 128 take 202 registers, and only one block fits. Decode: page numbers are

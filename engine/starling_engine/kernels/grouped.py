@@ -128,7 +128,7 @@ def _launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_blocks", "num_slots"])
 def _gate_up(
     x,
     weight,
@@ -170,7 +170,7 @@ def _gate_up(
     tl.store(out_at, opened.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_blocks", "num_slots"])
 def _down(
     opened,
     weight,

@@ -73,7 +73,7 @@ def cut(slots: torch.Tensor, count: int, block: int) -> Blocks:
     return Blocks(order, bounds, used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count(slots, counts, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
     """counts [chunks, BINS]: of this program's chunk."""
     chunk = tl.program_id(0)
@@ -87,7 +87,7 @@ def _histogram(slots, chunk, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.con
     return tl.histogram(tl.load(slots + at, mask=at < pairs, other=num_slots).to(tl.int32), BINS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "most_blocks", "chunks"])
 def _place(
     slots,
     counts,

@@ -97,11 +97,14 @@ class CopyStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._before: torch.cuda.Stream | None = None
 
     def __enter__(self) -> None:
         if self._stream is not None:
+            self._before = torch.cuda.current_stream(self._stream.device)
             torch.cuda.set_stream(self._stream)
 
     def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
+        if self._stream is not None and self._before is not None:
             self._stream.synchronize()
+            torch.cuda.set_stream(self._before)

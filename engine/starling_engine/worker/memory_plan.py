@@ -1,5 +1,6 @@
 """What a rank's memory goes to, and the KV cache that comes of it."""
 
+import gc
 import math
 from collections.abc import Callable
 
@@ -59,13 +60,22 @@ def _activations(
     make: Callable[[list[torch.Tensor]], Runner],
 ) -> int:
     """Working memory of the largest step: measured on a device that can tell, with a cache of one block; else computed."""
-    if platform.queue is not None:
-        with torch.inference_mode():
-            runner = make(allocate(groups, 1, kv_dtype(config), platform.device))
-            assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
-            if (measured := runner.peak_bytes()) is not None:
-                return measured + _expanded(config, model) * dtype.itemsize
+    measured = _measure(config, platform, groups, make) if platform.queue is not None else None
+    if measured is not None:
+        return measured + _expanded(config, model) * dtype.itemsize
     return activation_bytes(model.config, dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+
+
+def _measure(
+    config: WorkerConfig, platform: Platform, groups: list[KVGroup], make: Callable[[list[torch.Tensor]], Runner]
+) -> int | None:
+    with torch.inference_mode():
+        runner = make(allocate(groups, 1, kv_dtype(config), platform.device))
+        assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
+        measured = runner.peak_bytes()
+    del runner
+    gc.collect()  # it stands in circles, and what it holds would be counted as taken, beside being in `measured`
+    return measured
 
 
 def _expanded(config: WorkerConfig, model: Decoder) -> int:

@@ -47,8 +47,8 @@ LOOPBACK = "127.0.0.1"
 WATCH_MS = 200
 """How often a rank without a plan looks whether its device has failed."""
 CLOSE_SECONDS = 5.0
-HEARD_SECONDS = 0.05
-"""In which a word that was sent has come."""
+HEARD_SECONDS = 0.5
+"""In which a word that was sent has come, on busy cores too."""
 STORE_SECONDS = 10.0
 """In which the store has to answer the rank that serves it."""
 

@@ -3,18 +3,35 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from starling_engine import AsyncEngine, PoolingParams, SamplingParams
+from starling_engine.core.log_lines import parse_line
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
+from starling_engine.frontend.resolve import resolve
 
 from tests.engine.running import MODEL, engine_args, idle, running
 
 PROMPT = list(range(300, 340))
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+def test_a_core_that_cannot_start_says_why_whatever_it_is(tmp_path: Path) -> None:
+    """Also what is no error of ours: here the folder of its socket is missing."""
+    _, _, config = resolve(engine_args())
+    command = [sys.executable, "-m", "starling_engine.core", f"ipc://{tmp_path}/nowhere/core"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as core:
+        assert core.stdin is not None and core.stderr is not None
+        core.stdin.write(msgspec.json.encode(config) + b"\n")
+        core.stdin.flush()  # and left open: its end would end the core
+        *_, last = core.stderr
+        assert core.wait(20) == 3
+    assert "ZMQError: No such file" in parse_line(last).message
 
 
 async def first_delta(engine: AsyncEngine, params: SamplingParams = LONG) -> tuple[object, object]:
@@ -85,6 +102,8 @@ async def test_closing_a_stream_frees_its_blocks() -> None:
 PARENT = """
 import asyncio
 from starling_engine import AsyncEngine
+from starling_engine.frontend.resolve import resolve
+
 from tests.engine.running import engine_args
 
 async def main():

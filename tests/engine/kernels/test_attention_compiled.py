@@ -61,7 +61,8 @@ def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> Non
     decode, _ = compiled(launch_attention, 64, 64, 1, cache=FP8)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=FP8)
     (store,) = compiled(launch_store, cache=FP8)
-    assert decode.stack == prefill.stack == store.stack == 0
+    assert decode.stack == store.stack == 0
+    assert prefill.stack <= 16, "two words, by Triton 3.6"
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
         assert _copied(kernel) - {4} <= {8, 16}

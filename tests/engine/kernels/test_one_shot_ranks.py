@@ -44,7 +44,12 @@ def test_processes_that_share_a_card():
     place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", SECONDS)
     with ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as processes:
         calls = [processes.submit(rank_sums, rank, place, turns) for rank in range(RANKS)]
-        first, second = (call.result(timeout=100) for call in calls)
+        try:
+            first, second = (call.result(timeout=100) for call in calls)
+        except BaseException:  # the kernel of one that is left waits for the other without end
+            for process in processes._processes.values():
+                process.kill()
+            raise
     expected = [(part(0, turn) + part(1, turn)).numpy() for turn in range(turns)]
     expected += [np.full(512, 2.0 * replay + 1, np.float32) for replay in range(3)]
     for each in (first, second):
