@@ -9,7 +9,7 @@ import msgspec
 from starling_engine.params import PoolingParams, SamplingParams
 
 GIVEN = -1
-"""In `StepPlan.sampled_in`: the row's tokens are known to the scheduler and were sent with the request."""
+"""In `StepPlan.sampled_in`: the row's tokens were sent with the request."""
 
 
 class NewRequest(msgspec.Struct, frozen=True):
@@ -49,7 +49,8 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. Row i runs `num_tokens[i]` tokens of slot `slots[i]` from position `starts[i]`.
 
-    sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token (it may still be in flight)
+    sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token: it may be in flight, or known to
+                another rank alone
     inputs      per row: its last input token, where workers cannot know what was sampled (several pipeline stages); else empty
     sample      per row: whether the row reaches its last token, so that one more is to be sampled (or the vector pooled)
     dummy       no real work: run only so that collectives of other ranks meet

@@ -51,9 +51,13 @@ class ExpertRanks:
 
     @property
     def capturable(self) -> bool:
-        """Whether a recorded step can have it: nothing passes through the host, and experts have no copies that take turns."""
+        """Whether a recorded step can have it: nothing passes through the host, and experts have no copies that take turns.
+
+        Not while it stands by: what it exchanges, and with whom, is known with a placement, and a recording would leave it out.
+        """
         exchange = self._exchange is None or self._exchange.capturable
-        return self.window is None and exchange and not any(routes.copies for routes in self._routes)
+        copies = any(routes.copies for routes in self._routes)
+        return self.placement is not None and self.window is None and exchange and not copies
 
     @property
     def rank(self) -> int:

@@ -39,7 +39,7 @@ class Draft:
         self.slots.append(request.slot)
         self.starts.append(start)
         self.num_tokens.append(count)
-        self.sampled_in.append(request.last_step if end > known else GIVEN)
+        self.sampled_in.append(request.last_step if end > request.given else GIVEN)
         self.sample.append(samples)
         self.budget -= count
         request.planned = end
@@ -55,6 +55,7 @@ class Draft:
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.holding.tables]
         tokens, done = request.tokens.copy(), request.planned
+        request.given = len(tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
 
     def plan(self, freed_slots: list[int]) -> StepPlan:

@@ -29,6 +29,7 @@ class RequestState:
     """Counts of one request, all in tokens.
 
     tokens     prompt and confirmed output
+    given      tokens that the workers were sent with it: of later ones each knows what its own device sampled
     planned    tokens whose computation has been submitted
     computed   tokens whose keys and values are known to be in the cache
     pending    output tokens that steps in flight will sample
@@ -45,6 +46,7 @@ class RequestState:
         "eos_ids",
         "faults",
         "gates",
+        "given",
         "holding",
         "last_step",
         "num_prompt",
@@ -67,7 +69,7 @@ class RequestState:
         self.holding = holding
         self.tokens = record.prompt_ids + record.output_ids
         self.num_prompt = len(record.prompt_ids)
-        self.planned = self.computed = self.pending = self.run = self.faults = 0
+        self.given = self.planned = self.computed = self.pending = self.run = self.faults = 0
         self.scored = record.scored
         self.status = Status.WAITING
         self.gates: set[Gate] = set()

@@ -15,6 +15,9 @@ from starling_engine.step import NewRequest, StepPlan
 
 Ints = npt.NDArray[np.int64]
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it logits would no longer be finite once divided; the largest one has all of the probability long before."""
+
 
 @dataclass(slots=True)
 class Occupant:
@@ -120,7 +123,7 @@ class InputBatch:
         self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
-            self.temperature[slot] = params.temperature
+            self.temperature[slot] = params.temperature and max(params.temperature, LEAST_TEMPERATURE)
             self.top_k[slot] = max(params.top_k, 0)
             self.top_p[slot] = params.top_p
             self.min_p[slot] = params.min_p

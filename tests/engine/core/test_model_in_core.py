@@ -46,6 +46,15 @@ def test_a_fork_copies_what_it_writes(reference: Reference) -> None:
         assert_greedy(results["parent"][0], reference)
 
 
+@pytest.mark.parametrize("temperature", [1e-37, 1e-45])
+def test_next_to_no_temperature_is_greedy(reference: Reference, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=STEPS, ignore_eos=True)
+    with core_for(reference.folder) as core:
+        tokens, error = run(core, [EngineRequest(id="cold", prompt_ids=reference.prompt, params=params, seed=1)])["cold"]
+    assert error is None
+    assert_greedy(tokens, reference)
+
+
 def test_a_resume_record_continues_where_another_core_stopped(reference: Reference) -> None:
     with core_for(reference.folder) as core:
         record = greedy("resumed", reference.prompt, output_ids=reference.tokens[:20])

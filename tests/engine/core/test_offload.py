@@ -38,6 +38,9 @@ def run_one(engine: ToyEngine, name: str, prompt: list[int], count: int = 3) -> 
 def emptied(engine: ToyEngine) -> ToyEngine:
     """With an empty device and CPU tier."""
     engine.scheduler.reset_prefix_cache()
+    assert engine.scheduler.offload is not None
+    cpu = engine.scheduler.offload.counts.tiers["cpu"]
+    assert cpu.bytes == cpu.objects == 0
     return engine
 
 

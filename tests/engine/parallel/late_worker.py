@@ -1,12 +1,13 @@
 """`python -m tests.engine.parallel.late_worker HOW ADDRESS RANK`: a worker whose device works on its own.
 
-HOW: recorded, eager, breaks, which rank 1's device does then, or fails-RANK, which a step does there.
+HOW: recorded, eager, slow, which rank 1's device is then, breaks, which it does, or fails-RANK, which a step does there.
 """
 
 import sys
 
 from starling_engine.worker.process import main
 
+from tests.engine import late
 from tests.engine.late import BreakingQueue, LateQueue, use_late_device
 from tests.engine.parallel.failing_worker import fail_once
 
@@ -15,5 +16,7 @@ if __name__ == "__main__":
     breaks = how == "breaks" and sys.argv[-1] == "1"
     if how == f"fails-{sys.argv[-1]}":
         fail_once()
+    if how == "slow" and sys.argv[-1] == "1":
+        late.LAG = 0.03
     use_late_device(setattr, recorded=how == "recorded", queue=BreakingQueue() if breaks else LateQueue())
     main()

@@ -34,6 +34,11 @@ TOLERANCE = 1e-4
 BOTH: list[ExchangeName] = ["all_to_all", "all_gather"]
 
 
+def test_a_rank_that_stands_by_is_not_recorded() -> None:
+    """The recording would leave out what it will exchange with others."""
+    assert not ExpertRanks(8, 8).capturable
+
+
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     names = ("qwen3-moe", "deepseek-v3", "qwen3-moe-some-plain")

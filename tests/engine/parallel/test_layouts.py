@@ -65,6 +65,19 @@ def test_the_same_greedy_tokens_of_devices_that_are_a_step_ahead(
     check_layout(references[name], layout=layout)
 
 
+def test_a_rank_feeds_its_own_token_where_only_the_other_one_knows_it(
+    references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a step ahead the scheduler knows each token, of the rank that samples, before the slow one has read its own."""
+    make_late(monkeypatch, "slow")
+    reference = references["llama3.1"]
+    with core_for(reference.folder, layout=TP2) as core:
+        core.depth = 1
+        for tokens, error in run(core, [greedy(name, reference.prompt) for name in "ab"]).values():
+            assert error is None
+            assert_greedy(tokens, reference)
+
+
 def test_recorded_steps_find_the_experts_of_other_ranks(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
     make_late(monkeypatch, "recorded")
     check_layout(references["qwen3-moe"], layout=TP2, expert_parallel=True)

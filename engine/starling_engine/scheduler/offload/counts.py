@@ -24,9 +24,14 @@ class Counts:
         self.tiers["cpu"].queries_total += asked
         self.tiers["cpu"].hits_total += found
 
+    def look(self) -> None:
+        """Once the CPU tier may hold something else than before."""
+        cpu, held = self.tiers["cpu"], len(self._host)
+        cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._host.evictions
+
     def answered(self, order: Order, done: Done) -> None:
         cpu, moved = self.tiers["cpu"], sum(done.done) * self._chunk_bytes
-        cpu.bytes, cpu.objects, cpu.evictions_total = len(self._host) * self._chunk_bytes, len(self._host), self._host.evictions
+        self.look()
         match order:
             case StoreChunks():
                 cpu.stored_bytes_total += moved

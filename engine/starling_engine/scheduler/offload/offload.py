@@ -109,6 +109,7 @@ class Offload:
         self.saves.clear()
         if self._keeps is not None:
             self._keeps.clear()
+        self.counts.look()
 
     def pinned_blocks(self) -> list[list[int]]:
         """Of each job."""
