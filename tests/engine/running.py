@@ -1,6 +1,7 @@
 """Real engines for tests: the repository's own model in a core process of its own."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,15 @@ async def running(**args: Any) -> AsyncIterator[AsyncEngine]:
         await engine.shutdown()
 
 
+async def when(there: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not there():  # noqa: ASYNC110 - processes send no events
+            await asyncio.sleep(0.01)
+
+
 async def idle(engine: AsyncEngine) -> bool:
     """Whether the core, asked anew, has no request and every block is free."""
-    import asyncio
-
-    for _ in range(50):
+    for _ in range(300):
         await asyncio.sleep(0.1)
         stats = engine.stats
         if not (stats.running or stats.waiting or stats.kv_blocks_used):

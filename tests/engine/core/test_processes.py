@@ -15,7 +15,7 @@ from starling_engine.core.log_lines import parse_line
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
 from starling_engine.frontend.resolve import resolve
 
-from tests.engine.running import MODEL, engine_args, idle, running
+from tests.engine.running import MODEL, engine_args, idle, running, when
 
 PROMPT = list(range(300, 340))
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -53,8 +53,7 @@ async def test_one_frontend_spreads_over_several_cores() -> None:
     async with running() as first, running() as second:
         both = await AsyncEngine.attach(engine_args(), [*first.cores.addresses, *second.cores.addresses])
         await asyncio.gather(*(both.complete(PROMPT, SamplingParams(max_tokens=20)) for _ in range(8)))
-        await asyncio.sleep(1.2)
-        assert first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0
+        await when(lambda: first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0)
         await both.shutdown()
 
 
@@ -68,7 +67,7 @@ async def test_a_dead_or_frozen_core_is_noticed_within_seconds(how: signal.Signa
         with pytest.raises(EngineDead):
             async for _ in stream:  # type: ignore[attr-defined]
                 pass
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         with pytest.raises(EngineDead):
             engine.check_health()
         with pytest.raises(EngineDead):
@@ -124,11 +123,7 @@ async def test_a_core_ends_with_its_parent() -> None:
     assert core.exists()
     parent.kill()
     await parent.communicate()
-    for _ in range(50):
-        await asyncio.sleep(0.1)
-        if not core.exists():
-            return
-    pytest.fail("the core outlived its parent")
+    await when(lambda: not core.exists())
 
 
 async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ async def group(reference: Reference, **args: Any) -> AsyncIterator[AsyncEngine]
     settings: dict[str, Any] = {"enable_expert_parallel": True, "max_num_batched_tokens": 24, "progress_timeout": 10.0}
     async with running(**{"model": str(reference.folder), "tokenizer": MODEL, **settings, **args}) as engine:
         yield engine
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while marked(mark):  # noqa: ASYNC110 - processes send no events
             await asyncio.sleep(0.02)
 
@@ -72,11 +72,6 @@ class Traffic:
         """What ended each of the streams."""
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         return [error for error in ended if error is not None]
-
-
-async def when(there: Callable[[], bool]) -> None:
-    while not there():  # noqa: ASYNC110 - processes send no events
-        await asyncio.sleep(0.01)
 
 
 def children(parent: int) -> list[int]:

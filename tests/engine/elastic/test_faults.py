@@ -22,7 +22,8 @@ from starling_engine.executor.processes import STOP_SECONDS
 
 from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
-from tests.engine.elastic.groups import Traffic, all_asleep, children, complete, group, when, worker_of
+from tests.engine.elastic.groups import Traffic, all_asleep, children, complete, group, worker_of
+from tests.engine.running import when
 
 PATIENCE = 5.0
 """Seconds; a busy machine keeps a rank from its step for some of them."""
@@ -200,15 +201,13 @@ async def test_a_joiner_that_dies_in_the_commit(reference: Reference) -> None:
         await traffic.more(1)
         with pytest.raises(EngineDead, match=r"epoch 2 was not reached: engine core 1 died: .* was ended by SIGKILL"):
             await engine.scale(2, at("committing", lambda: kill_last_worker(engine)))
-        began = time.monotonic()
         with pytest.raises(EngineDead, match="epoch 2 was not reached"):
             engine.check_health()
         with pytest.raises(EngineDead, match="epoch 2 was not reached"):
             await engine.scale(1)
         async with asyncio.timeout(3 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
-        assert time.monotonic() - began < 2 * PATIENCE
-        assert len(failures(engine)) == 2, "nobody waits for ever"
+            await when(lambda: len(failures(engine)) == 2)  # nobody waits for ever
         assert any("rank 0 of engine core 1" in failure for failure in failures(engine)), failures(engine)
 
 

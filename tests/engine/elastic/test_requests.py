@@ -14,8 +14,8 @@ from starling_engine.outputs import CompletionOutput, EmbeddingRequestOutput, Re
 from starling_engine.params import PoolingParams
 
 from tests.engine.checkpoints import VOCAB, Reference
-from tests.engine.elastic.groups import children, cpu_seconds, group, when
-from tests.engine.running import idle
+from tests.engine.elastic.groups import children, cpu_seconds, group
+from tests.engine.running import idle, when
 
 LONG = 120
 IDLE_SECONDS = 3.0

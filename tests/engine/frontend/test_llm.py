@@ -113,9 +113,15 @@ def test_an_interrupt_ends_the_requests(llm: LLM, request: pytest.FixtureRequest
     # A shell starts what runs in its background with SIGINT ignored, and Python then leaves it so.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    assert is_idle(llm)
+
+    def interrupt() -> None:
+        while not llm.engine.stats.running:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=interrupt, daemon=True).start()
         llm.generate(["The"] * 200, SamplingParams(max_tokens=500, ignore_eos=True), use_tqdm=False)
     assert is_idle(llm)
     assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished

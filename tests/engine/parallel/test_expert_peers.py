@@ -135,7 +135,6 @@ class Dying(ExpertServer):
 def test_a_rank_that_dies_in_the_middle(
     reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(expert_peers, "PATIENCE", 0.3)
     giver, taker = holder(reference), joiner(reference)
     server = Dying(giver.model.experts, HOST)
     monkeypatch.setattr(expert_sources, "PROBES", 20)  # so that it is asked again and again
@@ -144,7 +143,7 @@ def test_a_rank_that_dies_in_the_middle(
     wait(moves)
     assert moves.loaded[PEERS].experts == 4 and moves.loaded[CHECKPOINT].experts == EXPERTS - 4
     server.close()
-    assert caplog.text.count("does not come from peers") == 1 and "nothing came for 0.3 s" in caplog.text
+    assert caplog.text.count("does not come from peers") == 1 and "nothing came for 2 s" in caplog.text
     moves.commit(ALONE)
     taker.step(reference.prompt, PROMPT)
     torch.testing.assert_close(torch.cat(taker.logits), reference.logits[:PROMPT], atol=1e-4, rtol=0)
@@ -179,17 +178,18 @@ def test_no_slot_is_no_fault_of_a_source(reference: Reference, server: ExpertSer
     moves.cancel()
 
 
-def test_who_gives_up_does_not_wait_for_a_silent_rank(reference: Reference) -> None:
+def test_who_gives_up_does_not_wait_for_a_silent_rank(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_peers, "PATIENCE", 30.0)
     context = zmq.Context()
     silent = context.socket(zmq.ROUTER)
     peer = Peer(f"tcp://{HOST}:{silent.bind_to_random_port(f'tcp://{HOST}')}", ALL_HELD)
     taker = joiner(reference)
     moves = moves_of(taker, Away())
     moves.start(ALL, 0, find_peers=lambda _: [peer])
-    assert silent.poll(5000)
+    assert silent.poll(20_000)
     began = time.monotonic()
     moves.cancel()
-    assert time.monotonic() - began < expert_peers.PATIENCE / 2
+    assert time.monotonic() - began < 10
     assert not any(experts.taken for experts in taker.model.experts.values())
     context.destroy(0)
 
@@ -395,7 +395,7 @@ def test_the_choice_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 
 
 def test_ranks_tell_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starling_engine.parallel.expert_notices.WAIT_SECONDS", 10.0)
+    monkeypatch.setattr("starling_engine.parallel.expert_notices.WAIT_SECONDS", 60.0)
     store = serve_store(HOST, 5.0)
     notices = ExpertNotices(store, "epoch/2/0")
     peers = [Peer(f"tcp://{HOST}:{port}", {0: (port,), 3: (1, 2)}) for port in (1, 2)]
@@ -405,7 +405,7 @@ def test_ranks_tell_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert notices.read(1, lambda: False) == peers[:1]
     threading.Timer(0.1, lambda: notices.post(peers[1])).start()
     assert notices.read(2, lambda: False) == peers
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     assert notices.read(3, lambda: True) == peers
 
 

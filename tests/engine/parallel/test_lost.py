@@ -52,7 +52,7 @@ def test_a_rank_that_dies_or_hangs_is_named(
         with pytest.raises(RankLost, match=rf"^rank {rank} .*{said}"):
             while True:
                 core.step()
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 30
     for pid in own:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -88,7 +88,7 @@ def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch
             while core.has_work:
                 for delta in core.step():
                     told[delta.id] += delta.tokens
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     assert 0 < sum(map(len, told.values())) < sum(map(len, expected.values()))
     assert all(expected[name][: len(tokens)] == tokens for name, tokens in told.items())
 
@@ -123,7 +123,7 @@ async def test_streams_hear_which_rank_it_was() -> None:
 async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
     async with running(tensor_parallel_size=2) as engine:
         os.kill(_child_ranks(engine.cores.processes[0].pid)[1], signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while True:
             try:
                 engine.check_health()
@@ -142,7 +142,7 @@ async def test_ranks_end_with_their_core() -> None:
         assert not _holds_torch(core) and all(map(_holds_torch, ranks)), "it would take the core seconds and memory to load"
         os.kill(ranks[1], signal.SIGSTOP)
         os.kill(core, signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while any(_is_there(pid) for pid in ranks):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)

@@ -76,15 +76,16 @@ class Master:
         """Until each of its threads stands: the one that is told first has to run for the others to hear of it."""
         assert self._process is not None
         for _ in range(1000):
-            stats = [stat.read_text() for stat in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
-            if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
-                return
+            with contextlib.suppress(OSError):  # one has ended since it was listed
+                stats = [stat.read_text() for stat in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
+                if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+                    return
             time.sleep(0.01)
         raise AssertionError("it goes on")
 
     def _await(self, port: int) -> None:
         assert self._process is not None
-        for _ in range(200):
+        for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             assert self._process.poll() is None, self._log.read_text()[-2000:]

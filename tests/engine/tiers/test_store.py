@@ -1,6 +1,5 @@
 """The store as a tier, against a real master: what is kept, and what callers see while it is away, slow, full or damaged."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,8 @@ pytestmark = pytest.mark.skipif(store_master.missing() is not None, reason=str(s
 
 SIZE = 256 << 10
 FINGERPRINT = bytes(range(32))
-TIMEOUT = 0.5
-AT_ONCE = 0.3
-"""Seconds in which a busy machine gets to answer without waiting for anything; less than TIMEOUT."""
+TIMEOUT = 3.0
+"""Seconds; a busy machine keeps a store from its answers for some of them, which is an outage where it is this long."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +36,9 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 
 @pytest.fixture(scope="module")
 def tier(master: Master) -> Iterator[StoreTier]:
-    """One that brings memory of its own, so that the store holds something. Tests use keys of their own, and leave it working."""
+    """One that brings memory of its own, so that the store holds something. Tests use keys of their own, and see it work first."""
     tier = open_store(f"{master.url}&segment=64MiB&timeout={TIMEOUT}", FINGERPRINT)
-    assert tier.wait(20)
+    assert tier.wait(60)
     yield tier
     tier.close()
 
@@ -67,55 +66,61 @@ def outcome(call: Callable[[], object]) -> tuple[str, float]:
     return "done", time.monotonic() - began
 
 
-def until_written(tier: StoreTier, number: int, seconds: float = 20.0) -> None:
+def until(there: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
-    while outcome(lambda: tier.write(key(number), value(number)))[0] != "done":
-        assert time.monotonic() < end, "the store did not come back"
-        time.sleep(0.05)
+    while not there():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
 
 
-def until_left_alone(tier: StoreTier, seconds: float = 20.0) -> None:
-    """Until a call fails without having waited for the store."""
-    end = time.monotonic() + seconds
-    while not outcome(lambda: tier.find([key(1)])) < ("FarError", AT_ONCE):
-        assert time.monotonic() < end, "it is still asked"
-        time.sleep(0.05)
+def until_written(tier: StoreTier, number: int) -> None:
+    until(lambda: outcome(lambda: tier.write(key(number), value(number)))[0] == "done")
+
+
+def is_left_alone(tier: StoreTier) -> bool:
+    """Whether a call fails without having waited for the store."""
+    try:
+        tier.find([key(1)])
+    except FarError as error:
+        return "is left alone" in str(error)
+    return False
 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "out of order" in r.getMessage()]
 
 
-def test_many_threads_share_a_small_buffer(tier: StoreTier) -> None:
+def test_many_threads_share_a_small_buffer(master: Master) -> None:
     """16 MiB pass through at once; 24 threads want 24 MiB and more. The store has room for all 48 MiB."""
     failures: list[str] = []
+    with closing(open_store(f"{master.url}&segment=64MiB&timeout=20", FINGERPRINT)) as tier:
+        assert tier.wait(60)
 
-    def work(first: int) -> None:
-        for number in range(first, first + 2):
-            size = 1 << 20
-            try:
-                tier.write(key(number), value(number, size))
-                if read(tier, number, size) != bytes(value(number, size)):
-                    failures.append(f"{number} differs")
-            except (FarError, Missing) as error:
-                if "free" not in str(error):  # of the buffer: it may be in use for longer than a call may wait
+        def work(first: int) -> None:
+            for number in range(first, first + 2):
+                size = 1 << 20
+                try:
+                    tier.write(key(number), value(number, size))
+                    if read(tier, number, size) != bytes(value(number, size)):
+                        failures.append(f"{number} differs")
+                except (FarError, Missing) as error:
                     failures.append(repr(error))
 
-    threads = [threading.Thread(target=work, args=(number * 100,)) for number in range(10, 34)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        threads = [threading.Thread(target=work, args=(number * 100,)) for number in range(10, 34)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert not failures
 
 
 def test_what_is_written_is_read_by_any_client(master: Master, tier: StoreTier) -> None:
-    tier.write(key(1), value(1))
+    until_written(tier, 1)
     tier.write(key(1), value(2))  # the first one stays
     other = open_store(master.url, FINGERPRINT)
     foreign = open_store(master.url, b"another model")
     try:
-        assert other.wait(20) and foreign.wait(20)
+        assert other.wait(60) and foreign.wait(60)
         assert read(other, 1) == bytes(value(1))
         assert other.find([key(1), key(2), key(1, group=1)] * 100) == [True, False, False] * 100
         assert foreign.find([key(1)]) == [False]
@@ -128,6 +133,7 @@ def test_what_is_written_is_read_by_any_client(master: Master, tier: StoreTier) 
 
 @pytest.mark.parametrize("damage", ["bit", "short", "long", "foreign"])
 def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> None:
+    until_written(tier, 70)
     name, before = store_key(FINGERPRINT, key(7)), tier.counters.corrupt
     good = seal(name, value(7)) + bytes(value(7))
     bad = {
@@ -138,7 +144,7 @@ def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> 
     }[damage]
     client = tier._watch.client
     assert client is not None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     with client.space(len(bad), deadline) as place:
         place.view[:] = bad
         assert client.call("put", [name], deadline, place) == [0]
@@ -153,7 +159,8 @@ def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> 
 
 
 def test_a_master_that_dies_under_load_and_comes_back(master: Master, tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "starling.store")
+    until_written(tier, 4)
+    caplog.clear()
     slowest, stop, wrong = [0.0], threading.Event(), []
     refused, errors = tier.counters.refused, tier.counters.errors
 
@@ -174,26 +181,27 @@ def test_a_master_that_dies_under_load_and_comes_back(master: Master, tier: Stor
         thread.start()
     time.sleep(0.3)
     master.kill()
-    until_left_alone(tier)
+    until(lambda: is_left_alone(tier))
+    until(lambda: tier.counters.refused > refused + 10)
     master.start()
     until_written(tier, 5)
-    tier.write(key(6), value(6))
-    assert read(tier, 6) == bytes(value(6))
     stop.set()
     for thread in threads:
         thread.join()
+    until_written(tier, 6)
+    assert read(tier, 6) == bytes(value(6))
     assert not wrong
-    assert slowest[0] < TIMEOUT + 2
+    assert slowest[0] < TIMEOUT + 10
     assert len(outages(caplog)) == 1, outages(caplog)
-    assert tier.counters.refused > refused + 10
     assert tier.counters.errors < errors + 30
 
 
 def test_a_master_that_hangs_costs_one_time_limit(master: Master, tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
-    tier.write(key(21), value(21))
+    until_written(tier, 21)
+    caplog.clear()
     with master.stopped():
         assert outcome(lambda: read(tier, 21))[0] == "FarError"
-        assert all(outcome(lambda: read(tier, 21)) < ("FarError", AT_ONCE) for _ in range(50))
+        assert all(is_left_alone(tier) for _ in range(50))
         client = tier._watch._helper
         assert client is not None and client._space.num_free < client._space.size, "what a late call may write to is not used again"
         time.sleep(0.7)
@@ -205,7 +213,7 @@ def test_a_master_that_hangs_costs_one_time_limit(master: Master, tier: StoreTie
 
 def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier) -> None:
     """Calls that began later end with the first that is late, not each after a time limit of its own."""
-    tier.write(key(31), value(31))
+    until_written(tier, 31)
     ends: list[float] = []
 
     def late(delay: float) -> None:
@@ -214,22 +222,23 @@ def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier
             ends.append(time.monotonic())
 
     with master.stopped():
-        began = time.monotonic()
-        threads = [threading.Thread(target=late, args=(delay,)) for delay in (0.0, 0.4)]
+        threads = [threading.Thread(target=late, args=(delay,)) for delay in (0.0, 0.8 * TIMEOUT)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     until_written(tier, 32)
     assert len(ends) == 2
-    assert max(ends) - began < 0.4 + TIMEOUT
+    assert max(ends) - min(ends) < 0.6 * TIMEOUT
 
 
 def test_a_library_that_crashes_takes_nothing_along(tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
+    until_written(tier, 41)
+    caplog.clear()
     client = tier._watch.client
     assert client is not None
     os.kill(client.pid, signal.SIGSEGV)
-    assert outcome(lambda: tier.write(key(1), value(1)))[0] == "FarError"
+    until(lambda: client.failure is not None)
     until_written(tier, 2)
     assert read(tier, 2) == bytes(value(2))
     assert "ended with -11" in outages(caplog)[0] and len(outages(caplog)) == 1
@@ -239,7 +248,7 @@ def test_a_full_store_is_read_from(tmp_path: Path, caplog: pytest.LogCaptureFixt
     master, size, kept = Master(tmp_path), 4 << 20, []
     tier = open_store(f"{master.url}&segment=32MiB", FINGERPRINT)
     try:
-        assert tier.wait(20)
+        assert tier.wait(60)
         for number in range(20):
             if outcome(lambda number=number: tier.write(key(number), value(number, size)))[0] == "done":
                 kept.append(number)
@@ -260,10 +269,10 @@ def test_a_store_that_comes_later_is_joined(tmp_path: Path) -> None:
     began = time.monotonic()
     tier = open_store(f"{master.url}&segment=16MiB", FINGERPRINT)
     try:
-        assert time.monotonic() - began < 10, "start-up does not wait for it"
-        assert outcome(lambda: tier.find([key(1)])) < ("FarError", AT_ONCE)
+        assert time.monotonic() - began < 25, "start-up does not wait for it"
+        assert is_left_alone(tier)
         master.start()
-        assert tier.wait(20)
+        assert tier.wait(60)
         until_written(tier, 1)
         assert read(tier, 1) == bytes(value(1))
     finally:
@@ -308,7 +317,7 @@ def test_a_helper_ends_with_its_engine(master: Master) -> None:
 import sys
 from starling_engine.tiers.store import open_store
 tier = open_store({master.url!r}, b"")
-assert tier.wait(20)
+assert tier.wait(60)
 print(tier._watch.client.pid, flush=True)
 sys.stdin.read()
 """
@@ -317,8 +326,4 @@ sys.stdin.read()
         helper = int(engine.stdout.readline())
         assert Path(f"/proc/{helper}").exists()
         engine.kill()
-    for _ in range(100):
-        if not Path(f"/proc/{helper}").exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError("the helper lives on")
+    until(lambda: not Path(f"/proc/{helper}").exists())

@@ -28,7 +28,7 @@ def master(tmp_path: Path) -> Iterator[Master]:
     """A store that keeps what it is given when engines end."""
     master = Master(tmp_path)
     holder = open_store(f"{master.url}&segment=128MiB", b"")
-    assert holder.wait(20)
+    assert holder.wait(60)
     yield master
     holder.close()
     master.kill()
