@@ -48,6 +48,10 @@ class RunningUp:
             time.sleep(0.05)
         return status
 
+    def wait_for_status(self, holds, since):
+        """Until one of the lines after the first `since` is a status that holds: it may be over by now."""
+        self.wait_for(lambda _: any(line["kind"] == "status" and holds(line) for line in self.lines[since:]))
+
     def wait_until_ready(self, groups="1/1"):
         return self.wait_for(lambda status: status["ready"] and status["groups"] == groups and not status["trouble"])
 
