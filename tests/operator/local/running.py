@@ -14,7 +14,7 @@ import httpx
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "/opt/starling/models/starling-pydoc"
-READY_SECONDS = 90.0
+READY_SECONDS = 240.0
 
 
 class RunningUp:
@@ -71,7 +71,7 @@ class RunningUp:
         """Process ids of the agents."""
         return {row["pod"]: _child_named(self.process.pid, row["pod"]) for row in self.status["rows"]}
 
-    def end(self, *signals, seconds=40.0):
+    def end(self, *signals, seconds=90.0):
         for number in signals or (signal.SIGTERM,):
             self.process.send_signal(number)
         return self.process.wait(seconds)

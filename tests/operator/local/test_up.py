@@ -19,7 +19,7 @@ def write(file, **spec):
         "spec": {
             "model": {"source": f"file://{MODEL}"},
             "engine": {"kvMemory": "64Mi", "maxSequences": 8, "extraArgs": {"num_threads": 1}},
-            "drain": {"acceptSeconds": 0, "seconds": 20},
+            "drain": {"acceptSeconds": 0, "seconds": 60},
             **spec,
         },
     }
@@ -111,4 +111,4 @@ def test_an_open_stream_is_finished_before_the_end(up, manifest):
         running.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
-    assert running.process.wait(40) == 0
+    assert running.process.wait(90) == 0
