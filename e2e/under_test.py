@@ -39,10 +39,15 @@ class ClusterUnderTest:
         """
         if self.folder is None:
             pytest.skip(NOT_OURS)
-        found = [process for process in Path("/proc").iterdir() if process.name.isdigit() and _is_of(process, pod_uid, word)]
+        found = self.processes(pod_uid, word)
         for process in found:
-            os.kill(int(process.name), how)
+            os.kill(process, how)
         return len(found)
+
+    def processes(self, pod_uid: str, word: str) -> list[int]:
+        """Of a pod, those with `word` in their command line, by the machine's numbers; of another cluster none are seen."""
+        processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [int(process.name) for process in processes if _is_of(process, pod_uid, word)]
 
 
 def _is_of(process: Path, pod_uid: str, word: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from e2e.under_test import HARNESS, ClusterUnderTest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 SERVE = "python -c 'import starling_engine' && cd /tmp && hostname > name && exec python -m http.server 8080"
 ASK = "import urllib.request; print(urllib.request.urlopen('http://{host}/name', timeout=5).read().decode().strip())"
@@ -75,12 +75,12 @@ OBJECTS = [
 
 def kubectl(cluster: ClusterUnderTest, *arguments: str, text: str | None = None) -> str:
     command = [cluster.kubectl, f"--kubeconfig={cluster.kubeconfig}", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(is_true: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline
@@ -92,7 +92,7 @@ def web(cluster: ClusterUnderTest) -> Iterator[ClusterUnderTest]:
     if cluster.folder is None:
         pytest.skip("the harness is not used")
     kubectl(cluster, "apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": OBJECTS}))
-    kubectl(cluster, "-n", "strict", "rollout", "status", "statefulset/web", "--timeout=100s")
+    kubectl(cluster, "-n", "strict", "rollout", "status", "statefulset/web", "--timeout=180s")
     yield cluster
     kubectl(cluster, "delete", "namespace", "strict", "--wait=false")
 
@@ -110,7 +110,7 @@ def test_a_node_without_power_comes_back(web: ClusterUnderTest) -> None:
     wait_until(lambda: _ready(web) == {"n1": False, "n2": True})
     web.harness("start-node", "1")
     wait_until(lambda: _ready(web) == {"n1": True, "n2": True})
-    kubectl(web, "-n", "strict", "rollout", "status", "statefulset/web", "--timeout=100s")
+    kubectl(web, "-n", "strict", "rollout", "status", "statefulset/web", "--timeout=180s")
     wait_until(lambda: {_answer(web, "front") for _ in range(12)} == {"web-0", "web-1"})
 
 

@@ -18,7 +18,7 @@ ELASTIC = {"min": 1, "max": 4}
 
 def elastic(service: MakeService, name: str) -> Watched:
     chat = service(name, model=MODEL, parallelism={"expert": 1, "elastic": ELASTIC})
-    chat.wait_ready(120)
+    chat.wait_ready()
     return chat
 
 

@@ -11,7 +11,7 @@ from e2e.service.kubectl import Kubectl
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import ROOT, ClusterUnderTest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
@@ -44,7 +44,7 @@ def test_an_example_serves(manifests: list[dict[str, Any]], kubectl: Kubectl, cl
     kubectl.apply(*manifests)
     (service,) = [manifest for manifest in manifests if manifest["kind"] == "InferenceService"]
     watched = Watched(kubectl, service["metadata"]["name"])
-    watched.wait_ready(120)
+    watched.wait_ready()
     keys = [document["stringData"]["keys"].split()[0] for document in manifests if document["kind"] == "Secret"]
     model = service["spec"]["model"].get("servedNames", [watched.name])[0]
     traffic = Traffic(kubectl, watched, cluster.agent_image, streams=1, model=model, key=keys[0] if keys else "none")

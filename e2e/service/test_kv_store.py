@@ -12,7 +12,7 @@ from e2e.service.test_kv_tier import PROMPTS, TOKENS, ask, of_tier, only_pod
 from e2e.service.watched import Watched
 from e2e.under_test import ROOT, ClusterUnderTest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 MASTER = "shared-starling-mooncake"
 LEAST_BYTES = (TOKENS - 128) * 2560
 """Of the model's keys and values: 5 layers of 2 heads of 64, in bfloat16."""
@@ -50,7 +50,7 @@ def test_a_service_finds_what_another_has_computed(service: MakeService, kubectl
     """While both live: the store's memory is that of their pods."""
     first, second = (service(name, kvCache={"store": store}) for name in ("first", "second"))
     for one in (first, second):
-        one.wait_ready(120)
+        one.wait_ready()
     before = until_joined(kubectl, first, range(200, 210))
     computed = [ask(kubectl, first, only_pod(first), prompt) for prompt in PROMPTS]
     assert [each["cached"] for each in computed] == [0, 0]

@@ -9,7 +9,7 @@ from e2e.service.kubectl import Kubectl, condition, wait_until
 from e2e.service.watched import MODEL, Traffic, Watched, failures
 from e2e.under_test import ClusterUnderTest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
@@ -48,7 +48,7 @@ def test_an_edit_rolls_over_without_a_failed_request(service: MakeService, kubec
     traffic.wait_for_more(5)
     chat.patch(engine={"maxSequences": 8})
     chat.wait_ready()
-    wait_until("the old pods are gone", lambda: not before & {pod["metadata"]["uid"] for pod in chat.pods()}, 90, chat.explain)
+    wait_until("the old pods are gone", lambda: not before & {pod["metadata"]["uid"] for pod in chat.pods()}, 180, chat.explain)
     traffic.wait_for_more(5)
     assert failures(traffic.stop()) == []
 
@@ -59,11 +59,11 @@ def test_scaling_under_traffic_fails_no_request(service: MakeService, kubectl: K
     traffic = Traffic(kubectl, chat, cluster.agent_image)
     traffic.wait_for_more(3)
     kubectl("scale", "infsvc", chat.name, "--replicas=3")
-    chat.wait_ready(120)
+    chat.wait_ready()
     assert chat.now["status"]["readyReplicas"] == 3
     traffic.wait_for_more(5)
     kubectl("scale", "infsvc", chat.name, "--replicas=1")
-    wait_until("one pod is left", lambda: len(chat.pods()) == 1, 90, chat.explain)
+    wait_until("one pod is left", lambda: len(chat.pods()) == 1, 180, chat.explain)
     chat.wait_ready()
     traffic.wait_for_more(5)
     assert failures(traffic.stop()) == []
@@ -74,7 +74,7 @@ def test_a_model_that_does_not_load_stops_the_rollout(service: MakeService, kube
     chat.wait_ready()
     traffic = Traffic(kubectl, chat, cluster.agent_image)
     chat.patch(model={"source": "file:///opt/starling/models/nothing-here"})
-    wait_until("the rollout is Stalled", lambda: chat.is_true("Stalled"), 90, chat.explain)
+    wait_until("the rollout is Stalled", lambda: chat.is_true("Stalled"), 180, chat.explain)
     assert "nothing-here" in condition(chat.now, "Stalled")["message"]
     assert chat.is_true("Available")
     traffic.wait_for_more(3)
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_load_stops_the_rollout(service: MakeService, kube
 
 def test_delete_leaves_nothing(service: MakeService, kubectl: Kubectl) -> None:
     chat = service(replicas=2)
-    chat.wait_ready(120)
+    chat.wait_ready()
     kubectl("delete", "infsvc", chat.name)
     kinds = "statefulsets,services,configmaps,secrets,serviceaccounts,poddisruptionbudgets,networkpolicies,controllerrevisions,pods"
 
@@ -93,4 +93,4 @@ def test_delete_leaves_nothing(service: MakeService, kubectl: Kubectl) -> None:
         found = kubectl("get", kinds, "-l", f"serving.starling.dev/service={chat.name}", "-o", "name")
         return found.split()
 
-    wait_until("all children are gone", lambda: not left(), 90, lambda: "\n".join(left()))
+    wait_until("all children are gone", lambda: not left(), 180, lambda: "\n".join(left()))

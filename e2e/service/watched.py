@@ -44,10 +44,22 @@ class Watched:
         found = condition(service, kind)
         return found.get("status") == "True" and found.get("observedGeneration") == service["metadata"]["generation"]
 
-    def wait_ready(self, seconds: float = 90) -> float:
+    def wait_ready(self, seconds: float = 180) -> float:
         return wait_until(f"{self.name} is Ready", lambda: self.is_true("Ready"), seconds, self.explain)
 
-    def wait_said(self, words: str, seconds: float = 60) -> None:
+    @property
+    def ready_since(self) -> str:
+        return str(condition(self.now, "Ready")["lastTransitionTime"])
+
+    def wait_lost(self, since: str) -> None:
+        """Until it is not Ready, or Ready since another time: a short outage may be over between two looks."""
+
+        def lost() -> bool:
+            return not self.is_true("Ready") or self.ready_since != since
+
+        wait_until(f"{self.name} is not Ready", lost, 60, self.explain)
+
+    def wait_said(self, words: str, seconds: float = 150) -> None:
         """The status says it while it is so; who starts again at once may do so between two looks, and has it in its log."""
 
         def said() -> bool:
@@ -116,7 +128,7 @@ class Traffic:
         lines = self._kubectl("logs", self._name, check=False).splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def wait_for_more(self, count: int, seconds: float = 60) -> None:
+    def wait_for_more(self, count: int, seconds: float = 150) -> None:
         """Until `count` more requests have ended."""
         before = len(self.requests())
         wait_until(
@@ -130,7 +142,7 @@ class Traffic:
         def ended() -> bool:
             return self._kubectl.get("pod", self._name)["status"]["phase"] in ("Succeeded", "Failed")
 
-        wait_until("the traffic has ended", ended, 60)
+        wait_until("the traffic has ended", ended, 150)
         return self.requests()
 
 

@@ -44,6 +44,12 @@ class Membership:
         """The cores that run here finish what they have, and get no more from other nodes."""
         self.publish([core.model_copy(update={"taking": False}) for core in self._member.cores])
 
+    @property
+    def is_taking(self) -> bool:
+        """Whether the leader tells the others of a core here that takes requests."""
+        members = self.view.members if self.view is not None else []
+        return any(core.taking for member in members if member.node == self.node for core in member.cores)
+
     async def changed(self, seconds: float) -> None:
         """Waits for another view, at most so long."""
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,8 @@
 """This node's part of its group: which ranks run here, and what the others are told of them."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 from starling_engine import AsyncEngine
 from starling_engine.delta import Stats
@@ -13,8 +15,10 @@ from starling_agent.group.membership import Membership
 from starling_agent.group.places import is_led, most_places
 from starling_agent.group.workers import Workers
 
+TOLD_SECONDS = 10.0
+"""The longest wait for a leader to tell that this node takes no more requests, and for a core to say what it still has."""
 HEARD_SECONDS = 1.0
-"""By then the other nodes have heard that this one takes no more requests, and the cores have said what they still have."""
+"""Within which the other nodes have heard what the leader tells."""
 LOOK_SECONDS = 0.2
 
 
@@ -62,9 +66,24 @@ class OwnPart:
         """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
         if self.alone:
             return
+        await _at_most(TOLD_SECONDS, lambda: not self.membership.is_taking)
         await asyncio.sleep(HEARD_SECONDS)
+        said = _said(engine)
+        await _at_most(TOLD_SECONDS, lambda: all(now is not then for now, then in zip(_said(engine), said, strict=False)))
         while _has_requests(engine) or self.workers.alive:  # noqa: ASYNC110 - the counts come from other processes
             await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _at_most(seconds: float, is_true: Callable[[], bool]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not is_true():  # noqa: ASYNC110 - told by other processes
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+def _said(engine: AsyncEngine | None) -> list[Stats]:
+    """The last of each core here; it is another object with every answer."""
+    return [core.stats for core in engine.cores.here] if engine is not None else []
 
 
 def _has_requests(engine: AsyncEngine | None) -> bool:

@@ -1,17 +1,21 @@
 """The leader's list, the nodes' questions, and who connects to what; no sockets."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.config import AgentConfig, LayoutConfig
 from starling_agent.contract.group import Core, GroupView, Member
 from starling_agent.contract.identity import read_identity
 from starling_agent.group.connections import wanted_cores
 from starling_agent.group.desk import GroupRefusal, Unreachable
 from starling_agent.group.leader import SILENCE_SECONDS, Leader
 from starling_agent.group.membership import Membership
+from starling_agent.group.own_part import OwnPart
 from starling_agent.group.places import Places
+
+from tests.agent.node.conftest import configuration
 
 
 def member(node: int, **changes: Any) -> Member:
@@ -93,6 +97,13 @@ class Desk:
         assert answer is not None
         return answer
 
+    async def until_asked(self, member: Member, known: GroupView) -> None:
+        for _ in range(1000):
+            if self.asked[-1] == (member, known):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(self.asked)
+
 
 async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starling_agent.group.membership.RETRY_SECONDS", 0.01)
@@ -105,11 +116,30 @@ async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch
     assert membership.view == view
     assert told == ["nobody there", "the leader refuses this node: too old", None]
     membership.publish([core(1)])
-    await asyncio.sleep(0.05)
-    assert desk.asked[-1] == (member(1, cores=[core(1)]), view)
+    await desk.until_asked(member(1, cores=[core(1)]), view)
     membership.stop_taking()
-    await asyncio.sleep(0.05)
-    assert desk.asked[-1][0].cores == [core(1, taking=False)]
+    await desk.until_asked(member(1, cores=[core(1, taking=False)]), view)
+    running.cancel()
+
+
+async def test_a_node_that_leaves_stays_while_the_leader_still_tells_the_others_to_send(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("starling_agent.group.membership.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("starling_agent.group.own_part.HEARD_SECONDS", 0.0)
+    view = GroupView(incarnation="life-0", version=3, data=2, target=2, members=[member(1, cores=[core(1)])])
+    left = view.model_copy(update={"version": 4, "members": [member(1, cores=[core(1, taking=False)])]})
+    desk = Desk(view)
+    membership = Membership(desk, member(1), lambda _: None)
+    membership.publish([core(1)])
+    running = asyncio.create_task(membership.run())
+    await membership.changed(20)
+    desk.answers += [Unreachable("it starts again")] * 5 + [left]
+    membership.stop_taking()
+    config = AgentConfig.model_validate(configuration(tmp_path, layout={"data": 2, "per_node": 1}))
+    part = OwnPart(config, read_identity({"STARLING_POD_NAME": "chat-0-1"}), membership)
+    await asyncio.wait_for(part.finish_for_others(None), 20)
+    assert membership.view == left
     running.cancel()
 
 

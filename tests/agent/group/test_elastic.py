@@ -16,7 +16,7 @@ from tests.agent.group.test_group import start_node
 from tests.agent.node.conftest import MODEL, Agent, start_agent
 
 __all__ = ["start_agent", "start_node"]
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 PROMPTS = ["import", "def", "class", "return"]
 LENGTH = 120
 

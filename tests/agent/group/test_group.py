@@ -12,7 +12,7 @@ import pytest
 from tests.agent.node.conftest import Agent, Reader, StartAgent, ask, free_port, start_agent
 
 __all__ = ["start_agent"]
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 DATA = {"layout": {"data": 2, "per_node": 1}}
 
 
@@ -57,7 +57,7 @@ def test_two_nodes_share_the_work_and_one_goes_on_without_the_other(start_node: 
 
 def many_requests_reach_both_cores(asked: Agent, other: Agent) -> None:
     """All are sent to one node."""
-    before = [agent.metric("vllm:generation_tokens_total") for agent in (asked, other)]
+    before = generated(asked, other)
 
     async def send() -> list[int]:
         body = {"model": "pydoc", "max_tokens": 16, "ignore_eos": True}
@@ -66,10 +66,19 @@ def many_requests_reach_both_cores(asked: Agent, other: Agent) -> None:
             return [answer.status_code for answer in await asyncio.gather(*answers)]
 
     assert asyncio.run(send()) == [200] * 8
-    time.sleep(1.2)  # counters come with the next ping
-    after = [agent.metric("vllm:generation_tokens_total") for agent in (asked, other)]
-    gained = [now - then for now, then in zip(after, before, strict=True)]
+    gained = [now - then for now, then in zip(generated(asked, other, sum(before) + 8 * 16), before, strict=True)]
     assert sum(gained) == 8 * 16 and min(gained) >= 16, "each core is counted once, by its own node"
+
+
+def generated(first: Agent, second: Agent, enough: float = 0) -> list[float]:
+    """The tokens that each has counted, once they are enough and more than two pings brought no others."""
+    counts = [[agent.metric("vllm:generation_tokens_total") for agent in (first, second)]]
+    deadline = time.monotonic() + 30
+    while sum(counts[-1]) < enough or counts[-3:] != [counts[-1]] * 3:
+        assert time.monotonic() < deadline, counts
+        time.sleep(0.6)
+        counts.append([agent.metric("vllm:generation_tokens_total") for agent in (first, second)])
+    return counts[-1]
 
 
 def another_node_is_refused(start_node: Callable[..., Agent], leader: Agent) -> None:
@@ -112,13 +121,16 @@ def test_a_node_waits_for_its_leader_and_finds_it_again(start_node: Callable[...
 
 
 def test_a_node_that_drains_finishes_what_others_sent_to_it(start_node: Callable[..., Agent]) -> None:
-    first = start_node(0)
-    second = start_node(1, first)
+    patient = {"seconds": 200}
+    first = start_node(0, drain=patient)
+    second = start_node(1, first, drain=patient)
     for agent in (first, second):
         until_data(agent, 2)
     streams = [Reader(first, 3900) for _ in range(2)]
-    time.sleep(0.7)  # counters come with the next ping
-    assert second.metric("vllm:num_requests_running") == 1, "one of the streams runs on the other node"
-    assert second.end() == 0
+    deadline = time.monotonic() + 30
+    while second.metric("vllm:num_requests_running") != 1:
+        assert time.monotonic() < deadline, "one of the streams runs on the other node"
+        time.sleep(0.1)
+    assert second.end(seconds=200) == 0
     assert all(stream.result().endswith("data: [DONE]\n\n") for stream in streams)
     assert all('"finish_reason":"length"' in stream.text for stream in streams)

@@ -120,7 +120,7 @@ async def test_one_at_a_time_and_cancelled_before_its_commit_only(desk: Desk) ->
     assert (await desk.delete("a")).json()["phase"] == "cancelled"
     desk.resizer.go.set()
     await desk.put("b", 6)
-    await desk.until("b", "committing")
+    await desk.until("b", "committing", "done")
     assert code(await desk.delete("b")) == (409, "too_late")
     assert (await desk.until("b", "done")).target == 6
 

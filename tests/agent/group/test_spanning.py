@@ -12,7 +12,7 @@ from tests.agent.group.test_group import start_node, until_data
 from tests.agent.node.conftest import Agent, Reader, ask, start_agent
 
 __all__ = ["start_agent", "start_node"]
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def worker_of(agent: Agent) -> int:

@@ -20,7 +20,7 @@ from starling_agent.contract.report import Report
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "starling-pydoc"
 TOKEN = "the-admin-token"
-SECONDS = 60.0
+SECONDS = 150.0
 
 
 def free_port() -> int:

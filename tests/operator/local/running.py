@@ -14,7 +14,7 @@ import httpx
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "/opt/starling/models/starling-pydoc"
-READY_SECONDS = 90.0
+READY_SECONDS = 240.0
 
 
 class RunningUp:
@@ -48,6 +48,10 @@ class RunningUp:
             time.sleep(0.05)
         return status
 
+    def wait_for_status(self, holds, since):
+        """Until one of the lines after the first `since` is a status that holds: it may be over by now."""
+        self.wait_for(lambda _: any(line["kind"] == "status" and holds(line) for line in self.lines[since:]))
+
     def wait_until_ready(self, groups="1/1"):
         return self.wait_for(lambda status: status["ready"] and status["groups"] == groups and not status["trouble"])
 
@@ -67,7 +71,7 @@ class RunningUp:
         """Process ids of the agents."""
         return {row["pod"]: _child_named(self.process.pid, row["pod"]) for row in self.status["rows"]}
 
-    def end(self, *signals, seconds=40.0):
+    def end(self, *signals, seconds=90.0):
         for number in signals or (signal.SIGTERM,):
             self.process.send_signal(number)
         return self.process.wait(seconds)

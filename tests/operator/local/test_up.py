@@ -19,7 +19,7 @@ def write(file, **spec):
         "spec": {
             "model": {"source": f"file://{MODEL}"},
             "engine": {"kvMemory": "64Mi", "maxSequences": 8, "extraArgs": {"num_threads": 1}},
-            "drain": {"acceptSeconds": 0, "seconds": 20},
+            "drain": {"acceptSeconds": 0, "seconds": 60},
             **spec,
         },
     }
@@ -47,8 +47,9 @@ def test_edits_are_picked_up_and_a_crash_heals(up, manifest):
     assert [row["ready"] for row in rows] == [True, True]
     assert first in [row["pod"] for row in rows], "a scale replaces nothing"
 
+    before = len(running.lines)
     os.kill(running.agents()[first], signal.SIGKILL)
-    running.wait_for(lambda status: not status["ready"], seconds=10)
+    running.wait_for_status(lambda status: not status["ready"], since=before)
     assert running.ask(), "the other group goes on"
     rows = running.wait_until_ready("2/2")["rows"]
     assert [row["restarts"] for row in rows if row["pod"] == first] == [1]
@@ -75,27 +76,27 @@ def test_a_file_that_cannot_be_used_stops_nothing(up, manifest):
     running.wait_until_ready()
     for text, trouble in ((": : :", "is not YAML"), ("kind: ConfigMap", "no document of kind"), ("", "no document of kind")):
         manifest.write_text(text)
-        running.wait_for(lambda status, trouble=trouble: trouble in status["trouble"], seconds=10)
+        running.wait_for(lambda status, trouble=trouble: trouble in status["trouble"])
     write(manifest, replicas=-1)
-    running.wait_for(lambda status: "replicas" in status["trouble"], seconds=10)
+    running.wait_for(lambda status: "replicas" in status["trouble"])
     write(manifest, model={"source": "pvc://weights/x"})
-    running.wait_for(lambda status: "--map pvc://weights=FOLDER" in status["trouble"], seconds=10)
+    running.wait_for(lambda status: "--map pvc://weights=FOLDER" in status["trouble"])
     assert running.ask()
     write(manifest)
     running.wait_until_ready()
 
 
 def test_a_second_signal_ends_at_once(up, manifest):
-    running = up(manifest)
+    running = up(write(manifest, drain={"acceptSeconds": 0, "seconds": 120}))
     running.wait_until_ready()
     agent = next(iter(running.agents().values()))
     with stream(running, tokens=4000) as response:
         next(response.iter_lines())
         running.process.send_signal(signal.SIGTERM)
-        running.wait_for(lambda status: status["stopping"], seconds=10)
+        running.wait_for(lambda status: status["stopping"])
         began = time.monotonic()
         assert running.end(signal.SIGINT) == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     with pytest.raises(ProcessLookupError):
         os.kill(agent, 0)
     assert not running.leftovers()
@@ -110,4 +111,4 @@ def test_an_open_stream_is_finished_before_the_end(up, manifest):
         running.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
-    assert running.process.wait(40) == 0
+    assert running.process.wait(90) == 0

@@ -4,7 +4,8 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ class Refused(Exception):
     def __init__(self, status: int, body: Manifest) -> None:
         super().__init__(f"{status}: {body.get('message', body)}")
         self.status = status
+
+
+@contextmanager
+def until_next_turn(who: str) -> Iterator[None]:
+    """A starved API server answers with errors, or not in time; who looks again and again just goes on."""
+    try:
+        yield
+    except (Refused, aiohttp.ClientError, TimeoutError) as error:
+        print(f"{who}: {error!r}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class Cluster:
         conditions = (await self.service(name)).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None, "message": ""})
 
-    async def ready(self, name: str, seconds: float = 30.0) -> None:
+    async def ready(self, name: str, seconds: float = 90.0) -> None:
         """Waits until the service is ready at its present generation."""
 
         async def check() -> bool:
@@ -126,7 +136,7 @@ class Cluster:
 async def until(
     check: Callable[[], Awaitable[Any]],
     what: str,
-    seconds: float = 20.0,
+    seconds: float = 60.0,
     shown: Callable[[], Awaitable[Any]] | None = None,
 ) -> Any:
     """The first true answer; fails with what was waited for, and what is there instead."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.operator.shell.agents import Agent, AgentServer, serving
-from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, until_next_turn
 
 NODE = "paper"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -45,7 +45,9 @@ class Kubelet:
 
     async def _keep(self) -> None:
         while True:
-            pods = await self._cluster.pods()
+            pods: list[Manifest] = []
+            with until_next_turn("the kubelet's pods"):
+                pods = await self._cluster.pods()
             for first in range(0, len(pods), _AT_ONCE):
                 await asyncio.gather(*(self._look(pod) for pod in pods[first : first + _AT_ONCE]))
             await asyncio.sleep(self._period)
@@ -57,7 +59,8 @@ class Kubelet:
         """Without it the node would count as dead after ten seconds, and its pods would be deleted."""
         while True:
             if self.says:
-                await self.say(self.says)
+                with until_next_turn("the kubelet's node"):
+                    await self.say(self.says)
             await asyncio.sleep(2)
 
     async def say(self, ready: str) -> None:
@@ -67,16 +70,16 @@ class Kubelet:
         await self._cluster.merge(f"/api/v1/nodes/{self._node}/status", {"status": {"conditions": [condition]}})
 
     async def _look(self, pod: Manifest) -> None:
-        uid = pod["metadata"]["uid"]
-        try:
+        name, address = pod["metadata"]["name"], self._addresses.get(pod["metadata"]["uid"])
+        with until_next_turn(f"the kubelet's {name}"):
             if "deletionTimestamp" in pod["metadata"]:
                 if not self.draining:
                     await self._end(pod)
-            elif uid not in self._addresses and not self.holding:
+            elif address is None and not self.holding:
                 await self._start(pod)
-        except Refused as refused:
-            if refused.status not in (404, 409):
-                raise
+            elif address and pod["status"]["phase"] == "Pending":
+                # It was started, and what was said of it has not come.
+                await self.set_status(pod, ready=self.agents[name].report.ready)
 
     async def _start(self, pod: Manifest) -> None:
         metadata = pod["metadata"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from starling_agent.contract.report import GroupSize, Topology
 from starling_agent.contract.scale import Operation, ScaleRequest
 
 from tests.operator.shell.agents import Agent
-from tests.operator.shell.cluster import Cluster, Manifest
+from tests.operator.shell.cluster import Cluster, Manifest, Refused, until_next_turn
 from tests.operator.shell.kubelet import Kubelet
 
 NEXT = {"waiting": "preparing", "preparing": "committing", "committing": "releasing", "releasing": "done"}
@@ -104,6 +105,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self._missing: dict[str, Member] = {}
         self.hold = ""
         self.fail = 0
 
@@ -120,14 +122,28 @@ class Groups:
     async def run(self, cluster: Cluster, kubelet: Kubelet) -> None:
         """Until it is cancelled."""
         while True:
-            pods = {pod["metadata"]["name"]: pod for pod in await cluster.pods() if "deletionTimestamp" not in pod["metadata"]}
-            for name in self.members.keys() - pods.keys():
-                del self.members[name]
-            for name in [name for name in self.members if name.endswith("-0")]:
-                self._proceed(name.removesuffix("-0"), self.members[name])
-            for name, member in self.members.items():
-                await self._seat(kubelet, pods[name], name, member)
+            with until_next_turn("the groups"):
+                await self._turn(cluster, kubelet)
             await asyncio.sleep(0.05)
+
+    async def _turn(self, cluster: Cluster, kubelet: Kubelet) -> None:
+        """Members come and go at each await."""
+        pods = {pod["metadata"]["name"]: pod for pod in await cluster.pods() if "deletionTimestamp" not in pod["metadata"]}
+        self._forget(pods)
+        for name, member in list(self.members.items()):
+            if name in pods and name.endswith("-0"):
+                self._proceed(name.removesuffix("-0"), member)
+        for name, member in list(self.members.items()):
+            if name in pods and self.members.get(name) is member:
+                await self._seat(kubelet, pods[name], name, member)
+
+    def _forget(self, pods: dict[str, Manifest]) -> None:
+        """Who is missing for the second time: one that came since the list was made is not in it either."""
+        missing = {name: member for name, member in self.members.items() if name not in pods}
+        for name, member in missing.items():
+            if self._missing.get(name) is member:
+                del self.members[name]
+        self._missing = missing
 
     def _proceed(self, group: str, leader: Member) -> None:
         operation = leader.newest
@@ -150,12 +166,16 @@ class Groups:
         effective = leader.effective if leader is not None else 0
         serves = int(number) < effective
         topology = Topology(tensor=1, pipeline=1, data=effective, expert=effective, ranks=effective) if serves else None
-        if (member.report.ready, member.report.topology) == (serves, topology):
-            return
-        changed = member.report.ready != serves
-        member.say(phase="serving" if serves else "warming", ready=serves, topology=topology)
-        if changed:
-            await kubelet.set_status(pod, ready=serves)
+        if (member.report.ready, member.report.topology) != (serves, topology):
+            member.say(phase="serving" if serves else "warming", ready=serves, topology=topology)
+        if _is_ready(pod) != serves:
+            # A pod that ends meanwhile has no address any more; what is refused is said again in the next turn.
+            with suppress(KeyError, Refused):
+                await kubelet.set_status(pod, ready=serves)
+
+
+def _is_ready(pod: Manifest) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
 
 
 def _error(status: int, code: str, message: str) -> web.Response:

@@ -25,7 +25,7 @@ async def test_an_edited_child_is_put_right(cluster: Cluster, start_operator: St
             "mine": "stays",
         }
 
-    await until(is_right, "the Service to be as before", 20, lambda: cluster.call("GET", path))
+    await until(is_right, "the Service to be as before", 60, lambda: cluster.call("GET", path))
 
 
 async def test_a_selector_that_somebody_narrowed_is_put_right(cluster: Cluster, start_operator: StartOperator) -> None:
@@ -39,7 +39,7 @@ async def test_a_selector_that_somebody_narrowed_is_put_right(cluster: Cluster, 
     async def is_right() -> bool:
         return bool((await cluster.call("GET", path))["spec"]["selector"] == before["spec"]["selector"])
 
-    await until(is_right, "the selector to be as before", 20)
+    await until(is_right, "the selector to be as before")
 
 
 async def test_a_port_that_somebody_added_goes_and_a_label_stays(
@@ -59,7 +59,7 @@ async def test_a_port_that_somebody_added_goes_and_a_label_stays(
         found = await cluster.call("GET", path)
         return bool(found["spec"]["ports"] == before["spec"]["ports"])
 
-    await until(is_right, "the ports to be as before", 20, lambda: cluster.call("GET", path))
+    await until(is_right, "the ports to be as before", 60, lambda: cluster.call("GET", path))
     await operator.settled()
     found = await cluster.call("GET", path)
     assert found["metadata"]["labels"] == {**before["metadata"]["labels"], "mine": "stays"}
@@ -98,7 +98,7 @@ async def test_a_network_policy_that_somebody_widened_or_narrowed_is_put_right(
     async def is_right() -> bool:
         return bool((await cluster.call("GET", path))["spec"] == before["spec"])
 
-    await until(is_right, "the policy to be as before", 20, lambda: cluster.call("GET", path))
+    await until(is_right, "the policy to be as before", 60, lambda: cluster.call("GET", path))
     await operator.settled()
 
 
@@ -118,7 +118,7 @@ async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: Star
         after = await cluster.children()
         return {key for key in lasting if key in after and _uid(after[key]) != _uid(before[key])} == lasting
 
-    await until(is_back, "all children to be there again", 30, cluster.children_names)
+    await until(is_back, "all children to be there again", 90, cluster.children_names)
     await cluster.ready("chat")
 
 
@@ -146,7 +146,7 @@ async def test_what_belongs_to_a_user_is_not_taken_over(cluster: Cluster, start_
     async def is_told() -> bool:
         return "belongs to nobody" in (await cluster.condition("chat", "Stalled"))["message"]
 
-    await until(is_told, "the condition to say whose it is", 20, lambda: cluster.service("chat"))
+    await until(is_told, "the condition to say whose it is", 60, lambda: cluster.service("chat"))
     found = await cluster.call("GET", f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat")
     assert found["spec"]["selector"] == {"app": "mine"}
     assert "ownerReferences" not in found["metadata"] and "labels" not in found["metadata"]
@@ -158,14 +158,14 @@ async def test_an_edit_replaces_all_groups(cluster: Cluster, start_operator: Sta
     await cluster.ready("chat")
     old = {name for kind, name in await cluster.children() if kind == "StatefulSet"}
     await cluster.edit("chat", {"engine": {"maxSequences": 8}})
-    await cluster.ready("chat", 60)
+    await cluster.ready("chat")
 
     async def is_replaced() -> bool:
         new = {name for kind, name in await cluster.children() if kind == "StatefulSet"}
         pods = {pod["metadata"]["name"].rpartition("-")[0] for pod in await cluster.pods()}
         return len(new) == 2 and not new & old and pods == new
 
-    await until(is_replaced, "the old groups to be gone", 30)
+    await until(is_replaced, "the old groups to be gone", 90)
 
 
 def _uid(body: Manifest) -> str:

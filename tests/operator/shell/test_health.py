@@ -20,7 +20,7 @@ async def _turns_bad(operator: OperatorProcess, words: str) -> None:
         status, text = await operator.ask("/healthz")
         return status == 503 and words in text
 
-    await until(is_bad, f"/healthz to say {words!r}; see {operator.log}", 30, lambda: operator.ask("/healthz"))
+    await until(is_bad, f"/healthz to say {words!r}; see {operator.log}", 90, lambda: operator.ask("/healthz"))
     assert (await operator.ask("/readyz"))[0] == 503
 
 
@@ -38,7 +38,7 @@ async def test_a_loop_that_hangs_answers_no_probe(cluster: Cluster, start_operat
     async def is_silent() -> bool:
         return (await operator.ask("/healthz"))[0] == 0
 
-    await until(is_silent, "/healthz to be silent for as long as a kubelet waits", 30)
+    await until(is_silent, "/healthz to be silent for as long as a kubelet waits", 90)
 
 
 async def test_a_process_that_is_stopped_answers_no_probe_and_ends_when_it_goes_on(start_operator: StartOperator) -> None:
@@ -73,4 +73,4 @@ async def test_a_watch_that_is_silently_dead_and_one_that_recovers(
     async def is_good() -> bool:
         return (await operator.ask("/healthz"))[0] == 200
 
-    await until(is_good, "/healthz to be good again", 20)
+    await until(is_good, "/healthz to be good again")

@@ -27,7 +27,7 @@ async def test_only_one_of_two_leads_and_a_killed_one_is_replaced(cluster: Clust
     assert await second.metric("starling_operator_api_writes_total") == 0
     first.kill()
     await cluster.apply(manifest("later"))
-    await until(lambda: _leads(second), "the second to lead", 30)
+    await until(lambda: _leads(second), "the second to lead", 90)
     await cluster.ready("later")
 
 
@@ -38,7 +38,7 @@ async def test_a_stopped_operator_hands_over_at_once(cluster: Cluster, start_ope
     holder = await _holder(cluster)
     assert await first.stop() == 0
     assert await _holder(cluster) != holder, "no need to wait for the Lease to expire"
-    await until(lambda: _leads(second), "the second to lead", 20)
+    await until(lambda: _leads(second), "the second to lead")
 
 
 async def test_a_lease_is_released_though_a_renewal_was_broken_off(cluster: Cluster, apiserver: Path) -> None:

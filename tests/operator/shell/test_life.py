@@ -40,7 +40,7 @@ async def test_nothing_of_the_operator_is_put_on_the_users_object(cluster: Clust
 async def test_a_quiet_service_costs_no_request(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator, proxy: Proxy
 ) -> None:
-    operator = await start_operator()
+    operator = await start_operator(altered=("starling_operator.audit:PERIOD=3600",))
     await cluster.apply(manifest())
     await cluster.ready("chat")
     await operator.settled()
@@ -81,7 +81,7 @@ async def test_deleting_a_service_leaves_nothing(cluster: Cluster, start_operato
     async def is_empty() -> bool:
         return not await cluster.children() and not await cluster.pods()
 
-    await until(is_empty, "nothing to be left", 30, cluster.children)
+    await until(is_empty, "nothing to be left", 90, cluster.children)
 
 
 async def _versions(cluster: Cluster) -> dict[tuple[str, str], str]:

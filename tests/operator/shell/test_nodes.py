@@ -108,7 +108,7 @@ async def test_a_live_node_that_is_emptied_cuts_no_stream(
     async def is_evicted() -> bool:
         return "DeletionByTaintManager" in await _reasons(cluster, pod)
 
-    await until(is_evicted, "the taint to send the pod away", 20, cluster.pods)
+    await until(is_evicted, "the taint to send the pod away", 60, cluster.pods)
     # As an agent that drains: unready by its own probe.
     await kubelet.set_status(pod, ready=False)
     await asyncio.sleep(6)

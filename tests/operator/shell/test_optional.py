@@ -71,7 +71,7 @@ async def both(cluster: Cluster) -> None:
     async def are_there() -> bool:
         return all([await found(cluster, kind, "chat") is not None for kind in KINDS])
 
-    await until(are_there, "a ServiceMonitor and an HTTPRoute", 20)
+    await until(are_there, "a ServiceMonitor and an HTTPRoute")
 
 
 @pytest.fixture(autouse=True)

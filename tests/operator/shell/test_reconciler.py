@@ -1,18 +1,22 @@
 """When services are looked at."""
 
 import asyncio
+import time
 
 from starling_operator.logs import Key
 from starling_operator.reconciler import Reconciler
+
+from tests.operator.shell.cluster import until
 
 A, B = ("space", "a"), ("space", "b")
 
 
 class Recorder:
-    """What was reconciled, and how many at once."""
+    """What was reconciled, when, and how many at once."""
 
     def __init__(self, seconds: float = 0.0, answers: dict[Key, list[float | Exception | None]] | None = None) -> None:
         self.done: list[Key] = []
+        self.at: list[float] = []
         self.at_once, self.most = 0, 0
         self.same_at_once = False
         self._running: set[Key] = set()
@@ -25,15 +29,22 @@ class Recorder:
         await asyncio.sleep(self._seconds)
         self._running.discard(key)
         self.done.append(key)
+        self.at.append(time.monotonic())
         answer = self._answers[key].pop(0) if self._answers.get(key) else None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-async def run_for(reconciler: Reconciler, seconds: float) -> None:
+async def run_until(reconciler: Reconciler, recorder: Recorder, count: int, calm: float = 0.0) -> None:
+    """Until so many reconciles are done, and `calm` seconds longer, for others that should not come."""
     task = asyncio.create_task(reconciler.run())
-    await asyncio.sleep(seconds)
+
+    async def are_done() -> bool:
+        return len(recorder.done) >= count
+
+    await until(are_done, f"{count} reconciles")
+    await asyncio.sleep(calm)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -43,17 +54,21 @@ async def test_wake_ups_that_come_together_are_one() -> None:
     reconciler = Reconciler(recorder, 2)
     for _ in range(5):
         reconciler.wake(A)
-    await run_for(reconciler, 0.05)
+    await run_until(reconciler, recorder, 1, calm=0.05)
     assert recorder.done == [A]
 
 
 async def test_a_wake_up_during_a_run_leads_to_another_run_and_never_to_two_at_once() -> None:
-    recorder = Recorder(seconds=0.05)
-    reconciler = Reconciler(recorder, 4)
+    recorder = Recorder(seconds=0.02)
+
+    async def reconcile(key: Key) -> float | None:
+        for _ in range(0 if recorder.done else 2):
+            reconciler.wake(key)
+        return await recorder(key)
+
+    reconciler = Reconciler(reconcile, 4)
     reconciler.wake(A)
-    asyncio.get_running_loop().call_later(0.02, reconciler.wake, A)
-    asyncio.get_running_loop().call_later(0.03, reconciler.wake, A)
-    await run_for(reconciler, 0.3)
+    await run_until(reconciler, recorder, 2, calm=0.1)
     assert recorder.done == [A, A] and not recorder.same_at_once
 
 
@@ -62,7 +77,7 @@ async def test_only_so_many_services_at_once() -> None:
     reconciler = Reconciler(recorder, 3)
     for number in range(12):
         reconciler.wake(("space", str(number)))
-    await run_for(reconciler, 0.3)
+    await run_until(reconciler, recorder, 12)
     assert len(recorder.done) == 12 and recorder.most == 3
 
 
@@ -71,7 +86,7 @@ async def test_a_failure_comes_again_and_disturbs_nobody() -> None:
     reconciler = Reconciler(recorder, 2)
     reconciler.wake(A)
     reconciler.wake(B)
-    await run_for(reconciler, 1.5)
+    await run_until(reconciler, recorder, 3)
     assert recorder.done == [A, B, A]
 
 
@@ -79,18 +94,16 @@ async def test_the_time_that_a_reconcile_asks_for_is_kept() -> None:
     recorder = Recorder(answers={A: [0.1, None]})
     reconciler = Reconciler(recorder, 2)
     reconciler.wake(A)
-    await run_for(reconciler, 0.05)
-    assert recorder.done == [A]
-    await run_for(reconciler, 0.2)
-    assert recorder.done == [A, A]
+    await run_until(reconciler, recorder, 2)
+    assert recorder.done == [A, A] and recorder.at[1] - recorder.at[0] >= 0.1
 
 
 async def test_the_earliest_of_several_times_counts_and_a_run_voids_them() -> None:
     recorder = Recorder()
     reconciler = Reconciler(recorder, 2)
-    for after in (0.3, 0.05, 0.2):
+    for after in (300, 0.05, 0.2, 300):
         reconciler.wake(A, after)
-    await run_for(reconciler, 0.5)
+    await run_until(reconciler, recorder, 1, calm=0.4)
     assert recorder.done == [A]
 
 
@@ -98,9 +111,12 @@ async def test_a_hanging_reconcile_is_stuck_and_a_busy_queue_is_not() -> None:
     reconciler = Reconciler(Recorder(seconds=10), 1)
     reconciler.wake(A)
     task = asyncio.create_task(reconciler.run())
-    await asyncio.sleep(0.2)
+
+    async def is_stuck() -> bool:
+        return "space/a" in (reconciler.stuck(0.1) or "")
+
+    await until(is_stuck, "the reconcile to be stuck")
     assert reconciler.stuck(60) is None
-    assert "space/a" in (reconciler.stuck(0.1) or "")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

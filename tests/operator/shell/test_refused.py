@@ -24,7 +24,7 @@ async def test_a_bad_overlay_is_told_within_two_seconds(cluster: Cluster, start_
     assert (await cluster.condition("chat", "Ready"))["status"] == "False"
     assert (await cluster.condition("other", "Ready"))["status"] == "True"
     # Tried again with growing pauses only, though the status is written and seen.
-    await until(lambda: _tries(proxy, 2), "another try", 10)
+    await until(lambda: _tries(proxy, 2), "another try")
     assert len(await _tries(proxy, 0)) <= 3
     assert (await operator.ask("/healthz"))[0] == 200
 
@@ -61,7 +61,7 @@ async def test_a_quota_is_told(cluster: Cluster, start_operator: StartOperator) 
     async def is_told() -> bool:
         return "exceeded quota" in (await cluster.condition("chat", "Ready"))["message"]
 
-    await until(is_told, "the condition to name the quota", 20, lambda: cluster.service("chat"))
+    await until(is_told, "the condition to name the quota", 60, lambda: cluster.service("chat"))
     await cluster.delete(path)
     await cluster.ready("chat")
 
@@ -79,7 +79,7 @@ async def test_an_agents_own_words_are_in_the_condition(cluster: Cluster, kubele
         condition = await cluster.condition("chat", "Ready")
         return condition["status"] == "False" and "ran out of memory" in condition["message"]
 
-    await until(is_told, "the agent's words", 10, lambda: cluster.service("chat"))
+    await until(is_told, "the agent's words", 60, lambda: cluster.service("chat"))
 
 
 async def _told(cluster: Cluster, name: str) -> float:
@@ -90,7 +90,7 @@ async def _told(cluster: Cluster, name: str) -> float:
     async def stalled() -> bool:
         return bool((await cluster.condition(name, "Stalled"))["status"] == "True")
 
-    await until(stalled, "the condition", 20, lambda: cluster.service(name))
+    await until(stalled, "the condition", 60, lambda: cluster.service(name))
     return time.monotonic() - began
 
 

@@ -1,6 +1,6 @@
 """An operator that starts before its API server does, or before its CRD."""
 
-import asyncio
+import re
 import time
 from pathlib import Path
 
@@ -34,13 +34,17 @@ async def _waits(operator: OperatorProcess) -> None:
 async def test_it_waits_for_the_api_server(cluster: Cluster, start_operator: StartOperator, proxy: Proxy) -> None:
     operator = await start_operator(wait=False)
     await _waits(operator)
-    await asyncio.sleep(3)
+
+    async def pauses() -> list[int]:
+        found = re.findall(r"the API server does not answer.*; asked again in (\d+) s", operator.log.read_text())
+        return [int(each) for each in found] if len(found) > 2 else []
+
+    first, _, third = (await until(pauses, f"it to ask again; see {operator.log}"))[:3]
+    assert first < third, "with growing pauses"
     await _waits(operator)
-    lines = [line for line in operator.log.read_text().splitlines() if "the API server does not answer" in line]
-    assert 2 <= len(lines) <= 5, "with growing pauses"
-    assert "asked again in" in lines[0] and "Traceback" not in operator.log.read_text()
+    assert "Traceback" not in operator.log.read_text()
     await proxy.start(int(proxy.url.rpartition(":")[2]))
-    await until(operator.is_ready, "the operator to be ready", 30)
+    await until(operator.is_ready, "the operator to be ready", 90)
     await cluster.apply(manifest())
     await cluster.ready("chat")
     await proxy.close()
@@ -51,7 +55,7 @@ async def test_it_may_be_stopped_while_it_waits(start_operator: StartOperator) -
     await _waits(operator)
     began = time.monotonic()
     assert await operator.stop() == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert "Unclosed" not in operator.log.read_text()
 
 
@@ -69,7 +73,7 @@ async def test_an_api_server_that_answers_with_errors_is_waited_for_too(
 
     await until(is_told, f"/readyz to say so; see {operator.log}")
     proxy.refuse = ""
-    await until(operator.is_ready, "the operator to be ready", 30)
+    await until(operator.is_ready, "the operator to be ready", 90)
     await cluster.apply(manifest())
     await cluster.ready("chat")
     await proxy.close()
