@@ -211,7 +211,7 @@ async def test_killed_in_a_phase_the_next_operator_ends_it(
     assert len({identifier for _, identifier, data in (await leader(cluster, groups)).received if data == 4}) == 1
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
     cluster: Cluster, groups: Groups, start_operator: StartOperator, proxy: Proxy
 ) -> None:

@@ -18,7 +18,7 @@ LONGEST_RUN_SECONDS = 30.0
 pytestmark = pytest.mark.usefixtures("kubelet")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_killed_after_each_write_the_next_run_converges(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy
 ) -> None:
