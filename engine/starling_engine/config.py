@@ -259,6 +259,8 @@ class EngineConfig:
     worker: WorkerConfig
     block_size: int
     progress_timeout: float
+    cache_dtype: str = "auto"
+    """As it was asked for, to be told outside; `worker.kv_dtype` is what it comes to."""
     async_scheduling: bool | None = None
     """None lets the worker's platform decide."""
     seed: int | None = None

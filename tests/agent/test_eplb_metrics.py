@@ -1,12 +1,12 @@
 """How evenly ranks work, and where they get experts from, as it is scraped."""
 
-from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_engine.delta import Stats
 
 
 def scraped(stats: Stats) -> str:
-    return Exporter(EngineCollector(lambda: stats, "experts", 16, RequestMetrics())).render().decode()
+    return Exporter(EngineCollector(lambda: stats, "experts", CacheShape(16), RequestMetrics())).render().decode()
 
 
 def test_the_balance_and_what_moved() -> None:

@@ -46,7 +46,7 @@ def test_every_name_is_there_with_its_model(http, name):
 
 def test_the_cache_is_described(http):
     (sample,) = scrape(http)["vllm:cache_config_info"].samples
-    assert sample.labels["block_size"] == "16"
+    assert (sample.labels["block_size"], sample.labels["cache_dtype"]) == ("16", "auto")
     assert int(sample.labels["num_gpu_blocks"]) > 100
 
 

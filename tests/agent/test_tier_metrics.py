@@ -2,13 +2,13 @@
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
-from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_engine.delta import Stats, TierStats
 
 
 def scraped(stats: Stats) -> dict[tuple[str, str | None], float]:
-    text = Exporter(EngineCollector(lambda: stats, "chat", 16, RequestMetrics())).render().decode()
+    text = Exporter(EngineCollector(lambda: stats, "chat", CacheShape(16), RequestMetrics())).render().decode()
     families = text_string_to_metric_families(text)
     return {(sample.name, sample.labels.get("tier")): sample.value for family in families for sample in family.samples}
 

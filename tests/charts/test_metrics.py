@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 from starling_agent.contract.report import Report
-from starling_agent.metrics.exporter import EngineCollector
+from starling_agent.metrics.exporter import CacheShape, EngineCollector
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector
 from starling_engine.delta import Stats, TierStats
@@ -35,7 +35,7 @@ NAME = re.compile(r"\b(?:vllm:|starling:|starling_operator_)\w+")
 
 def _exported() -> set[str]:
     stats = Stats(tiers={"cpu": TierStats()})
-    engine, agent = EngineCollector(lambda: stats, "model", 16, RequestMetrics()), AgentCollector(lambda: REPORT)
+    engine, agent = EngineCollector(lambda: stats, "model", CacheShape(16), RequestMetrics()), AgentCollector(lambda: REPORT)
     return {name for metric in [*engine.collect(), *agent.collect(), *REGISTRY.collect()] for name in _series(metric)}
 
 

@@ -1,6 +1,7 @@
 """GET /metrics: the engine core's counters and the endpoint's own, under the names that vLLM's users have dashboards for."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,13 @@ from starling_agent.metrics.tiers import tier_metrics
 
 SLEEP_STATES = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
 """vLLM's names of the levels."""
+
+
+class CacheShape(NamedTuple):
+    """Of the KV cache, as it was asked for: `dtype` is `--kv-cache-dtype`, whose words are vLLM's."""
+
+    block_size: int
+    dtype: str = "auto"
 
 
 def no_engine() -> int | None:
@@ -29,14 +37,14 @@ class EngineCollector(Collector):
         self,
         stats: Callable[[], Stats],
         model_name: str,
-        block_size: int,
+        cache: CacheShape,
         requests: RequestMetrics,
         sleep_level: Callable[[], int | None] = no_engine,
     ) -> None:
         self._stats = stats
         self._sleep_level = sleep_level
         self._labels = {"model_name": model_name}
-        self._block_size = block_size
+        self._cache = cache
         self._requests = requests
 
     def collect(self) -> Iterable[Metric]:
@@ -54,10 +62,9 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", used)
         yield self._sleep_state(self._sleep_level())
         yield self._gauge("starling:kv_blocks_used", "Blocks of the KV cache that requests hold.", stats.kv_blocks_used)
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache's shape.", labels=[*self._labels, "block_size", "num_gpu_blocks"]
-        )
-        info.add_metric([*self._labels.values(), str(self._block_size), str(stats.kv_blocks)], 1)
+        labels = [*self._labels, "block_size", "cache_dtype", "num_gpu_blocks"]
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=labels)
+        info.add_metric([*self._labels.values(), str(self._cache.block_size), self._cache.dtype, str(stats.kv_blocks)], 1)
         yield info
         if stats.eplb_balance:  # told by one node of those that share experts, and where they move
             yield self._gauge("starling:eplb_balance", "Mean by most tokens of a rank of late; 1 is best.", stats.eplb_balance)

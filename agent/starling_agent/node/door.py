@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starling_engine import AsyncEngine
 
 from starling_agent.contract.report import Report
-from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector
 from starling_agent.node.report_state import ReportState
@@ -27,7 +27,7 @@ MAX_RETRY_SECONDS = 30
 class Door:
     """Work, metrics and totals are its own, for they outlive each engine."""
 
-    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, block_size: int, *more: Collector) -> None:
+    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, cache: CacheShape, *more: Collector) -> None:
         """`more`: metrics of the agent's other parts."""
         self.drain = Drain()
         self._settings = settings
@@ -35,7 +35,7 @@ class Door:
         self._metrics = RequestMetrics()
         self._totals = EngineTotals()
         names, totals = settings.served_model_names, self._totals
-        engine = EngineCollector(totals.stats, names[0], block_size, self._metrics, totals.sleep_level)
+        engine = EngineCollector(totals.stats, names[0], cache, self._metrics, totals.sleep_level)
         self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
         self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting

@@ -19,6 +19,7 @@ from starling_agent.group.joining import desk_of, member_of
 from starling_agent.group.lead import Lead, lead_of
 from starling_agent.group.membership import Membership
 from starling_agent.group.own_part import OwnPart
+from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
@@ -127,9 +128,10 @@ class _Node:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
-        block_size = config.engine.get("block_size", EngineArgs.block_size)
+        asked = config.engine.get
+        cache = CacheShape(asked("block_size", EngineArgs.block_size), asked("kv_cache_dtype", EngineArgs.kv_cache_dtype))
         leader, resizing, own = (lead.leader, lead.resizing, [lead.times]) if lead is not None else (None, None, [])
-        door = Door(settings, state, work, block_size, *own)
+        door = Door(settings, state, work, cache, *own)
         self._state = state
         self._work = work
         self._drain = door.drain

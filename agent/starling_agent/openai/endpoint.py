@@ -10,7 +10,7 @@ from fastapi import Request
 from starling_engine import AsyncEngine
 from starling_engine.outputs import StreamDelta
 
-from starling_agent.metrics.exporter import EngineCollector, Exporter
+from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.errors import ApiError
 from starling_agent.openai.generation import Generation, PromptDelta, merged
@@ -50,8 +50,9 @@ class Endpoint:
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
+        cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
-            EngineCollector(lambda: engine.stats, self.names[0], engine.config.block_size, self.metrics, lambda: engine.sleep_level)
+            EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)
         )
 
     def model_name(self, asked: str | None) -> str:

@@ -74,6 +74,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         scheduler=scheduler,
         worker=worker,
         block_size=args.block_size,
+        cache_dtype=args.kv_cache_dtype,
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
         seed=args.seed,

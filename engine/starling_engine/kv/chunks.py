@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from starling_engine.kv.events import Span
 from starling_engine.kv.manager import Holding, KVManager, agreed_length
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.host import Chunk
@@ -21,6 +22,10 @@ class ChunkMap:
         """Of the chunks that end before the last token."""
         holding.chain.extend(tokens, len(tokens))
         return holding.chain.names[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
+
+    def span(self, holding: Holding, tokens: Sequence[int], at: int) -> Span:
+        """The blocks of the chunk at this place of the prefix."""
+        return self._kv.span(holding, tokens, at * self.blocks, self.blocks)
 
     def on_device(self, holding: Holding, tokens: Sequence[int]) -> int:
         """Chunks of the prefix that the device has whole."""

@@ -5,16 +5,41 @@ event a map with its kind under "type". https://docs.vllm.ai/en/stable/examples/
 
 A block's hash is its name, 32 bytes (`kv.hashing`): the chain's value, so it stands for the prefix, adapter and salt included.
 Every KV group tells of its own blocks under its `group_idx`; a prefix is a hit as far as all groups have what they need of it.
+A chunk of the CPU tier is told of as the blocks that it was copied from, so that a listener knows them on the device and there by
+the same names. That is the form of vLLM's offloading connector with `self_describing_kv_events` (its change 43468), but that a
+block which two chunks have is told of once.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
-MEDIUM = "GPU"
-"""vLLM's word for the device, whatever it is."""
+Medium = Literal["GPU", "CPU"]
+"""vLLM's words for the device, whatever it is, and for the CPU tier."""
+
+
+class Span(msgspec.Struct, gc=False):
+    """Blocks that follow each other in one prefix, after the block `parent` (None: they begin it).
+
+    `tokens` are those of all of them, and empty where nobody is told. `salts` are of the whole prefix: what besides the adapter
+    went into the chain's root.
+    """
+
+    names: list[bytes]
+    parent: bytes | None
+    tokens: Sequence[int]
+    adapter: str | None
+    salts: tuple[str, ...]
+
+    def after(self, count: int) -> "Span":
+        """Without its first blocks."""
+        if not count:
+            return self
+        tokens = self.tokens[len(self.tokens) // len(self.names) * count :]
+        return Span(self.names[count:], self.names[count - 1], tokens, self.adapter, self.salts)
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -65,56 +90,61 @@ class EventLog:
     def __init__(self, groups: Sequence[KVGroup]) -> None:
         self._specs = [group.spec for group in groups]
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
-        self._growing: list[BlockStored | None] = []
-        """Of each group, what its next block may be added to."""
-        self.cleared()
+        self._growing: dict[tuple[Medium, int], BlockStored] = {}
+        """Of each medium and group, what its next blocks may be added to."""
+        self._held = 0
+        """Blocks that are told to be there, each once for every medium and group."""
+        self.emptied()
 
-    def stored(
-        self, group: int, name: bytes, parent: bytes | None, tokens: Sequence[int], adapter: str | None, salts: tuple[str, ...]
-    ) -> None:
-        """One block has got a name. `salts` are of the whole prefix."""
-        event = self._growing[group]
-        if event is None or parent is None or event.block_hashes[-1] != parent:
-            event = self._growing[group] = self._begin(group, parent, adapter)
+    def stored(self, group: int, span: Span, medium: Medium = "GPU") -> None:
+        """These blocks are there from now on, which they were not."""
+        self._held += len(span.names)
+        event = self._growing.get((medium, group))
+        if event is None or event.block_hashes[-1] != span.parent:
+            event = self._growing[medium, group] = self._begin(group, span, medium)
             self._events.append(event)
-        event.block_hashes.append(name)
-        event.token_ids.extend(tokens)
+        event.block_hashes.extend(span.names)
+        event.token_ids.extend(span.tokens)
         assert event.extra_keys is not None
-        keys = (*([adapter] if adapter else []), *(salts if parent is None else ()))
-        event.extra_keys.append(keys or None)
+        adapter = (span.adapter,) if span.adapter else ()
+        first = (*adapter, *(span.salts if span.parent is None else ()))
+        event.extra_keys += [first or None, *[adapter or None] * (len(span.names) - 1)]
 
-    def _begin(self, group: int, parent: bytes | None, adapter: str | None) -> BlockStored:
+    def _begin(self, group: int, span: Span, medium: Medium) -> BlockStored:
         spec = self._specs[group]
         return BlockStored(
             block_hashes=[],
-            parent_block_hash=parent,
+            parent_block_hash=span.parent,
             token_ids=[],
             block_size=spec.block_size,
             lora_id=None,
-            medium=MEDIUM,
-            lora_name=adapter,
+            medium=medium,
+            lora_name=span.adapter,
             extra_keys=[],
             group_idx=group,
             kv_cache_spec_kind=_kind(spec),
             kv_cache_spec_sliding_window=spec.window or None,
         )
 
-    def removed(self, group: int, name: bytes) -> None:
+    def removed(self, group: int, names: Sequence[bytes], medium: Medium = "GPU") -> None:
+        """These blocks were there, and are no more."""
+        self._held -= len(names)
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockRemoved) and last.group_idx == group:
-            last.block_hashes.append(name)
+        if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == (medium, group):
+            last.block_hashes.extend(names)
         else:
-            self._events.append(BlockRemoved([name], MEDIUM, group))
-            self._growing = [None] * len(self._specs)
+            self._events.append(BlockRemoved([*names], medium, group))
+            self._growing.clear()
 
-    def cleared(self) -> None:
-        """Nothing is cached, so what has been said before is of no interest."""
-        self._events = [AllBlocksCleared()]
-        self._growing = [None] * len(self._specs)
+    def emptied(self) -> None:
+        """One medium has given up what it could. With nothing left in any, what has been said before is of no interest."""
+        if not self._held:
+            self._events = [AllBlocksCleared()]
+            self._growing.clear()
 
     def take(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         events, self._events = self._events, []
-        self._growing = [None] * len(self._specs)
+        self._growing.clear()
         return events
 
 

@@ -4,10 +4,11 @@ A sequence is admitted only when the pool can hold all of its known tokens. What
 two half-prefilled prompts never wait for each other; only growth by new output tokens can run out of blocks.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from starling_engine.kv.events import EventLog
+from starling_engine.kv.events import EventLog, Span
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from starling_engine.kv.spec import KVGroup, peak_blocks
@@ -65,7 +66,8 @@ class KVManager:
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks, len(groups), log)
-        self._log = log
+        self.log = log
+        """Who is told of what is cached; None where nobody listens."""
         self.reserved = 0
         self._chunk = chunk
         self.max_tokens = self._longest_sequence()
@@ -230,13 +232,16 @@ class KVManager:
             for group, table in enumerate(holding.tables):
                 if table[index] != NULL_BLOCK:
                     new = self.pool.remember(group, holding.chain.names[index], table[index])
-                    if new and self._log is not None:
-                        self._tell(self._log, group, holding, tokens, index)
+                    if new and self.log is not None:
+                        self.log.stored(group, self.span(holding, tokens, index, 1))
         holding.cached_blocks = full
 
-    def _tell(self, log: EventLog, group: int, holding: Holding, tokens: Sequence[int], index: int) -> None:
-        names, block = holding.chain.names, tokens[index * self.block_size : (index + 1) * self.block_size]
-        log.stored(group, names[index], names[index - 1] if index else None, block, holding.adapter, holding.salts)
+    def span(self, holding: Holding, tokens: Sequence[int], first: int, count: int) -> Span:
+        """Of `count` named blocks from the `first`-th on; the tokens are packed, as the CPU tier keeps them for long."""
+        names, end = holding.chain.names, first + count
+        parent = names[first - 1] if first else None
+        told = array("I", tokens[first * self.block_size : end * self.block_size]) if self.log is not None else ()
+        return Span(names[first:end], parent, told, holding.adapter, holding.salts)
 
     def release(self, holding: Holding) -> None:
         """Gives everything back; the end of a sequence becomes free first, so that its beginning stays cached longest."""

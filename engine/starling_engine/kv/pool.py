@@ -92,8 +92,8 @@ class BlockPool:
         for block in self._free:
             self._forget(block)
         self.num_blank = len(self._free)
-        if self._log is not None and not any(self._cached):
-            self._log.cleared()
+        if self._log is not None:
+            self._log.emptied()
 
     def _forget(self, block: int) -> None:
         key = self._names[block]
@@ -101,7 +101,7 @@ class BlockPool:
             del self._cached[key[0]][key[1]]
             self._names[block] = None
             if self._log is not None:
-                self._log.removed(*key)
+                self._log.removed(key[0], [key[1]])
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Asserts that reference counts are what `tables`, all block tables in use, say. For idle moments and tests."""

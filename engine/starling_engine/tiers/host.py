@@ -1,16 +1,21 @@
 """The CPU tier as the scheduler sees it: which chunk lies in which slot of the ranks' host memory."""
 
 from starling_engine.config import EvictionPolicy
+from starling_engine.kv.events import Span
 from starling_engine.tiers.eviction import Eviction, make_eviction
+from starling_engine.tiers.told import Told
 
 Chunk = tuple[int, bytes]
 """KV group, and the chain's value at the chunk's end."""
 
 
 class HostIndex:
-    """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and never given up meanwhile."""
+    """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and never given up meanwhile.
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+    What is there (`has`) is `told`, where somebody listens.
+    """
+
+    def __init__(self, num_slots: int, policy: EvictionPolicy, told: Told | None = None) -> None:
         self.num_slots = num_slots
         self.evictions = 0
         self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
@@ -20,6 +25,7 @@ class HostIndex:
         """To be given up as soon as they are not pinned any more."""
         self._pins: dict[Chunk, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
+        self._told = told
 
     def __len__(self) -> int:
         """Chunks that are there."""
@@ -46,18 +52,22 @@ class HostIndex:
         """Whether it is there or on its way."""
         return chunk in self._slots
 
-    def take(self, chunk: Chunk) -> int | None:
+    def take(self, chunk: Chunk, span: Span) -> int | None:
         """A pinned slot for a chunk that is to come, at the cost of another one; None when all slots are pinned."""
         assert chunk not in self._slots, "asked for once"
         if not self._free:
             victim = self._eviction.victim(chunk, self._pins.__contains__)
             if victim is None:
                 return None
+            if self._told is not None:
+                self._told.gone(victim)
             self._free.append(self._slots.pop(victim))
             self.evictions += 1
         slot = self._slots[chunk] = self._free.pop()
         self._eviction.add(chunk)
         self._coming.add(chunk)
+        if self._told is not None:
+            self._told.coming(chunk, span)
         self.pin(chunk)
         return slot
 
@@ -66,6 +76,8 @@ class HostIndex:
         self._coming.discard(chunk)
         if not arrived:
             self._doomed.add(chunk)
+        elif self._told is not None and self.has(chunk):
+            self._told.arrived(chunk)
         self.unpin(chunk)
 
     def pin(self, chunk: Chunk) -> int:
@@ -87,6 +99,8 @@ class HostIndex:
 
     def clear(self) -> None:
         """Gives up all of it; what is pinned, once it is not."""
+        if self._told is not None:
+            self._told.cleared(filter(self.has, self._slots))
         self._doomed.update(self._pins)
         for chunk in [c for c in self._slots if c not in self._pins]:
             self._drop(chunk)
@@ -94,8 +108,12 @@ class HostIndex:
     def _drop(self, chunk: Chunk) -> None:
         self._free.append(self._slots.pop(chunk))
         self._eviction.remove(chunk)
+        if self._told is not None:
+            self._told.forget(chunk)
 
     def check_integrity(self) -> None:
         """Asserts that every slot is free or holds one chunk."""
         assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
         assert self._coming <= self._pins.keys() <= self._slots.keys()
+        if self._told is not None:
+            self._told.check_integrity(set(filter(self.has, self._slots)))

@@ -71,6 +71,13 @@ def it_fails_and_says_why_to_the_end(agent: Agent) -> None:
     assert agent.errors.splitlines()[-1] == failed.last_error
 
 
+def test_metrics_name_the_caches_type_before_there_is_an_engine(start_agent: StartAgent):
+    agent = start_agent(engine={"kv_cache_dtype": "fp8_e4m3", "block_size": 32})
+    agent.first_report(time.monotonic() + 60)
+    (line,) = [line for line in agent.http.get("/metrics").text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    assert 'block_size="32"' in line and 'cache_dtype="fp8_e4m3"' in line
+
+
 def test_sigterm_while_it_loads_ends_it_at_once(start_agent: StartAgent):
     agent = start_agent(drain={"accept_seconds": 30})
     agent.until("loading")

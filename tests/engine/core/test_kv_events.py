@@ -2,12 +2,9 @@
 
 import asyncio
 import random
-import socket
 import time
-from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from hashlib import sha256
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -16,100 +13,16 @@ import zmq
 from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError
 from starling_engine.kv import publisher
-from starling_engine.kv.endpoint import REPLAY_PORT, Endpoint, parse_endpoint
-from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, EventLog
-from starling_engine.kv.hashing import GRANULE, chain_root
+from starling_engine.kv.endpoint import Endpoint, parse_endpoint
+from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, EventLog, Span
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
+from tests.engine.listener import Cleared, Removed, Router, Stored, free_port, heard, listening, replay, take
 from tests.engine.running import running
 from tests.engine.toy import ToyEngine
 
 PUBLISHED = [AllBlocksCleared()]
-
-
-# The structures of vllm/distributed/kv_events.py (after change 42892), as a listener declares them.
-
-
-class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    ts: float
-    events: list[Any]
-    data_parallel_rank: int | None = None
-
-
-class VLLMEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    pass
-
-
-class Stored(VLLMEvent, tag="BlockStored"):
-    block_hashes: list[bytes | int]
-    parent_block_hash: bytes | int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
-class Removed(VLLMEvent, tag="BlockRemoved"):
-    block_hashes: list[bytes | int]
-    medium: str | None
-    group_idx: int | None = None
-
-
-class Cleared(VLLMEvent, tag="AllBlocksCleared"):
-    pass
-
-
-class Batch(EventBatch):
-    events: list[Stored | Removed | Cleared]
-
-
-class Router:
-    """Knows of one engine what it has been told; checks that a prefix is what its hash says."""
-
-    def __init__(self) -> None:
-        self.cached: dict[int, set[bytes]] = {}
-        self.cleared = 0
-        self.kinds: set[tuple[str, int | None]] = set()
-
-    def hear(self, events: list[Stored | Removed | Cleared]) -> None:
-        for event in events:
-            match event:
-                case Cleared():
-                    self.cached.clear()
-                    self.cleared += 1
-                case Removed(hashes, "GPU", group):
-                    for name in hashes:
-                        self.cached[group].remove(name)
-                case Stored():
-                    self._store(event)
-
-    def _store(self, event: Stored) -> None:
-        assert len(event.token_ids) == event.block_size * len(event.block_hashes)
-        assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)
-        assert event.medium == "GPU" and event.lora_id is None
-        self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
-        salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
-        head = event.parent_block_hash or chain_root(event.lora_name, *(salts or (None,)))
-        for at, name in enumerate(event.block_hashes):
-            tokens = event.token_ids[at * event.block_size : (at + 1) * event.block_size]
-            for start in range(0, len(tokens), GRANULE):
-                head = sha256(head + array("I", tokens[start : start + GRANULE]).tobytes()).digest()
-            assert head == name
-            known = self.cached.setdefault(event.group_idx, set())
-            assert name not in known
-            known.add(name)
-
-
-def heard(log: EventLog) -> list[Stored | Removed | Cleared]:
-    """What a listener makes of the log's events, over the wire's bytes."""
-    payload = msgspec.msgpack.encode(publisher.KVEventBatch(1.0, log.take(), 0))
-    return msgspec.msgpack.decode(payload, type=Batch).events
 
 
 @pytest.mark.parametrize("window", [0, 24])
@@ -130,9 +43,7 @@ def test_a_router_knows_what_the_pool_knows(seed: int, window: int) -> None:
         if rng.random() < 0.1:
             engine.scheduler.reset_prefix_cache()
         router.hear(heard(engine.log))
-        assert {g: set(names) for g, names in enumerate(engine.kv.pool._cached) if names} == {
-            g: names for g, names in router.cached.items() if names
-        }
+        assert {g: set(names) for g, names in enumerate(engine.kv.pool._cached) if names} == router.known("GPU")
     engine.run()
     engine.scheduler.reset_prefix_cache()
     assert heard(engine.log) == [Cleared()]
@@ -153,16 +64,16 @@ def test_a_reset_beside_running_requests_removes_the_rest_only() -> None:
     events = heard(engine.log)
     assert [type(event) for event in events] == [Removed]
     router.hear(events)
-    assert router.cached == {0: set(engine.kv.pool._cached[0])} and len(router.cached[0]) == 2
+    assert router.known("GPU") == {0: set(engine.kv.pool._cached[0])} and len(router.cached["GPU"][0]) == 2
 
 
 def test_adapters_salts_and_latents_are_told() -> None:
     log = EventLog([KVGroup(LatentSpec(8, 1, 8, 4), (0,)), KVGroup(KVSpec(8, 1, 8, 4), (1,))])
     for group in (0, 1):
-        log.stored(group, b"1" * 32, None, [1] * 8, "lora", ("media", "salt"))
+        log.stored(group, Span([b"1" * 32], None, [1] * 8, "lora", ("media", "salt")))
     for group in (0, 1):
-        log.stored(group, b"2" * 32, b"1" * 32, [2] * 8, "lora", ("media", "salt"))
-    log.stored(0, b"9" * 32, b"8" * 32, [3] * 8, None, ())
+        log.stored(group, Span([b"2" * 32], b"1" * 32, [2] * 8, "lora", ("media", "salt")))
+    log.stored(0, Span([b"9" * 32], b"8" * 32, [3] * 8, None, ()))
     _, first, second, other = heard(log)
     assert isinstance(first, Stored) and isinstance(other, Stored)
     assert first.token_ids == [1] * 8 + [2] * 8 and first.lora_name == "lora"
@@ -175,8 +86,8 @@ def test_the_bytes_are_those_that_vllm_sends() -> None:
     """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26, but for the hash, which is bytes here."""
     log = EventLog([KVGroup(KVSpec(8, 1, 8, 4), (0,))])
     log.take()
-    log.stored(0, b"h" * 32, None, list(range(8)), None, ())
-    log.removed(0, b"h" * 32)
+    log.stored(0, Span([b"h" * 32], None, list(range(8)), None, ()))
+    log.removed(0, [b"h" * 32])
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.KVEventBatch(1.5, log.take(), 0)))
     stored = {
         "type": "BlockStored",
@@ -202,47 +113,6 @@ def context() -> Iterator["zmq.Context[Any]"]:
     context = zmq.Context()
     yield context
     context.destroy(linger=0)
-
-
-def free_port() -> int:
-    """The first of four that are free, as are those for what is asked for again."""
-    while True:
-        with ExitStack() as stack, suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.socket())
-            first.bind(("", 0))
-            port = int(first.getsockname()[1])
-            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT, port + REPLAY_PORT + 4)):
-                stack.enter_context(socket.socket()).bind(("", other))
-            return port
-
-
-@contextmanager
-def listening(context: "zmq.Context[Any]", port: int, topic: str = "") -> Iterator["zmq.Socket[bytes]"]:
-    with context.socket(zmq.SUB) as sub:
-        sub.connect(f"tcp://127.0.0.1:{port}")
-        sub.setsockopt_string(zmq.SUBSCRIBE, topic)
-        yield sub
-
-
-def take(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, Batch]:
-    assert sub.poll(5000), "nothing came"
-    topic, number, payload = sub.recv_multipart()
-    return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)
-
-
-def replay(context: "zmq.Context[Any]", port: int, first: int) -> list[tuple[int, Batch]]:
-    with context.socket(zmq.DEALER) as dealer:
-        dealer.connect(f"tcp://127.0.0.1:{port + REPLAY_PORT}")
-        dealer.send_multipart((b"", first.to_bytes(8, "big")))
-        batches = []
-        while True:
-            assert dealer.poll(5000), "the end did not come"
-            empty, number, payload = dealer.recv_multipart()
-            assert empty == b""
-            if int.from_bytes(number, "big", signed=True) == -1:
-                assert payload == b""
-                return batches
-            batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)))
 
 
 def subscribed(events: EventPublisher, sub: "zmq.Socket[bytes]") -> int:
@@ -350,7 +220,7 @@ async def test_an_engine_tells_of_its_cores(context: "zmq.Context[Any]") -> None
                 router.hear(batch.events)
             routers.append(router)
         assert all(router.cleared == 1 for router in routers)
-        assert sorted(len(router.cached.get(0, ())) for router in routers) == [0, 3]
+        assert sorted(len(router.cached["GPU"][0]) for router in routers) == [0, 3]
         with pytest.raises(ConfigError, match="kv_events: cannot publish"):
             async with running(kv_events=f"tcp://*:{port}"):
                 pass

@@ -61,7 +61,8 @@ def test_bfloat16_is_rounded_as_well(backend: AttentionBackend, tmp_path: Path) 
 
 @pytest.mark.parametrize(("argument", "kind"), [("auto", "float32"), ("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn")])
 def test_the_argument_decides_what_is_cached(argument: str, kind: str) -> None:
-    assert resolve(engine_args(kv_cache_dtype=argument))[2].worker.kv_dtype == kind
+    config = resolve(engine_args(kv_cache_dtype=argument))[2]
+    assert (config.worker.kv_dtype, config.cache_dtype) == (kind, argument)
 
 
 def test_what_cannot_be_cached_in_fp8_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -102,29 +102,30 @@ class Fetches:
         names = self._map.names(request.holding, request.tokens)
         first = self._map.on_device(request.holding, request.tokens)
         count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
-        needed = [chunk for chunk, _ in sorted(self._map.needed(names, first, count), key=lambda each: each[1])]
+        places = dict(sorted(self._map.needed(names, first, count), key=lambda each: each[1]))
+        needed = list(places)
         self._await_coming(request, needed)
-        missing = [chunk for chunk in needed if not self._host.expects(chunk)]
+        missing = {chunk: at for chunk, at in places.items() if not self._host.expects(chunk)}
         if not self._claims.has_room(request.record.id, needed):
             if missing:
-                self._claims.put_off(request.record.id, missing)
+                self._claims.put_off(request.record.id, list(missing))
             return
         for chunk in filter(self._host.has, needed):
             self._host.use(chunk)
         self._claims.claim(request.record.id, needed)
         self._bring(request, missing)
 
-    def _bring(self, request: RequestState, chunks: list[Chunk]) -> None:
-        """Orders as many of these as there are slots for."""
+    def _bring(self, request: RequestState, places: dict[Chunk, int]) -> None:
+        """Orders as many of these chunks, with their places in the prefix, as there are slots for."""
         coming: list[ChunkAt] = []
-        for chunk in chunks:
-            slot = self._host.take(chunk)
+        for chunk, at in places.items():
+            slot = self._host.take(chunk, self._map.span(request.holding, request.tokens, at))
             if slot is None:
                 break
             coming.append(ChunkAt(slot, *chunk))
         if coming:
             order = FetchChunks(self._jobs.number(), coming)
-            self._jobs.add(Job(order, chunks[: len(coming)])).park(request, Gate.KV_FETCH)
+            self._jobs.add(Job(order, list(places)[: len(coming)])).park(request, Gate.KV_FETCH)
 
     # ---- what is on its way ----
 

@@ -20,6 +20,7 @@ from starling_engine.scheduler.offload.saves import Saves
 from starling_engine.scheduler.state import RequestState
 from starling_engine.tiers.host import HostIndex
 from starling_engine.tiers.orders import Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
+from starling_engine.tiers.told import Told
 
 HUNG_SECONDS = 30.0
 """After so long, no answer of the tiers outside is expected any moment."""
@@ -31,7 +32,8 @@ class Offload:
     """
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        chunks, host, jobs = ChunkMap(kv), HostIndex(slots, config.cpu_policy), Jobs()
+        told = Told(kv.log) if kv.log is not None else None
+        chunks, host, jobs = ChunkMap(kv), HostIndex(slots, config.cpu_policy, told), Jobs()
         claims = Claims(host)
         self._kv = kv
         self._host = host

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from starling_engine.kv.chunks import ChunkMap
+from starling_engine.kv.events import Span
 from starling_engine.kv.manager import KVManager
 from starling_engine.scheduler.offload.costs import Costs
 from starling_engine.scheduler.offload.jobs import Job, Jobs
@@ -30,8 +31,8 @@ class Saves:
         self._jobs = jobs
         self._costs = costs
         self._keeps = keeps
-        self._unsaved: OrderedDict[Chunk, list[bytes]] = OrderedDict()
-        """Chunks of confirmed tokens that are on the device alone, with the names of their blocks."""
+        self._unsaved: OrderedDict[Chunk, Span] = OrderedDict()
+        """Chunks of confirmed tokens that are on the device alone, with their blocks."""
         self._headroom = 0
         """Blocks that running requests may need next."""
         self.confirmed_step = -1
@@ -46,9 +47,9 @@ class Saves:
         """Notes the chunks that have become full of confirmed tokens."""
         holding, blocks = request.holding, self._map.blocks
         while (holding.saved_chunks + 1) * blocks <= holding.cached_blocks:
-            names = holding.chain.names[holding.saved_chunks * blocks : (holding.saved_chunks + 1) * blocks]
+            span = self._map.span(holding, request.tokens, holding.saved_chunks)
             for group in self._map.groups:
-                self._unsaved[group, names[-1]] = names
+                self._unsaved[group, span.names[-1]] = span
             holding.saved_chunks += 1
         while len(self._unsaved) > self._kv.pool.num_blocks:
             self._unsaved.popitem(last=False)
@@ -67,7 +68,7 @@ class Saves:
             return
         for chunk, _ in needed:
             self._unsaved.pop(chunk, None)
-        self._store((chunk, chain[at * blocks : (at + 1) * blocks]) for chunk, at in needed)
+        self._store((chunk, self._map.span(request.holding, request.tokens, at)) for chunk, at in needed)
 
     def stored(self, job: Job, done: list[bool], seconds: float) -> None:
         """An order has been answered: what has come to slots is passed on, and the next ones follow."""
@@ -94,14 +95,14 @@ class Saves:
         pool = self._kv.pool
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
-    def _store(self, chunks: Iterable[tuple[Chunk, list[bytes]]]) -> None:
-        """Has chunks, with the names of their blocks, copied to slots: as far as there is room for them, and use."""
+    def _store(self, chunks: Iterable[tuple[Chunk, Span]]) -> None:
+        """Has chunks, with their blocks, copied to slots: as far as there is room for them, and use."""
         moves: list[ChunkMove] = []
         stored: list[Chunk] = []
         blocks: list[int] = []
-        for chunk, names in chunks:
-            found = self._found_blocks(chunk, names)
-            slot = self._host.take(chunk) if found else None
+        for chunk, span in chunks:
+            found = self._found_blocks(chunk, span.names)
+            slot = self._host.take(chunk, span) if found else None
             if slot is None:
                 continue
             for block in found:

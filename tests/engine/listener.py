@@ -1,0 +1,211 @@
+"""A listener to KV events as routers have one: vLLM's structures, its sockets, and what it then knows of an engine."""
+
+import socket
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import zmq
+from starling_engine.kv.endpoint import REPLAY_PORT
+from starling_engine.kv.events import EventLog, KVEventBatch
+from starling_engine.kv.hashing import GRANULE, chain_root
+from starling_engine.tiers.far import CHUNK
+
+# The structures of vllm/distributed/kv_events.py (after change 42892), as a listener declares them.
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None = None
+
+
+class VLLMEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    pass
+
+
+class Stored(VLLMEvent, tag="BlockStored"):
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class Removed(VLLMEvent, tag="BlockRemoved"):
+    block_hashes: list[bytes | int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class Cleared(VLLMEvent, tag="AllBlocksCleared"):
+    pass
+
+
+class Batch(EventBatch):
+    events: list[Stored | Removed | Cleared]
+
+
+def heard(log: EventLog) -> list[Stored | Removed | Cleared]:
+    """What a listener makes of the log's events, over the wire's bytes."""
+    payload = msgspec.msgpack.encode(KVEventBatch(1.0, log.take(), 0))
+    return msgspec.msgpack.decode(payload, type=Batch).events
+
+
+def hashed(head: bytes, tokens: Sequence[int]) -> bytes:
+    for start in range(0, len(tokens), GRANULE):
+        head = sha256(head + array("I", tokens[start : start + GRANULE]).tobytes()).digest()
+    return head
+
+
+class Router:
+    """Knows of one engine what it has been told, by medium and KV group; checks that a prefix is what its hash says."""
+
+    def __init__(self) -> None:
+        self.cached: dict[str, dict[int, set[bytes]]] = {"GPU": defaultdict(set), "CPU": defaultdict(set)}
+        self.parents: dict[bytes, bytes | None] = {}
+        self.cleared = 0
+        self.kinds: set[tuple[str, int | None]] = set()
+
+    def hear(self, events: list[Stored | Removed | Cleared]) -> None:
+        for event in events:
+            match event:
+                case Cleared():
+                    for groups in self.cached.values():
+                        groups.clear()
+                    self.cleared += 1
+                case Removed(hashes, medium, group):
+                    for name in hashes:
+                        self.cached[medium][group].remove(name)
+                case Stored():
+                    self._store(event)
+
+    def _store(self, event: Stored) -> None:
+        assert len(event.token_ids) == event.block_size * len(event.block_hashes)
+        assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)
+        assert event.lora_id is None
+        self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
+        salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
+        parent = event.parent_block_hash
+        head = parent or chain_root(event.lora_name, *(salts or (None,)))
+        known = self.cached[event.medium][event.group_idx]
+        for at, name in enumerate(event.block_hashes):
+            head = hashed(head, event.token_ids[at * event.block_size : (at + 1) * event.block_size])
+            assert head == name
+            assert name not in known
+            known.add(name)
+            self.parents[name] = parent
+            parent = name
+
+    def known(self, medium: str) -> dict[int, set[bytes]]:
+        return {group: names for group, names in self.cached[medium].items() if names}
+
+    def blocks_of(self, chunk: bytes, count: int) -> list[bytes]:
+        """The `count` blocks of a chunk, by its own name."""
+        names = [chunk]
+        while len(names) < count:
+            parent = self.parents[names[-1]]
+            assert parent is not None
+            names.append(parent)
+        return names
+
+    def forecast(self, tokens: Sequence[int], block_size: int, media: tuple[str, ...] = ("GPU", "CPU")) -> int:
+        """Tokens that the engine finds of a prompt without salt, where all of a model's layers see all tokens."""
+        head, names = chain_root(None, None), []
+        for start in range(0, len(tokens) - block_size, block_size):
+            head = hashed(head, tokens[start : start + block_size])
+            names.append(head)
+        device, cpu = (self.cached[medium][0] if medium in media else set() for medium in ("GPU", "CPU"))
+        hit = _leading(name in device for name in names) * block_size
+        size = CHUNK // block_size
+        chunks = [names[at : at + size] for at in range(0, len(names) - size + 1, size)]
+        first = hit // CHUNK
+        return max(hit, (first + _leading(cpu.issuperset(chunk) for chunk in chunks[first:])) * CHUNK)
+
+
+def _leading(each: Iterable[bool]) -> int:
+    count = 0
+    for there in each:
+        if not there:
+            break
+        count += 1
+    return count
+
+
+# ---- over ZeroMQ ----
+
+
+def free_port() -> int:
+    """The first of four that are free, as are those for what is asked for again."""
+    while True:
+        with ExitStack() as stack, suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.socket())
+            first.bind(("", 0))
+            port = int(first.getsockname()[1])
+            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT, port + REPLAY_PORT + 4)):
+                stack.enter_context(socket.socket()).bind(("", other))
+            return port
+
+
+@contextmanager
+def listening(context: "zmq.Context[Any]", port: int, topic: str = "") -> Iterator["zmq.Socket[bytes]"]:
+    with context.socket(zmq.SUB) as sub:
+        sub.connect(f"tcp://127.0.0.1:{port}")
+        sub.setsockopt_string(zmq.SUBSCRIBE, topic)
+        yield sub
+
+
+class Follower:
+    """Hears one engine core's batches from the first on; asks again for those that it missed."""
+
+    def __init__(self, context: "zmq.Context[Any]", port: int) -> None:
+        self._replayed = lambda first: replay(context, port, first)
+        self._next = 0
+
+    def batches(self, sub: "zmq.Socket[bytes]", quiet_ms: int) -> Iterator[Batch]:
+        """Until nothing has come for so long."""
+        yield from self._again()
+        while sub.poll(quiet_ms):
+            _, number, batch = take(sub)
+            if number > self._next:
+                yield from self._again()
+            elif number == self._next:
+                self._next += 1
+                yield batch
+
+    def _again(self) -> Iterator[Batch]:
+        for number, batch in self._replayed(self._next):
+            assert number == self._next, "as many are kept"
+            self._next += 1
+            yield batch
+
+
+def take(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, Batch]:
+    assert sub.poll(5000), "nothing came"
+    topic, number, payload = sub.recv_multipart()
+    return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)
+
+
+def replay(context: "zmq.Context[Any]", port: int, first: int) -> list[tuple[int, Batch]]:
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(f"tcp://127.0.0.1:{port + REPLAY_PORT}")
+        dealer.send_multipart((b"", first.to_bytes(8, "big")))
+        batches = []
+        while True:
+            assert dealer.poll(5000), "the end did not come"
+            empty, number, payload = dealer.recv_multipart()
+            assert empty == b""
+            if int.from_bytes(number, "big", signed=True) == -1:
+                assert payload == b""
+                return batches
+            batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)))
