@@ -66,5 +66,5 @@ def another_pod_takes_the_place_of_one_that_is_gone(
         assert ask(agent).status_code == 200
     stream = Reader(first, 1500)
     again.process.send_signal(signal.SIGTERM)
-    assert first.end() == 0 and again.process.wait(30) == 0, "both wait for what is open"
+    assert first.end() == 0 and again.process.wait(120) == 0, "both wait for what is open"
     assert stream.result().endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in stream.text

@@ -106,7 +106,7 @@ class Agent:
         lines = self.http.get("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
-    def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
+    def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = 120.0) -> int:
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
