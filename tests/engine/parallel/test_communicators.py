@@ -115,7 +115,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_it_may(
         if ranks.shard.index != 1:
             exchange(ranks)
 
-    # They have to meet in that time first, on a machine that does other things too.
+    # gloo's ranks have to meet in that time first, on a machine that does other things too.
     with pytest.raises(RankLost, match="rank 1 of 3 did not come within 3 s" if kind == "shared" else "gone or stuck"):
         on_ranks(3, kind, work, timeout=3.0)
 

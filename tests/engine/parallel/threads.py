@@ -32,18 +32,19 @@ JOIN_SECONDS = 20.0
 def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: float = 20.0) -> list[T]:
     """What `work` gives for each rank. The first error that one raises is raised. `timeout` is that of the groups they join."""
     store = serve_store("127.0.0.1", JOIN_SECONDS)
-    place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", timeout)
+    unhurried = Rendezvous("127.0.0.1", store.port, "127.0.0.1", JOIN_SECONDS)
     together = Barrier(count, timeout=JOIN_SECONDS)
 
     def rank(index: int) -> T:
-        mine = join_store(replace(place, timeout=JOIN_SECONDS))
+        mine = join_store(unhurried)
         together.wait()
 
         def join(name: str, at: int, of: int) -> Communicator:
             if of == 1:
                 return ALONE
-            slow = GlooCommunicator(mine, name, Shard(at, of), place, no_tick)
-            return SharedCommunicator(slow, timeout) if kind == "shared" else slow
+            if kind == "shared":
+                return SharedCommunicator(GlooCommunicator(mine, name, Shard(at, of), unhurried, no_tick), timeout)
+            return GlooCommunicator(mine, name, Shard(at, of), replace(unhurried, timeout=timeout), no_tick)
 
         return work(index, join)
 
@@ -52,5 +53,13 @@ def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: f
 
 
 def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
-    """As `on_threads`, of ranks that are one group."""
-    return on_threads(count, kind, lambda index, join: work(join("all", index, count)), timeout)
+    """As `on_threads`, of ranks that are one group. They have all met when `work` begins: one that is done early leaves no other
+    to look for it."""
+    met = Barrier(count, timeout=JOIN_SECONDS)
+
+    def rank(index: int, join: Join) -> T:
+        ranks = join("all", index, count)
+        met.wait()
+        return work(ranks)
+
+    return on_threads(count, kind, rank, timeout)
