@@ -188,7 +188,8 @@ def test_the_keeper_evicts_by_itself(tmp_path: Path) -> None:
         assert len(list(tmp_path.rglob("*.kv"))) <= 20
     tier.close()
     assert tier.counters.evicted >= 20
-    assert len(list(tmp_path.rglob("*.kv"))) == tier.counters.objects == written - tier.counters.evicted
+    assert len(list(tmp_path.rglob("*.kv"))) == (held := written - tier.counters.evicted)
+    assert held <= tier.counters.objects <= held + 1, "what was written during the last walk may be counted twice"
 
 
 def test_a_hit_marks_its_use_no_more_than_now_and_then(tmp_path: Path) -> None:

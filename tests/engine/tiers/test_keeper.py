@@ -176,6 +176,20 @@ def test_eviction_that_can_remove_nothing_is_not_tried_at_every_look(tmp_path: P
     assert len(tried) == 1
 
 
+def test_what_is_being_written_is_neither_evicted_nor_forgotten(tmp_path: Path) -> None:
+    """It takes the folder over its high mark, but there is nothing yet that could go."""
+    tier = quiet_tier(tmp_path, 20 * FILE)
+    for number in range(19):
+        write(tier, number)
+    assert tier._usage.reserve(FILE)
+    keep(tier)
+    assert (tier.counters.evicted, tier.counters.objects) == (0, 20)
+    tier._usage.settle(FILE, placed=False)
+    write(tier, 19)
+    keep(tier)
+    assert tier.counters.evicted == 1
+
+
 def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
     layout = Layout(tmp_path, MODEL.digest, this_process())
     layout.make()

@@ -168,12 +168,13 @@ class Keeper:
     def _sweep(self) -> None:
         """Counts, and evicts where there is too much. Raises OSError."""
         pressed, self._pressed = self._pressed, False
-        usage, written, reports = self._usage, self._usage.written, self._reports.of_others()
+        usage, written, reports = self._usage, self._usage.placed, self._reports.of_others()
         goal = self._goal(pressed)
         self._pause, self._worked = EVICTING if goal else COUNTING, time.monotonic()
         swept = sweep(self._layout.objects, goal, lambda there: self._kept(there, pressed), self._breathe)
         self.evicted += swept.evicted
-        self._stuck = bool(goal) and not swept.evicted
+        excess = swept.held.bytes - self._kept(swept.held.bytes, pressed)
+        self._stuck = bool(goal) and excess > 0 and not swept.evicted  # what is still being written is none that could go
         self._count = _Count(swept.held, written, reports)
         usage.learn(swept.held, written)
         if pressed:

@@ -71,13 +71,12 @@ class FolderTier:
                 self._full += 1
             self.keeper.wake()
             raise FarError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
-        new = False
+        placed = False
         try:
             with self._health.writing():
-                new = self._store(self._layout.path_of(key), key, data.cast("B"))
+                placed = self._store(self._layout.path_of(key), key, data.cast("B"))
         finally:
-            if not new:
-                self._usage.release(size)
+            self._usage.settle(size, placed=placed)
         self.keeper.wake()
 
     def close(self) -> None:
@@ -153,4 +152,4 @@ class FolderTier:
         with suppress(OSError):
             size = path.stat().st_size
             path.unlink()
-            self._usage.release(size)
+            self._usage.drop(size)

@@ -30,6 +30,8 @@ class Usage:
         self._known = self._then = Amount()
         self.written = Amount()
         """By this process since it opened the folder, less what it has dropped; it only says what has changed."""
+        self._unplaced = Amount()
+        """Of that, what may not be in the folder yet."""
 
     @property
     def now(self) -> Amount:
@@ -51,12 +53,26 @@ class Usage:
             if self.now.bytes + size > self.limit:
                 return False
             self.written += Amount(size, 1)
+            self._unplaced += Amount(size, 1)
             return True
 
-    def release(self, size: int) -> None:
-        """Of an object that was not written after all, or was dropped."""
+    def settle(self, size: int, *, placed: bool) -> None:
+        """Of an object that was reserved: it is in the folder now, or was not written after all."""
+        with self._lock:
+            self._unplaced -= Amount(size, 1)
+            if not placed:
+                self.written -= Amount(size, 1)
+
+    def drop(self, size: int) -> None:
+        """Of an object that is in the folder no longer."""
         with self._lock:
             self.written -= Amount(size, 1)
+
+    @property
+    def placed(self) -> Amount:
+        """Of what was written, what a walk through the folder finds. What is placed during the walk may be counted twice."""
+        with self._lock:
+            return self.written - self._unplaced
 
     def learn(self, held: Amount, then: Amount) -> None:
         """The folder held `held` when this process had written `then`."""
