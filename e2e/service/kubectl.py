@@ -1,5 +1,8 @@
-"""kubectl, as a person at a terminal would call it."""
+"""kubectl, as a person at a terminal would call it. What is looked at again and again is asked for without it: each call takes an
+eighth of a second of a processor, and the service that is waited for has only two.
+"""
 
+import functools
 import json
 import subprocess
 import time
@@ -8,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kubernetes import config
+
 Manifest = dict[str, Any]
+
+
+LOOKED_AT = {"infsvc": "apis/serving.starling.dev/v1alpha1/{}/inferenceservices", "pod": "api/v1/{}/pods", "pods": "api/v1/{}/pods"}
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,34 @@ class Kubectl:
         self("apply", "-f", "-", stdin=text)
 
     def get(self, kind: str, name: str) -> Manifest:
+        if kind in LOOKED_AT:
+            return self._look(f"{LOOKED_AT[kind]}/{name}")
         found: Manifest = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
     def find(self, kind: str, selector: str = "") -> list[Manifest]:
+        if kind in LOOKED_AT:
+            items: list[Manifest] = self._look(LOOKED_AT[kind], labelSelector=selector)["items"]
+            return items
         found: list[Manifest] = json.loads(self("get", kind, "-o", "json", *(["-l", selector] if selector else [])))["items"]
+        return found
+
+    def _look(self, path: str, **query: str) -> Manifest:
+        api, path = _api(self.kubeconfig), "/" + path.format(f"namespaces/{self.namespace}")
+        asked = api.param_serialize("GET", path, query_params=list(query.items()), auth_settings=["BearerToken"])
+        response = api.call_api(*asked)
+        found: Manifest = json.loads(response.read())
+        if response.status != 200:
+            raise AssertionError(f"GET {path}: {found.get('message')}")
         return found
 
     def patch(self, kind: str, name: str, change: Manifest) -> None:
         self("patch", kind, name, "--type=merge", "-p", json.dumps(change))
+
+
+@functools.cache
+def _api(kubeconfig: Path) -> Any:
+    return config.new_client_from_config(str(kubeconfig))
 
 
 def condition(service: Manifest, kind: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""A client inside the cluster: streams completions without a pause and says how each of them ended.
+"""A client inside the cluster: streams completions one after another and says how each of them ended.
 
 usage: traffic.py BASE_URL MODEL [STREAMS]     runs until SIGTERM; one line of JSON for each request; $OPENAI_API_KEY is the key
 
@@ -14,6 +14,8 @@ import time
 from openai import AsyncOpenAI, OpenAIError
 
 TOKENS = 48
+PAUSE = 0.25
+"""Seconds, in which a machine of two processors does something else."""
 PROMPTS = 500
 """After so many numbers the same prompts come again."""
 
@@ -48,7 +50,7 @@ async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker
     while not stop.is_set():
         print(json.dumps(await one_request(client, model, number)), flush=True)
         number = (number + 100) % PROMPTS
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(PAUSE)
 
 
 async def main() -> None:

@@ -86,7 +86,7 @@ class Watched:
 
 
 class Traffic:
-    """A pod that streams completions from a service without a pause."""
+    """A pod that streams completions from a service, one after another."""
 
     def __init__(
         self, kubectl: Kubectl, service: Watched, image: str, *, streams: int = 2, model: str = "", key: str = "none"

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from types import ModuleType
@@ -14,6 +15,15 @@ from starling_engine.core.log_lines import LogLineFormatter
 
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
+
+
+def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """`python -m MODULE ARGUMENTS`, which lives as long as its standard input is open; see `live_with_parent`.
+
+    Ctrl-C goes to a terminal's whole process group: in a session of its own it lives on until its parent has drained.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True)
 
 
 def import_for_good(name: str) -> ModuleType:

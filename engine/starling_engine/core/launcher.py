@@ -4,13 +4,13 @@ import logging
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import msgspec
 
+from starling_engine import child
 from starling_engine.config import EngineConfig
 from starling_engine.core.log_lines import EXIT_LOGGER, parse_line
 from starling_engine.errors import ConfigError, EngineDead, ModelError, StarlingError, UnsupportedModel, WeightError
@@ -23,13 +23,8 @@ class CoreHandle:
         """With `host`, an address of this machine, it also listens there, for frontends of other nodes: see `Hello.address`."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "starling_engine.core", self.address, *([host] if host else [])],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C goes to a terminal's whole process group; the core must live on until its frontend has drained.
-            start_new_session=True,
-        )
+        arguments = (self.address, host) if host else (self.address,)
+        self._process = child.start("starling_engine.core", *arguments, stderr=subprocess.PIPE)
         self._cause: str | None = None
         self._last_line = "it left no message"
         assert self._process.stdin is not None

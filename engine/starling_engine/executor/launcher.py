@@ -2,12 +2,10 @@
 
 import logging
 import subprocess
-import sys
 import threading
 
+from starling_engine import child
 from starling_engine.core.log_lines import parse_line
-
-WORKER = (sys.executable, "-m", "starling_engine.worker")
 
 
 class WorkerHandle:
@@ -19,9 +17,7 @@ class WorkerHandle:
     def __init__(self, address: str, rank: int, host: str) -> None:
         self.address = address
         self.rank = rank
-        self._process = subprocess.Popen(
-            [*WORKER, address, str(rank), host], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+        self._process = child.start("starling_engine.worker", address, str(rank), host, stderr=subprocess.PIPE)
         self._relay = threading.Thread(target=self._relay_messages, daemon=True)
         self._relay.start()
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from starling_engine import child
 from starling_engine.config import WorkerConfig
 from starling_engine.core.listening import listen
 from starling_engine.epoch import (
@@ -58,7 +58,7 @@ from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
 
-WORKER = (sys.executable, "-m", "starling_engine.worker")
+WORKER = ("starling_engine.worker",)
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.2
 STOP_SECONDS = 5.0
@@ -136,8 +136,7 @@ class ProcessExecutor:
         if self._remote.ranks:
             self.joining = listen(self._socket, self._host)
         for rank in range(self._remote.ranks.start):
-            command = [*WORKER, address, str(rank)]
-            self._health.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+            self._health.processes.append(child.start(*WORKER, address, str(rank)))
 
     def ready(self, timeout: float) -> WorkerReport | None:
         self._take(timeout)

@@ -126,6 +126,7 @@ async def test_a_core_ends_with_its_parent() -> None:
     await when(lambda: not core.exists())
 
 
+@pytest.mark.usefixtures("programs")
 async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
     """A terminal signals the whole process group; the core must be out of it, to let the frontend drain."""
     async with running() as engine:

@@ -13,6 +13,7 @@ from starling_engine import AsyncEngine, SamplingParams
 from tests.engine.checkpoints import STEPS, Reference
 from tests.engine.cores import assert_greedy
 from tests.engine.running import MODEL, running
+from tests.forks import all_forks, forks_of
 
 MARK = "STARLING_TEST_GROUP"
 """The variable by which the processes of a group are known."""
@@ -76,25 +77,11 @@ class Traffic:
 
 def children(parent: int) -> list[int]:
     """The engine's processes that `parent` has started, in their order."""
-    return [pid for pid, stat, _ in _processes() if int(stat[1]) == parent]
+    return [*forks_of(parent)]
 
 
 def marked(mark: str) -> list[int]:
-    own = f"{MARK}={mark}".encode()
-    return [pid for pid, _, environment in _processes() if pid != os.getpid() and own in environment]
-
-
-def _processes() -> list[tuple[int, list[str], bytes]]:
-    """Of the engine: ids, their `stat` from the state on, and their environment."""
-    found: list[tuple[int, list[str], bytes]] = []
-    for folder in Path("/proc").iterdir():
-        try:
-            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
-            if folder.name.isdigit() and b"starling_engine" in command:
-                found.append((int(folder.name), stat.rpartition(")")[2].split(), (folder / "environ").read_bytes()))
-        except OSError:
-            continue
-    return sorted(found)
+    return [pid for pid, fork in all_forks().items() if fork["environment"].get(MARK) == mark]
 
 
 def worker_of(engine: AsyncEngine, core: int) -> int:

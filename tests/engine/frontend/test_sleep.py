@@ -27,6 +27,7 @@ def resident(llm: LLM) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_", "Anonymous:")) and "Dirty" in line)
 
 
+@pytest.mark.usefixtures("programs")  # a fork shares memory with others until it writes there
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
     folder = shutil.copytree(MODEL, tmp_path / "model")

@@ -1,7 +1,6 @@
 """Every layout of ranks gives what transformers gives: chunked, batched, preempted, and after prefix hits."""
 
 import random
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -95,7 +94,7 @@ def test_ranks_agree_on_what_requests_want_besides(references: dict[str, Referen
 
 def make_late(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The workers that are started now; see `tests.engine.late`."""
-    monkeypatch.setattr(processes, "WORKER", (sys.executable, "-m", "tests.engine.parallel.late_worker", how))
+    monkeypatch.setattr(processes, "WORKER", ("tests.engine.parallel.late_worker", how))
 
 
 def check_layout(reference: Reference, **settings: Any) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from starling_engine.layout import ParallelLayout
 from tests.engine.checkpoints import PROMPT, VARIANTS, write_checkpoint
 from tests.engine.cores import core_for, greedy, run
 from tests.engine.running import running
+from tests.forks import forks_of
 
 TP2 = ParallelLayout(tensor=2)
 TOKENS = list(range(PROMPT))
@@ -78,7 +78,7 @@ def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch
     requests = [greedy(str(number), prompt) for number, prompt in enumerate(prompts)]
     with core_for(folder) as core:
         expected = {name: tokens for name, (tokens, _) in run(core, requests).items()}
-    monkeypatch.setattr("starling_engine.executor.processes.WORKER", (sys.executable, "-m", *worker))
+    monkeypatch.setattr("starling_engine.executor.processes.WORKER", worker)
     with core_for(folder, layout=layout, patience=20.0) as core:
         for request in requests:
             assert core.add(request) is None
@@ -94,7 +94,7 @@ def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch
 
 
 def test_a_device_that_breaks_behind_its_host_ends_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = (sys.executable, "-m", "tests.engine.parallel.late_worker", "breaks")
+    worker = ("tests.engine.parallel.late_worker", "breaks")
     monkeypatch.setattr("starling_engine.executor.processes.WORKER", worker)
     with core_for(folder, layout=TP2, patience=20.0) as core:
         assert core.add(greedy("long", TOKENS)) is None
@@ -114,7 +114,7 @@ async def test_streams_hear_which_rank_it_was() -> None:
     async with running(tensor_parallel_size=2) as engine:
         stream = engine.stream(TOKENS, SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
         await anext(stream)
-        os.kill(_child_ranks(engine.cores.processes[0].pid)[1], signal.SIGKILL)
+        os.kill([*forks_of(engine.cores.processes[0].pid)][1], signal.SIGKILL)
         with pytest.raises(EngineDead, match=r"rank 1 \(process \d+\) was ended by SIGKILL"):
             async for _ in stream:
                 pass
@@ -122,7 +122,7 @@ async def test_streams_hear_which_rank_it_was() -> None:
 
 async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
     async with running(tensor_parallel_size=2) as engine:
-        os.kill(_child_ranks(engine.cores.processes[0].pid)[1], signal.SIGKILL)
+        os.kill([*forks_of(engine.cores.processes[0].pid)][1], signal.SIGKILL)
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -134,6 +134,7 @@ async def test_a_rank_that_dies_while_nothing_runs_is_noticed_too() -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.usefixtures("programs")
 async def test_ranks_end_with_their_core() -> None:
     """Also one that is stopped, and could not see that its parent is gone."""
     async with running(tensor_parallel_size=2) as engine:

@@ -81,13 +81,19 @@ async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | N
     await server.close()
 
 
+@pytest.fixture(scope="session")
+def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: the client reads $KUBECONFIG when it is imported, which operators that are forks are not to do again."""
+    return tmp_path_factory.mktemp("kubeconfig")
+
+
 @pytest.fixture
-async def start_operator(cluster: Cluster, proxy: Proxy, tmp_path: Path) -> AsyncIterator[StartOperator]:
+async def start_operator(cluster: Cluster, proxy: Proxy, tmp_path: Path, config_folder: Path) -> AsyncIterator[StartOperator]:
     """All processes end with the test."""
     running: list[OperatorProcess] = []
 
     async def start(*more: str, altered: Sequence[str] = (), wait: bool = True) -> OperatorProcess:
-        kubeconfig = proxy.kubeconfig(tmp_path)
+        kubeconfig = proxy.kubeconfig(config_folder)
         process = OperatorProcess(kubeconfig, cluster.namespace, tmp_path, free_port(), *more, altered=altered)
         running.append(process)
         if wait:

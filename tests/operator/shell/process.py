@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
+from tests.forks import OPERATOR, Fork, fork
 from tests.operator.shell.cluster import until
 
 PROBE_SECONDS = 5.0
@@ -19,17 +21,24 @@ class OperatorProcess:
     """`starling operator` of one namespace. Its log lies in the folder, for who reads a failure. `altered`: see altered.py."""
 
     def __init__(self, kubeconfig: Path, namespace: str, folder: Path, port: int, *more: str, altered: Sequence[str] = ()) -> None:
-        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        self._environment = {"KUBECONFIG": str(kubeconfig)}
         self.port, self.log = port, folder / f"operator-{port}.log"
-        program = [str(Path(__file__).with_name("altered.py")), *altered] if altered else ["-m", "starling_operator.cli"]
+        self._altered = altered
+        self._process: Fork | subprocess.Popen[bytes]
         self._arguments = [
-            *(sys.executable, *program, "operator", "--agent-image=example.com/agent:1"),
-            *(f"--namespace={namespace}", f"--own-namespace={namespace}", f"--http-address=127.0.0.1:{port}", *more),
+            *("operator", "--agent-image=example.com/agent:1", f"--namespace={namespace}", f"--own-namespace={namespace}"),
+            *(f"--http-address=127.0.0.1:{port}", *more),
         ]
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*self._arguments, env=self._environment, stderr=log)
+            if not self._altered:
+                self._process = fork(OPERATOR, ["starling_operator.cli", *self._arguments], log.fileno(), **self._environment)
+                return
+            # Before anything is imported: modules take each other's constants.
+            program = [sys.executable, str(Path(__file__).with_name("altered.py")), *self._altered]
+            environment = {**os.environ, **self._environment}
+            self._process = subprocess.Popen([*program, *self._arguments], env=environment, stderr=log)  # noqa: ASYNC220
 
     async def started(self) -> "OperatorProcess":
         await self.start()
@@ -42,7 +51,7 @@ class OperatorProcess:
 
     @property
     def runs(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._process.kill()
@@ -51,12 +60,13 @@ class OperatorProcess:
         self._process.send_signal(number)
 
     async def ended(self) -> int:
-        return await self._process.wait()
+        while (code := self._process.poll()) is None:  # noqa: ASYNC110 - processes send no events
+            await asyncio.sleep(0.02)
+        return code
 
     async def stop(self) -> int:
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-        return await self._process.wait()
+        self._process.send_signal(signal.SIGTERM)
+        return await self.ended()
 
     async def is_ready(self) -> bool:
         return (await self.ask("/readyz"))[0] == 200

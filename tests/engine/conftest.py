@@ -1,0 +1,24 @@
+"""How tests of the engine start its processes."""
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from starling_engine import child
+
+from tests import forks
+
+start_program = child.start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_forks() -> Iterator[None]:
+    with patch.object(child, "start", forks.start):
+        yield
+
+
+@pytest.fixture
+def programs() -> Iterator[None]:
+    """Each starts as it does for users: `python -m`, a child of whoever started it."""
+    with patch.object(child, "start", start_program):
+        yield

@@ -1,0 +1,212 @@
+"""Processes of the engine and of the operator, as forks of one that has imported already what they import.
+
+They run the same programs, in processes of their own; to import torch alone takes longer than most of what is tested. What differs
+is how they start, and who their parent is: tests of the engine that look at that ask for `programs`. In the tests of the agent, of
+the command line and on a cluster everything starts as it does for users.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from starling_engine import child
+
+ENGINE = ("starling_engine.worker.process", "starling_engine.core.process")
+OPERATOR = ("starling_operator.launch", "starling_operator.commands.operator")
+LARGEST_REQUEST = 1 << 18
+UCRED = struct.Struct("3i")
+"""See unix(7): process, user, group."""
+
+
+class Fork:
+    """What the engine uses of a `subprocess.Popen`. It is killed when whoever started it is gone."""
+
+    def __init__(self, connection: socket.socket, stdin: int) -> None:
+        self.stdin = os.fdopen(stdin, "wb")
+        self.stderr: BinaryIO | None = None
+        self.pid = int(connection.recv(64))
+        self.returncode: int | None = None
+        self._connection = connection
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            with self.stdin, self._connection:
+                self.returncode = int(self._connection.recv(64))
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start(module: str, *arguments: str, stderr: int | None = None) -> Fork:
+    """In place of `starling_engine.child.start`."""
+    if stderr is None:
+        return fork(ENGINE, [module, *arguments], 2)
+    log = os.pipe()
+    started = fork(ENGINE, [module, *arguments], log[1])
+    os.close(log[1])
+    started.stderr = os.fdopen(log[0], "rb")
+    return started
+
+
+def fork(modules: tuple[str, ...], command: list[str], stderr: int, **environment: str) -> Fork:
+    """`python -m COMMAND` where `modules` are there already. This process's folder, output and, but for what is given, environment
+    are the fork's, which may write to the descriptor `stderr`. What modules read from it as they are imported must never change.
+    """
+    everything = {**os.environ, **environment}
+    if modules not in _servers:
+        _servers[modules] = _start_server(modules, everything)
+    request = {"command": command, "environment": everything, "folder": str(Path.cwd())}
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(_servers[modules] / "socket"))
+    stdin = os.pipe()
+    socket.send_fds(connection, [json.dumps(request).encode()], [stdin[0], 1, stderr])
+    os.close(stdin[0])
+    return Fork(connection, stdin[1])
+
+
+_servers: dict[tuple[str, ...], Path] = {}
+"""Folders of the processes that fork, by what they have imported."""
+
+
+def _start_server(modules: tuple[str, ...], environment: dict[str, str]) -> Path:
+    """It ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="starling-forks-"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen(128)
+        listener.set_inheritable(True)
+        command = [sys.executable, "-m", "tests.forks", str(folder), str(listener.fileno()), *modules]
+        descriptors = [listener.fileno()]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=descriptors, start_new_session=True)
+
+    def end() -> None:
+        process.communicate()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    return folder
+
+
+def forks_of(parent: int) -> dict[int, list[str]]:
+    """The commands of those that `parent` has started and that live."""
+    return {pid: told["command"] for pid, told in all_forks().items() if told["parent"] == parent}
+
+
+def all_forks() -> dict[int, dict[str, Any]]:
+    """Of the engine, by process: how each was started, and by whom."""
+    found = {}
+    for path in sorted(_servers[ENGINE].glob("*.fork")):
+        with suppress(FileNotFoundError):
+            found[int(path.stem)] = json.loads(path.read_text())
+    return found
+
+
+class Server:
+    def __init__(self, folder: Path, listener: socket.socket) -> None:
+        self._folder = folder
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._fork)
+        self._selector.register(sys.stdin, selectors.EVENT_READ, lambda _: sys.exit())
+
+    def serve(self) -> NoReturn:
+        """Until its parent is gone, or says so."""
+        while True:
+            for key, _ in self._selector.select():
+                key.data(key.fileobj)
+
+    def _fork(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        message, standard, *_ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
+        request = json.loads(message)
+        pid = os.fork()
+        if pid == 0:
+            for key in [*self._selector.get_map().values()]:
+                os.close(key.fd)  # its standard input too
+            self._selector.close()
+            connection.close()
+            become(request, standard, self._folder)
+        for descriptor in standard:
+            os.close(descriptor)
+        parent, _, _ = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+        (self._folder / f"{pid}.new").write_text(json.dumps({**request, "parent": parent}))
+        (self._folder / f"{pid}.new").rename(self._folder / f"{pid}.fork")
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._kill, pid))
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, functools.partial(self._tell, pid, connection))
+        connection.send(str(pid).encode())
+
+    def _kill(self, pid: int, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        os.kill(pid, signal.SIGKILL)
+
+    def _tell(self, pid: int, connection: socket.socket, ended: int) -> None:
+        self._selector.unregister(ended)
+        os.close(ended)
+        with suppress(KeyError):
+            self._selector.unregister(connection)
+        (self._folder / f"{pid}.fork").unlink()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with connection, suppress(BrokenPipeError):
+            connection.send(str(code).encode())
+
+
+def become(request: dict[str, Any], standard: list[int], folder: Path) -> NoReturn:
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        forks = importlib.import_module("tests.forks")  # where this program's name is another
+        forks._servers[ENGINE] = folder
+        child.start = forks.start
+        module, *sys.argv[1:] = request["command"]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+    except BaseException:  # noqa: BLE001 - as an interpreter does, no frame of this program goes on
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    """`python -m tests.forks FOLDER LISTENER MODULE...`."""
+    # Of numpy, whose own threads know how to be forked.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    for module in sys.argv[3:]:
+        child.import_for_good(module)
+    Server(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))).serve()
+
+
+if __name__ == "__main__":
+    main()
