@@ -8,7 +8,10 @@ import structlog
 
 from starling_agent.node.failures import passing
 
-TIMEOUT = 60.0
+TIMEOUT = httpx.Timeout(60.0, connect=2.0)
+"""A Service whose endpoints are changing may drop what is sent to it. The kernel tries the same connection again, which goes where
+the first try went; another connection is let through.
+"""
 ATTEMPTS = 3
 FIRST_DELAY, MAX_DELAY = 0.25, 10.0
 log = structlog.get_logger("starling.agent")
