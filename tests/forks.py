@@ -121,17 +121,18 @@ def forks_of(parent: int) -> dict[int, list[str]]:
 
 
 def all_forks() -> dict[int, dict[str, Any]]:
-    """Of the engine, by process: how each was started, and by whom."""
+    """Of the engine, by process, in the order of their start: how each was started, and by whom."""
     found = {}
-    for path in sorted(_servers[ENGINE].glob("*.fork")):
+    for path in _servers[ENGINE].glob("*.fork"):
         with suppress(FileNotFoundError):
             found[int(path.stem)] = json.loads(path.read_text())
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1]["number"]))
 
 
 class Server:
     def __init__(self, folder: Path, listener: socket.socket) -> None:
         self._folder = folder
+        self._started = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._fork)
         self._selector.register(sys.stdin, selectors.EVENT_READ, lambda _: sys.exit())
@@ -156,15 +157,17 @@ class Server:
         for descriptor in standard:
             os.close(descriptor)
         parent, _, _ = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
-        (self._folder / f"{pid}.new").write_text(json.dumps({**request, "parent": parent}))
+        self._started += 1
+        (self._folder / f"{pid}.new").write_text(json.dumps({**request, "parent": parent, "number": self._started}))
         (self._folder / f"{pid}.new").rename(self._folder / f"{pid}.fork")
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._kill, pid))
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, functools.partial(self._tell, pid, connection))
         connection.send(str(pid).encode())
 
     def _kill(self, pid: int, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        os.kill(pid, signal.SIGKILL)
+        if connection.fileno() >= 0:  # else it has ended by itself at the same time
+            self._selector.unregister(connection)
+            os.kill(pid, signal.SIGKILL)
 
     def _tell(self, pid: int, connection: socket.socket, ended: int) -> None:
         self._selector.unregister(ended)
