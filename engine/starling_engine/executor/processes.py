@@ -254,7 +254,8 @@ class ProcessExecutor:
         try:
             self._socket.send_multipart((identity, message))
         except zmq.ZMQError as error:
-            self._health.check_alive()
+            self._take(0)  # a rank that has ended said why before it did
+            self._health.check_alive(patience=1.0)
             raise RankLost(f"rank {rank} cannot be reached: {error}") from error
 
     def _take(self, timeout: float) -> None:
