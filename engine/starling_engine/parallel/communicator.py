@@ -1,14 +1,29 @@
 """What ranks that share work ask of each other."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
+from starling_engine.errors import RankLost
 from starling_engine.parallel.shard import Shard
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Arriving = Callable[[], torch.Tensor]
 """Waits for what is under way, and gives it. Called once, before the next exchange of the same communicator."""
+
+
+def of_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """What a process group's `call` gives. It says that another rank is gone, at once or when waited for, by a RuntimeError: here
+    that is RankLost. A fault of this rank's own device is raised as it is.
+    """
+    try:
+        return call(*args, **options)
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError as error:
+        raise RankLost(f"another rank is gone or stuck: {error}") from error
 
 
 class Communicator(Protocol):

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from torch.distributed import DistError
 
 from starling_engine.errors import RankLost
-from starling_engine.parallel.communicator import Arriving
+from starling_engine.parallel.communicator import Arriving, of_group
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
 
@@ -86,17 +86,17 @@ class GlooCommunicator:
             raise RankLost(f"the ranks of {name} did not all come: {error}") from error
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._wait(self._group.allreduce([x]))
+        self._wait(of_group(self._group.allreduce, [x]))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty((self.shard.count, *x.shape), dtype=x.dtype)
-        self._wait(self._group.allgather([list(out)], [x.contiguous()]))
+        self._wait(of_group(self._group.allgather, [list(out)], [x.contiguous()]))
         return out
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         x, out = x.contiguous(), torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype)
-        work = self._group.alltoall_base(out, x, list(received), list(sent))
+        work = of_group(self._group.alltoall_base, out, x, list(received), list(sent))
 
         def arrived() -> torch.Tensor:
             self._wait(work)
@@ -107,15 +107,12 @@ class GlooCommunicator:
     def send(self, x: torch.Tensor, to: int) -> None:
         while len(self._sent) >= MAX_SENT:
             self._wait(self._sent.popleft()[0])
-        self._sent.append((self._group.send([x], to, 0), x))
+        self._sent.append((of_group(self._group.send, [x], to, 0), x))
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        self._wait(self._group.recv([x], source, 0))
+        self._wait(of_group(self._group.recv, [x], source, 0))
         return x
 
     def _wait(self, work: Work) -> None:
         self.tick()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise RankLost(f"another rank is gone or stuck: {error}") from error
+        of_group(work.wait)

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
 from starling_engine.errors import ConfigError, RankLost
-from starling_engine.parallel.communicator import Arriving, Communicator
+from starling_engine.parallel.communicator import Arriving, Communicator, of_group
 from starling_engine.parallel.gloo import MAX_SENT
 from starling_engine.parallel.one_shot import OneShot
 from starling_engine.parallel.rendezvous import Rendezvous
@@ -65,7 +65,7 @@ class NcclCommunicator:
         if self._one_shot is not None and self._one_shot.takes(x):
             return self._one_shot.all_reduce(x)
         x = x.contiguous()
-        self._wait(self._group.allreduce([x]))
+        self._wait(of_group(self._group.allreduce, [x]))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class NcclCommunicator:
             return self._host.all_gather(x)
         self.tick()
         out = x.new_empty((self.shard.count, *x.shape))
-        self._wait(self._group._allgather_base(out.view(-1), x.contiguous().view(-1)))
+        self._wait(of_group(self._group._allgather_base, out.view(-1), x.contiguous().view(-1)))
         return out
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
@@ -81,7 +81,7 @@ class NcclCommunicator:
             return self._host.all_to_all(x, sent, received)
         self.tick()
         x, out = x.contiguous(), x.new_empty((sum(received), *x.shape[1:]))
-        work = self._group.alltoall_base(out, x, list(received), list(sent))
+        work = of_group(self._group.alltoall_base, out, x, list(received), list(sent))
 
         def arrived() -> torch.Tensor:
             self._wait(work)
@@ -96,13 +96,13 @@ class NcclCommunicator:
         while len(self._sent) >= MAX_SENT:
             self._wait(self._sent.popleft()[0])
         x = x.contiguous()
-        self._sent.append((self._group.send([x], to, 0), x))
+        self._sent.append((of_group(self._group.send, [x], to, 0), x))
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
         if not self._has(x):
             return self._host.receive(x, source)
         self.tick()
-        self._wait(self._group.recv([x], source, 0))
+        self._wait(of_group(self._group.recv, [x], source, 0))
         return x
 
     def tick(self) -> None:
@@ -118,7 +118,4 @@ class NcclCommunicator:
 
     def _wait(self, work: Work) -> None:
         """On the device: what comes next on its stream waits, not this thread."""
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise RankLost(f"another rank is gone or stuck: {error}") from error
+        of_group(work.wait)

@@ -9,11 +9,11 @@ import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
 from starling_engine.models.context import no_tick
-from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.communicator import ALONE, Alone, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
-from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES
+from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
 
 from tests.engine.parallel.threads import KINDS, on_ranks
 
@@ -35,11 +35,12 @@ def test_all_ranks_have_the_same_sum(kind: str, count: int, size: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_follow_one_another(kind: str) -> None:
     """Slots are used again and again: a late reader must not find the next round's numbers."""
+    rounds = 2000 if kind == "shared" else 200
 
     def work(ranks: Communicator) -> list[float]:
-        return [float(ranks.all_reduce(torch.full((64,), float(i + ranks.shard.index))).max()) for i in range(2000)]
+        return [float(ranks.all_reduce(torch.full((64,), float(i + ranks.shard.index))).max()) for i in range(rounds)]
 
-    assert on_ranks(2, kind, work) == [[2.0 * i + 1 for i in range(2000)]] * 2
+    assert on_ranks(2, kind, work) == [[2.0 * i + 1 for i in range(rounds)]] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,6 +121,28 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_it_may(
         on_ranks(3, kind, work, timeout=3.0)
 
 
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        *EXCHANGES[:1],
+        lambda ranks: ranks.all_gather(torch.ones(8)),
+        lambda ranks: ranks.all_to_all(torch.ones(2, 1), [1, 1], [1, 1])(),
+        lambda ranks: ranks.receive(torch.ones(8), 1),
+        lambda ranks: [ranks.send(torch.ones(8), 1) for _ in range(20)],
+    ],
+    ids=["all_reduce", "all_gather", "all_to_all", "receive", "send"],
+)
+def test_a_rank_that_has_gone_is_lost_however_often_it_is_asked(exchange: Callable[[Communicator], object]) -> None:
+    """gloo says so of the first exchange when it is waited for, of later ones at once."""
+
+    def work(ranks: Communicator) -> None:
+        for _ in range(3 if ranks.shard.first else 0):
+            with pytest.raises(RankLost, match="gone or stuck"):
+                exchange(ranks)
+
+    on_ranks(2, "gloo", work)
+
+
 def test_a_group_that_never_meets() -> None:
     store = serve_store("127.0.0.1", 1.0)
     place = Rendezvous("127.0.0.1", store.port, "127.0.0.1", 1.0)
@@ -149,6 +172,10 @@ def test_shared_memory_leaves_no_file_behind() -> None:
     assert mine() <= before
 
 
+class FirstOfTwo(Alone):
+    shard = Shard(0, 2)
+
+
 @pytest.mark.skipif(native.load() is None, reason="no native kernels")
 def test_no_room_to_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
@@ -156,4 +183,4 @@ def test_no_room_to_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(ConfigError, match=rf"no room in {SHARED_FOLDER} for \d+ bytes that ranks share.*No space left"):
-        on_ranks(2, "shared", lambda ranks: ranks.all_reduce(torch.ones(1)), timeout=1.0)
+        SharedCommunicator(FirstOfTwo(), 1.0)
