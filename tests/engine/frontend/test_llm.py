@@ -284,7 +284,7 @@ def test_a_model_that_is_not_there_leaves_no_thread(tmp_path: Path) -> None:
 
 SCRIPT = """
 import faulthandler
-faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
+faulthandler.dump_traceback_later(90, exit=True)  # where it hangs, if it does
 from starling_engine import LLM, SamplingParams
 llm = LLM({model!r}, **{settings!r})
 process = llm.engine.cores.processes[0]
@@ -297,7 +297,7 @@ print(llm.generate("The", SamplingParams(max_tokens=2), use_tqdm=False)[0].finis
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "del llm; del process", "llm.shutdown(); llm.shutdown()"])
 def test_a_program_that_ends_leaves_nothing_behind(end: str) -> None:
     code = SCRIPT.format(model=MODEL, settings=SETTINGS, end=end)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     core, result = done.stdout.splitlines()
     pid, folder = core.split()

@@ -9,7 +9,7 @@ import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
 from starling_engine.models.context import no_tick
-from starling_engine.parallel.communicator import ALONE, Alone, Communicator
+from starling_engine.parallel.communicator import ALONE, Alone, Communicator, of_group
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
@@ -35,12 +35,11 @@ def test_all_ranks_have_the_same_sum(kind: str, count: int, size: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_follow_one_another(kind: str) -> None:
     """Slots are used again and again: a late reader must not find the next round's numbers."""
-    rounds = 2000 if kind == "shared" else 200
 
     def work(ranks: Communicator) -> list[float]:
-        return [float(ranks.all_reduce(torch.full((64,), float(i + ranks.shard.index))).max()) for i in range(rounds)]
+        return [float(ranks.all_reduce(torch.full((64,), float(i + ranks.shard.index))).max()) for i in range(2000)]
 
-    assert on_ranks(2, kind, work) == [[2.0 * i + 1 for i in range(rounds)]] * 2
+    assert on_ranks(2, kind, work) == [[2.0 * i + 1 for i in range(2000)]] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,6 +140,14 @@ def test_a_rank_that_has_gone_is_lost_however_often_it_is_asked(exchange: Callab
                 exchange(ranks)
 
     on_ranks(2, "gloo", work)
+
+
+def test_a_fault_of_the_own_device_is_not_another_ranks() -> None:
+    def breaks() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        of_group(breaks)
 
 
 def test_a_group_that_never_meets() -> None:
