@@ -1,8 +1,9 @@
 """Processes of the engine and of the operator, as forks of one that has imported already what they import.
 
 They run the same programs, in processes of their own; to import torch alone takes longer than most of what is tested. What differs
-is how they start, and who their parent is: tests of the engine that look at that ask for `programs`. In the tests of the agent, of
-the command line and on a cluster everything starts as it does for users.
+is how they start, and who their parent is: tests of the engine that look at that ask for `programs`. In tests of the agent and of
+`starling up`, agents are programs and their engine's processes are forks (`environment`). In the tests of the command line and on a
+cluster everything starts as it does for users.
 """
 
 import atexit
@@ -29,6 +30,7 @@ from starling_engine import child
 
 ENGINE = ("starling_engine.worker.process", "starling_engine.core.process")
 OPERATOR = ("starling_operator.launch", "starling_operator.commands.operator")
+FORKED = Path(__file__).with_name("forked")
 LARGEST_REQUEST = 1 << 18
 UCRED = struct.Struct("3i")
 """See unix(7): process, user, group."""
@@ -81,19 +83,34 @@ def fork(modules: tuple[str, ...], command: list[str], stderr: int, **environmen
     are the fork's, which may write to the descriptor `stderr`. What modules read from it as they are imported must never change.
     """
     everything = {**os.environ, **environment}
-    if modules not in _servers:
-        _servers[modules] = _start_server(modules, everything)
     request = {"command": command, "environment": everything, "folder": str(Path.cwd())}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(_servers[modules] / "socket"))
+    connection.connect(str(_server(modules, everything) / "socket"))
     stdin = os.pipe()
     socket.send_fds(connection, [json.dumps(request).encode()], [stdin[0], 1, stderr])
     os.close(stdin[0])
     return Fork(connection, stdin[1])
 
 
+def environment() -> dict[str, str]:
+    """Of a program whose engine processes are to be forks."""
+    path = [str(FORKED), str(FORKED.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"STARLING_TEST_FORKS": str(_server(ENGINE, dict(os.environ))), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def join(folder: Path) -> None:
+    """Has the engine's processes of this one be those of a server that another process has started."""
+    _servers[ENGINE] = folder
+
+
 _servers: dict[tuple[str, ...], Path] = {}
 """Folders of the processes that fork, by what they have imported."""
+
+
+def _server(modules: tuple[str, ...], environment: dict[str, str]) -> Path:
+    if modules not in _servers:
+        _servers[modules] = _start_server(modules, environment)
+    return _servers[modules]
 
 
 def _start_server(modules: tuple[str, ...], environment: dict[str, str]) -> Path:
@@ -118,6 +135,11 @@ def _start_server(modules: tuple[str, ...], environment: dict[str, str]) -> Path
 def forks_of(parent: int) -> dict[int, list[str]]:
     """The commands of those that `parent` has started and that live."""
     return {pid: told["command"] for pid, told in all_forks().items() if told["parent"] == parent}
+
+
+def pids_of(parent: int, module: str) -> list[int]:
+    """Of those that `parent` has started from a module of this name, or a part of it, and that live."""
+    return [pid for pid, command in forks_of(parent).items() if module in command[0]]
 
 
 def all_forks() -> dict[int, dict[str, Any]]:
@@ -190,7 +212,7 @@ def become(request: dict[str, Any], standard: list[int], folder: Path) -> NoRetu
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
         forks = importlib.import_module("tests.forks")  # where this program's name is another
-        forks._servers[ENGINE] = folder
+        forks.join(folder)
         child.start = forks.start
         module, *sys.argv[1:] = request["command"]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

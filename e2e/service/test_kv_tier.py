@@ -37,6 +37,8 @@ with httpx.stream("POST", "http://127.0.0.1:8000/v1/completions", timeout=60, js
             text += choice["text"]
 print(json.dumps({"ttft": seen, "text": text, "cached": usage["prompt_tokens_details"]["cached_tokens"]}))
 """
+SMALL = 24 << 20
+"""Bytes of a folder that has room for the objects of four prompts and a half."""
 SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 
 
@@ -53,17 +55,34 @@ def place(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl: Ku
         yield {"path": str(folder)}
         return
     name = f"kv-{kubectl.namespace}"
-    kubectl.apply(*volume_and_claim(name, folder))
+    kubectl.apply(*volume_and_claim(name, on_first_node(folder)))
     yield {"claim": name}
     kubectl("delete", "pv", name, "--wait=false")
 
 
-def volume_and_claim(name: str, folder: Path) -> tuple[Manifest, Manifest]:
-    shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": "local"}
+@pytest.fixture
+def shared(cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[str]:
+    """A claim whose folder pods of both nodes mount, as they would a network's file system."""
+    if cluster.folder is None:
+        pytest.skip("needs a folder that both nodes see")
+    folder = cluster.folder / "kv-shared"
+    folder.mkdir()
+    os.chown(folder, AGENT, AGENT)
+    name = f"kv-{kubectl.namespace}"
+    kubectl.apply(*volume_and_claim(name, {"hostPath": {"path": str(folder)}}, "ReadWriteMany"))
+    yield name
+    kubectl("delete", "pv", name, "--wait=false")
+
+
+def on_first_node(folder: Path) -> Manifest:
     node = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}]}
-    volume = {"capacity": {"storage": "1Gi"}, "local": {"path": str(folder)}} | shared
-    volume["nodeAffinity"] = {"required": {"nodeSelectorTerms": [node]}}
-    claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}} | shared
+    return {"local": {"path": str(folder)}, "nodeAffinity": {"required": {"nodeSelectorTerms": [node]}}}
+
+
+def volume_and_claim(name: str, source: Manifest, mode: str = "ReadWriteOnce") -> tuple[Manifest, Manifest]:
+    both: dict[str, Any] = {"accessModes": [mode], "storageClassName": "local"}
+    volume = {"capacity": {"storage": "1Gi"}} | source | both
+    claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}} | both
     head = {"apiVersion": "v1", "metadata": {"name": name}}
     return head | {"kind": "PersistentVolume", "spec": volume}, head | {"kind": "PersistentVolumeClaim", "spec": claim}
 
@@ -123,3 +142,51 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
         f"{TOKENS} tokens, first token: computed after {1000 * computed[0]['ttft']:.0f} ms,"
         f" from the tier of a new pod after {1000 * hit['ttft']:.0f} ms ({hit['cached']} tokens, {hits:.0f} chunks found)"
     )
+
+
+def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, shared: str) -> None:
+    """What one has computed the other finds; one of them evicts, and when it is killed there is another."""
+    apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    apart["labelSelector"] = {"matchLabels": {"serving.starling.dev/service": "chat"}}
+    chat = service(
+        replicas=2,
+        kvCache={"tiers": {"cpu": {"bytes": "16Mi"}, "filesystem": {"bytes": str(SMALL), "claim": shared}}},
+        template={"spec": {"topologySpreadConstraints": [apart]}},
+    )
+    chat.wait_ready()
+    uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in chat.pods()}
+    assert {pod["spec"]["nodeName"] for pod in chat.pods()} == {"n1", "n2"}
+    one, other = uids
+
+    computed = [ask(kubectl, chat, one, first) for first in PROMPTS]
+    assert [each["cached"] for each in computed] == [0, 0]
+    wanted = len(PROMPTS) * (CHUNKS - 1)
+    wait_until("it is in the folder", lambda: of_folder(kubectl, one, "objects") >= wanted, 150, chat.explain)
+    found = [ask(kubectl, chat, other, first) for first in PROMPTS]
+    assert [each["text"] for each in found] == [each["text"] for each in computed]
+    assert max(each["cached"] for each in found) >= (CHUNKS - 1) * 64
+    assert of_folder(kubectl, other, "hits_total") > 0
+
+    def evicted(pod: str) -> float:
+        return of_folder(kubectl, pod, "evictions_total")
+
+    def bytes_there() -> float:
+        return max(of_folder(kubectl, pod, "bytes") for pod in (one, other))
+
+    for first in range(200, 212):
+        ask(kubectl, chat, (one, other)[first % 2], first)
+    wait_until("there is room again", lambda: any(map(evicted, uids)) and bytes_there() <= SMALL, 60, chat.explain)
+    (holder,) = (pod for pod in uids if evicted(pod))
+    (heir,) = uids.keys() - {holder}
+
+    kubectl("delete", "pod", holder, "--grace-period=0", "--force")
+    for first in range(300, 308):
+        ask(kubectl, chat, heir, first)
+    wait_until("another evicts", lambda: evicted(heir) > 0, 60, chat.explain)
+    chat.wait_ready()
+    wait_until("there is room again", lambda: bytes_there() <= SMALL, 60, chat.explain)
+    assert kubectl.get("pod", heir)["metadata"]["uid"] == uids[heir], "it goes on without the other"
+    again = [ask(kubectl, chat, pod, PROMPTS[0])["text"] for pod in (one, other)]
+    assert again == [computed[0]["text"]] * 2
+    assert [of_folder(kubectl, pod, "errors_total") for pod in (one, other)] == [0, 0]
+    print(kubectl("exec", heir, "-c", "agent", "--", "starling", "kv", "verify", "/kv"))

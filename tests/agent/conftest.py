@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import forks
+
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
 START_SECONDS = 240.0
@@ -94,7 +96,7 @@ def _servers(folder: Path) -> Iterator[StartServer]:
                     cwd=REPOSITORY,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={**os.environ, "COLUMNS": "200", **(environment or {})},
+                    env={**os.environ, **forks.environment(), "COLUMNS": "200", **(environment or {})},
                 )
             server = LiveServer(process, log, api_key)
             stack.callback(server.close)

@@ -6,11 +6,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.forks import pids_of
 
 COMPLETION = "/v1/completions"
 SHORT: dict[str, Any] = {"prompt": "import", "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -135,7 +136,5 @@ def test_a_dead_core_is_told_everywhere(leaving):
 
 
 def _kill_core(parent: int) -> None:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    cores = [int(pid) for pid in children if b"starling_engine.core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(cores) == 1
-    os.kill(cores[0], signal.SIGKILL)
+    (core,) = pids_of(parent, "starling_engine.core")
+    os.kill(core, signal.SIGKILL)

@@ -73,6 +73,8 @@ class Router:
 
     def __init__(self) -> None:
         self.cached: dict[str, dict[int, set[bytes]]] = {"GPU": defaultdict(set), "CPU": defaultdict(set)}
+        self.names: dict[bytes | int, bytes] = {}
+        """In full, by what was said of them."""
         self.parents: dict[bytes, bytes | None] = {}
         self.cleared = 0
         self.kinds: set[tuple[str, int | None]] = set()
@@ -85,8 +87,8 @@ class Router:
                         groups.clear()
                     self.cleared += 1
                 case Removed(hashes, medium, group):
-                    for name in hashes:
-                        self.cached[medium][group].remove(name)
+                    for said in hashes:
+                        self.cached[medium][group].remove(self.names[said])
                 case Stored():
                     self._store(event)
 
@@ -96,16 +98,17 @@ class Router:
         assert event.lora_id is None
         self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
         salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
-        parent = event.parent_block_hash
+        parent = None if event.parent_block_hash is None else self.names[event.parent_block_hash]
         head = parent or chain_root(event.lora_name, *(salts or (None,)))
         known = self.cached[event.medium][event.group_idx]
-        for at, name in enumerate(event.block_hashes):
+        for at, said in enumerate(event.block_hashes):
             head = hashed(head, event.token_ids[at * event.block_size : (at + 1) * event.block_size])
-            assert head == name
-            assert name not in known
-            known.add(name)
-            self.parents[name] = parent
-            parent = name
+            assert said == int.from_bytes(head, "big") % 2**64
+            assert head not in known
+            known.add(head)
+            self.names[said] = head
+            self.parents[head] = parent
+            parent = head
 
     def known(self, medium: str) -> dict[int, set[bytes]]:
         return {group: names for group, names in self.cached[medium].items() if names}

@@ -64,7 +64,7 @@ def start(place: Place, kube: Path, endpoint: Endpoint, nodes: range = range(0))
         # A listener on loopback is no address that Endpoints may hold; without nodes nobody needs them.
         "endpoint-reconciler-type": "lease" if nodes else "none",
     }
-    processes.spawn(place, "kube-apiserver", [str(kube), "kube-apiserver", *flags(options)])
+    processes.spawn(place, "kube-apiserver", [str(kube), "kube-apiserver", *flags(options)], urgent=True)
     log = place.directory / "log" / "kube-apiserver.log"
     processes.wait_for(f"the API server at {endpoint.url}", lambda: answers(place, "get", "--raw", "/readyz"), log)
     return made
@@ -84,7 +84,7 @@ def start_controllers(place: Place, kube: Path, made: Certificates, more: dict[s
         "node-monitor-period": "1s",
         **(more or {}),
     }
-    processes.spawn(place, "kube-controller-manager", [str(kube), "kube-controller-manager", *flags(options)])
+    processes.spawn(place, "kube-controller-manager", [str(kube), "kube-controller-manager", *flags(options)], urgent=True)
     log = place.directory / "log" / "kube-controller-manager.log"
     processes.wait_for("the service account `default`", lambda: answers(place, "get", "serviceaccount", "default"), log)
 
@@ -130,5 +130,5 @@ def _start_etcd(place: Place, kube: Path) -> str:
     urls = {"listen-client-urls": client, "advertise-client-urls": client, "listen-peer-urls": peer}
     cluster = {"initial-advertise-peer-urls": peer, "initial-cluster": f"default={peer}", "log-level": "warn"}
     command = [str(kube), "etcd", *flags({"data-dir": str(place.directory / "etcd"), **urls, **cluster}), "--unsafe-no-fsync"]
-    processes.spawn(place, "etcd", command)
+    processes.spawn(place, "etcd", command, urgent=True)
     return client

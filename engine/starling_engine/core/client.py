@@ -25,6 +25,8 @@ SILENCE_SECONDS = 5.0
 
 DeltaSink = Callable[[Delta], None]
 
+_decode = msgspec.msgpack.Decoder(FromCore).decode
+
 
 class CoreClient:
     """Sends requests to one core, hands its deltas to each request's sink, and notices when it dies or hangs.
@@ -66,7 +68,6 @@ class CoreClient:
         self._progress = -1
         self._sends: set[asyncio.Future[None]] = set()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(FromCore).decode
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -91,7 +92,7 @@ class CoreClient:
             await self.send(Ping())
             await asyncio.sleep(LOADING_PING_SECONDS)
             if await self._socket.poll(0):
-                message = self._decode(await self._socket.recv())
+                message = _decode(await self._socket.recv())
                 heard = time.monotonic()
                 if isinstance(message, Loading) and message != last:
                     last = message
@@ -183,7 +184,7 @@ class CoreClient:
 
     async def _receive(self) -> None:
         while True:
-            self._take(self._decode(await self._socket.recv()))
+            self._take(_decode(await self._socket.recv()))
 
     def _take(self, message: FromCore) -> None:
         self._unanswered = 0

@@ -14,6 +14,9 @@ class LogLine(msgspec.Struct):
     message: str
 
 
+_decode = msgspec.json.Decoder(LogLine).decode
+
+
 class LogLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return msgspec.json.encode(LogLine(record.levelname, record.name, super().format(record))).decode()
@@ -22,6 +25,6 @@ class LogLineFormatter(logging.Formatter):
 def parse_line(raw: bytes) -> LogLine:
     """What is no such line (a library's own message, a crash report) is taken as a warning."""
     try:
-        return msgspec.json.decode(raw, type=LogLine)
+        return _decode(raw)
     except msgspec.DecodeError:
         return LogLine("WARNING", "starling.core", raw.decode(errors="replace").rstrip())

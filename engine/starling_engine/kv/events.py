@@ -3,7 +3,8 @@
 The form is that of vllm/distributed/kv_events.py since its change 42892 (vLLM 0.24 and later): a batch is a positional array, an
 event a map with its kind under "type". https://docs.vllm.ai/en/stable/examples/online_serving/kv_events_subscriber
 
-A block's hash is its name, 32 bytes (`kv.hashing`): the chain's value, so it stands for the prefix, adapter and salt included.
+A block's hash is of its name (`kv.hashing`: the chain's value, so it stands for the prefix, adapter and salt included) the last 8
+bytes as a number, which is what vLLM says unless VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, and all that some listeners take.
 Every KV group tells of its own blocks under its `group_idx`; a prefix is a hit as far as all groups have what they need of it.
 A chunk of the CPU tier is told of as the blocks that it was copied from, so that a listener knows them on the device and there by
 the same names. That is the form of vLLM's offloading connector with `self_describing_kv_events` (its change 43468), but that a
@@ -53,8 +54,8 @@ class BlockStored(KVCacheEvent):
     in a prefix's first block its media's hashes and its salt.
     """
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    block_hashes: list[int]
+    parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -67,7 +68,7 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
 
@@ -99,27 +100,28 @@ class EventLog:
     def stored(self, group: int, span: Span, medium: Medium = "GPU") -> None:
         """These blocks are there from now on, which they were not."""
         self._held += len(span.names)
+        parent = None if span.parent is None else block_hash(span.parent)
         event = self._growing.get((medium, group))
-        if event is None or event.block_hashes[-1] != span.parent:
-            event = self._growing[medium, group] = self._begin(group, span, medium)
+        if event is None or event.block_hashes[-1] != parent:
+            event = self._growing[medium, group] = self._begin(group, parent, span.adapter, medium)
             self._events.append(event)
-        event.block_hashes.extend(span.names)
+        event.block_hashes.extend(map(block_hash, span.names))
         event.token_ids.extend(span.tokens)
         assert event.extra_keys is not None
         adapter = (span.adapter,) if span.adapter else ()
         first = (*adapter, *(span.salts if span.parent is None else ()))
         event.extra_keys += [first or None, *[adapter or None] * (len(span.names) - 1)]
 
-    def _begin(self, group: int, span: Span, medium: Medium) -> BlockStored:
+    def _begin(self, group: int, parent: int | None, adapter: str | None, medium: Medium) -> BlockStored:
         spec = self._specs[group]
         return BlockStored(
             block_hashes=[],
-            parent_block_hash=span.parent,
+            parent_block_hash=parent,
             token_ids=[],
             block_size=spec.block_size,
             lora_id=None,
             medium=medium,
-            lora_name=span.adapter,
+            lora_name=adapter,
             extra_keys=[],
             group_idx=group,
             kv_cache_spec_kind=_kind(spec),
@@ -131,9 +133,9 @@ class EventLog:
         self._held -= len(names)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == (medium, group):
-            last.block_hashes.extend(names)
+            last.block_hashes.extend(map(block_hash, names))
         else:
-            self._events.append(BlockRemoved([*names], medium, group))
+            self._events.append(BlockRemoved([*map(block_hash, names)], medium, group))
             self._growing.clear()
 
     def emptied(self) -> None:
@@ -146,6 +148,11 @@ class EventLog:
         events, self._events = self._events, []
         self._growing.clear()
         return events
+
+
+def block_hash(name: bytes) -> int:
+    """64 bits, unsigned."""
+    return int.from_bytes(name[-8:], "big")
 
 
 def _kind(spec: KVSpec) -> str:

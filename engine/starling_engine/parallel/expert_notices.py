@@ -12,6 +12,8 @@ WAIT_SECONDS = 1.0
 """For a rank that is in a long step, and hears of the next epoch when it ends."""
 LOOK_SECONDS = 0.01
 
+_decode = msgspec.json.Decoder(Peer).decode
+
 
 class ExpertNotices:
     """In the store at which an epoch's ranks meet, under its `name`. Used by one thread, as the store."""
@@ -29,7 +31,7 @@ class ExpertNotices:
         end = time.monotonic() + WAIT_SECONDS
         while len(there := self._there()) < expected and time.monotonic() < end and not cancelled():
             time.sleep(LOOK_SECONDS)
-        return [msgspec.json.decode(self._store.get(key), type=Peer) for key in there]
+        return [_decode(self._store.get(key)) for key in there]
 
     def _there(self) -> list[str]:
         keys = [f"{self._name}/holder/{index}" for index in range(self._store.add(f"{self._name}/holders", 0))]

@@ -30,6 +30,9 @@ class Read(msgspec.Struct, array_like=True):
     layout: str
 
 
+_decode = msgspec.msgpack.Decoder(Read).decode
+
+
 class ExpertServer:
     """A thread that answers one Read after another, until `close`. It knows nothing of who asks: those ask a few at a time.
 
@@ -42,7 +45,6 @@ class ExpertServer:
         """Bytes."""
         self._experts = experts
         self._layouts = {layer: each.layout for layer, each in experts.items()}
-        self._decode = msgspec.msgpack.Decoder(Read).decode
         self._listening = threading.Event()
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(host,), name="expert-server", daemon=True)
@@ -80,7 +82,7 @@ class ExpertServer:
 
     def _answer(self, socket: zmq.Socket[bytes], identity: bytes, payload: bytes) -> None:
         try:
-            wanted = self._decode(payload)
+            wanted = _decode(payload)
         except msgspec.DecodeError as error:
             logger.warning("a message of %d bytes was refused: %s", len(payload), error)
             return

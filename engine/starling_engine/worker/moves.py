@@ -10,6 +10,8 @@ from starling_engine.tiers.orders import Done
 from starling_engine.worker.dealer import connect
 from starling_engine.worker.transfers import Transfers
 
+_decode = msgspec.msgpack.Decoder(Moves).decode
+
 
 class MoveSocket:
     """A thread with a socket of its own: while a step runs, nobody reads the one that plans come by."""
@@ -34,7 +36,6 @@ class MoveSocket:
         threading.Thread(target=self._run, args=(transfers,), name="kv-moves", daemon=True).start()
 
     def _run(self, transfers: Transfers) -> None:
-        decode = msgspec.msgpack.Decoder(Moves).decode
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._inside, zmq.POLLIN)
@@ -44,5 +45,5 @@ class MoveSocket:
             if self._inside in ready:
                 self._socket.send(self._inside.recv())
             if self._socket in ready:
-                for order in decode(self._socket.recv()).orders:
+                for order in _decode(self._socket.recv()).orders:
                     transfers.order(order)

@@ -3,21 +3,20 @@
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.group.test_group import start_node, until_data
 from tests.agent.node.conftest import Agent, Reader, ask, start_agent
+from tests.forks import pids_of
 
 __all__ = ["start_agent", "start_node"]
 pytestmark = pytest.mark.timeout(400)
 
 
 def worker_of(agent: Agent) -> int:
-    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
-    (pid,) = [int(pid) for pid in children if b"starling_engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (pid,) = pids_of(agent.process.pid, "starling_engine.worker")
     return pid
 
 

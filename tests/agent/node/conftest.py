@@ -17,6 +17,8 @@ import httpx
 import pytest
 from starling_agent.contract.report import Report
 
+from tests import forks
+
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "starling-pydoc"
 TOKEN = "the-admin-token"
@@ -97,10 +99,8 @@ class Agent:
                 time.sleep(0.02)
 
     def core_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        cores = [int(pid) for pid in children if b"starling_engine.core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(cores) == 1
-        return cores[0]
+        (pid,) = forks.pids_of(self.process.pid, "starling_engine.core")
+        return pid
 
     def metric(self, name: str) -> float:
         lines = self.http.get("/metrics").text.splitlines()
@@ -138,7 +138,7 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
                     cwd=own,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={**os.environ, "STARLING_POD_NAME": pod, **(environment or {})},
+                    env={**os.environ, **forks.environment(), "STARLING_POD_NAME": pod, **(environment or {})},
                 )
             agent = Agent(process, own, config)
             stack.callback(agent.close)

@@ -79,19 +79,20 @@ def test_adapters_salts_and_latents_are_told() -> None:
     assert first.token_ids == [1] * 8 + [2] * 8 and first.lora_name == "lora"
     assert first.extra_keys == [("lora", "media", "salt"), ("lora",)]
     assert (first.kv_cache_spec_kind, second.kv_cache_spec_kind) == ("mla_attention", "full_attention")
-    assert other.parent_block_hash == b"8" * 32 and other.extra_keys == [None]
+    assert other.parent_block_hash == int.from_bytes(b"8" * 8, "big") and other.extra_keys == [None]
 
 
 def test_the_bytes_are_those_that_vllm_sends() -> None:
-    """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26, but for the hash, which is bytes here."""
+    """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26; a hash is the last 64 bits."""
     log = EventLog([KVGroup(KVSpec(8, 1, 8, 4), (0,))])
     log.take()
     log.stored(0, Span([b"h" * 32], None, list(range(8)), None, ()))
     log.removed(0, [b"h" * 32])
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.KVEventBatch(1.5, log.take(), 0)))
+    hashed = int.from_bytes(b"h" * 8, "big")
     stored = {
         "type": "BlockStored",
-        "block_hashes": [b"h" * 32],
+        "block_hashes": [hashed],
         "parent_block_hash": None,
         "token_ids": list(range(8)),
         "block_size": 8,
@@ -102,7 +103,7 @@ def test_the_bytes_are_those_that_vllm_sends() -> None:
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
-    assert decoded == [1.5, [stored, {"type": "BlockRemoved", "block_hashes": [b"h" * 32], "medium": "GPU", "group_idx": 0}], 0]
+    assert decoded == [1.5, [stored, {"type": "BlockRemoved", "block_hashes": [hashed], "medium": "GPU", "group_idx": 0}], 0]
 
 
 # ---- over ZeroMQ ----
@@ -132,14 +133,14 @@ def test_what_was_missed_is_asked_for_again(context: "zmq.Context[Any]") -> None
         last = subscribed(events, sub)
         sub.disconnect(f"tcp://127.0.0.1:{port}")
         time.sleep(0.1)
-        for name in (b"a", b"b", b"c"):
-            events.publish([BlockRemoved([name], "GPU", 0)])
+        for said in (1, 2, 3):
+            events.publish([BlockRemoved([said], "GPU", 0)])
         sub.connect(f"tcp://127.0.0.1:{port}")
         current = subscribed(events, sub)
         assert current > last + 3
         missed = replay(context, port, last + 1)
         assert [number for number, _ in missed] == list(range(last + 1, current + 1))
-        assert [batch.events[0].block_hashes for _, batch in missed[:3]] == [[b"a"], [b"b"], [b"c"]]
+        assert [batch.events[0].block_hashes for _, batch in missed[:3]] == [[1], [2], [3]]
         assert replay(context, port, current + 1) == []
 
 
@@ -152,7 +153,7 @@ def test_what_is_kept_is_bounded(context: "zmq.Context[Any]", monkeypatch: pytes
             events.publish(PUBLISHED)
         assert [number for number, _ in replay(context, port, 0)] == list(range(50, 100))
         for _ in range(10):
-            events.publish([BlockRemoved([b"x" * 900], "GPU", 0)])
+            events.publish([BlockRemoved([2**63] * 100, "GPU", 0)])
         assert [number for number, _ in replay(context, port, 0)] == list(range(106, 110))
 
 
@@ -160,7 +161,7 @@ def test_a_listener_that_does_not_read_holds_nobody_up(context: "zmq.Context[Any
     port = free_port()
     with closing(EventPublisher(f"tcp://*:{port}")) as events, listening(context, port) as sub:
         subscribed(events, sub)
-        batch = [BlockRemoved([b"x" * 32] * 100, "GPU", 0)]
+        batch = [BlockRemoved([2**63] * 400, "GPU", 0)]
         slowest = 0.0
         for _ in range(30_000):
             began = time.perf_counter()

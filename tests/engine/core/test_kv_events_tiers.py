@@ -99,7 +99,7 @@ def test_what_is_copied_is_told_before_the_device_gives_it_up() -> None:
 
         def _store(self, event: Stored) -> None:
             if event.medium == "CPU":
-                assert self.cached["GPU"][0].issuperset(event.block_hashes)
+                assert self.cached["GPU"][0].issuperset(self.names[said] for said in event.block_hashes)
                 self.copied += 1
             super()._store(event)
 
@@ -122,7 +122,8 @@ def test_a_device_that_forgets_leaves_the_cpu_tier() -> None:
     engine.scheduler.forget_device()
     assert engine.log is not None
     (event,) = heard(engine.log)
-    assert isinstance(event, Removed) and event.medium == "GPU" and set(event.block_hashes) == router.cached["GPU"][0]
+    assert isinstance(event, Removed) and event.medium == "GPU"
+    assert {router.names[said] for said in event.block_hashes} == router.cached["GPU"][0]
     engine.scheduler.reset_prefix_cache()
     assert heard(engine.log) == [Cleared()]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from tests import forks
+
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "/opt/starling/models/starling-pydoc"
 READY_SECONDS = 240.0
@@ -26,7 +28,7 @@ class RunningUp:
         # Short, for sockets are made below it.
         self.tmp = tempfile.mkdtemp(prefix="up-", dir="/tmp")
         command = [sys.executable, "-m", "starling_operator.cli", "up", "-f", str(manifest), "--port", "0", "-o", "json", *flags]
-        environment = {**os.environ, "TMPDIR": self.tmp, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "TMPDIR": self.tmp, **forks.environment()}
         with self.out.open("wb") as out, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=errors, env=environment)
 

@@ -110,7 +110,7 @@ class Fetches:
             if missing:
                 self._claims.put_off(request.record.id, list(missing))
             return
-        for chunk in filter(self._host.has, needed):
+        for chunk in filter(self._host.has, reversed(needed)):
             self._host.use(chunk)
         self._claims.claim(request.record.id, needed)
         self._bring(request, missing)

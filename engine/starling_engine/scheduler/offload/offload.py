@@ -84,7 +84,7 @@ class Offload:
     def take(self, done: Done) -> list[RequestState]:
         """An order has been carried out, or not; returns the requests that cannot have what they were promised."""
         job = self._jobs.end(done.job)
-        for block in job.blocks:
+        for block in reversed(job.blocks):  # a prefix is to lose its end first
             self._kv.pool.release(block)
         failed: list[RequestState] = []
         match job.order:

@@ -45,6 +45,10 @@ class Header(msgspec.Struct):
         return ObjectKey(bytes.fromhex(self.name), self.group, self.part)
 
 
+# Here and wherever threads decode: msgspec (0.22) crashes when two of them are the first to decode a type.
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
 def pages(size: int) -> int:
     """`size` rounded up to whole pages, in bytes."""
     return -(-size // PAGE) * PAGE
@@ -96,7 +100,7 @@ def decode(page: memoryview) -> Header:
     if len(body) != length or xxh3_64(body).intdigest() != checksum:
         raise Damaged("has a damaged header")
     try:
-        return msgspec.json.decode(body, type=Header)
+        return _decode_header(body)
     except msgspec.DecodeError as error:
         raise Damaged(f"has a header that cannot be read: {error}") from error
 

@@ -31,6 +31,9 @@ class Term(msgspec.Struct, frozen=True):
         return Amount(self.bytes, self.objects)
 
 
+_decode = msgspec.json.Decoder(Term).decode
+
+
 class Lease:
     """One process's view of it; called by one thread."""
 
@@ -63,7 +66,7 @@ class Lease:
 
     def _look(self) -> Term | None:
         try:
-            found = msgspec.json.decode(self._layout.lease.read_bytes(), type=Term)
+            found = _decode(self._layout.lease.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
             found = None
         if found != self._term:

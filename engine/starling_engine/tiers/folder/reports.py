@@ -12,6 +12,8 @@ from starling_engine.tiers.folder.usage import Amount
 ABANDONED = 3600.0
 """Age in seconds of a file that nobody can still be writing."""
 
+_decode = msgspec.json.Decoder(tuple[int, int]).decode
+
 
 class Reports:
     """Of all processes that share the folder; amounts since each opened it."""
@@ -35,7 +37,7 @@ class Reports:
                 with suppress(FileNotFoundError, msgspec.DecodeError):
                     if entry.name != self._mine.name:
                         content = Path(entry.path).read_bytes()
-                        found[entry.name] = Amount(*msgspec.json.decode(content, type=tuple[int, int]))
+                        found[entry.name] = Amount(*_decode(content))
         return found
 
 

@@ -27,6 +27,8 @@ CHATTER = re.compile(rb"[IW]\d{4} ")
 GRACE = 4.0
 """Seconds that a helper has to take leave of the store."""
 
+_decode = msgspec.msgpack.Decoder(FromHelper).decode
+
 
 class Late(Exception):
     """No answer in time. What the call was to read or write stays reserved until the answer comes."""
@@ -183,9 +185,8 @@ class StoreClient:
         return self._process.pid
 
     def _listen(self) -> None:
-        decode = msgspec.msgpack.Decoder(FromHelper).decode
         while packet := self._receive():
-            match decode(packet):
+            match _decode(packet):
                 case Answer(number, codes):
                     self._take(number, codes)
                 case Imported():

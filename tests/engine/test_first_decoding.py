@@ -1,0 +1,45 @@
+"""Threads may be the first to decode a type, and several of them at once: msgspec crashes when its type is not made before."""
+
+import subprocess
+import sys
+
+import pytest
+
+ALL_AT_ONCE = """
+import sys, threading
+{setup}
+
+def run():
+    gate.wait()
+    first()
+
+sys.setswitchinterval(1e-6)
+gate = threading.Barrier(8)
+threads = [threading.Thread(target=run) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+HEADER = """
+from starling_engine.tiers.far import ObjectKey, Part
+from starling_engine.tiers.fingerprint import Fingerprint
+from starling_engine.tiers.folder.header import decode, encode, make_header
+
+key = ObjectKey(b"name", 0, Part(0, 2, 0, 1))
+page = memoryview(encode(make_header(Fingerprint("model", "float32", b"digest"), key, memoryview(bytes(64)))))
+first = lambda: decode(page)
+"""
+
+PARAMS = """
+from starling_engine.params import SamplingParams as first
+"""
+
+
+@pytest.mark.parametrize("setup", [HEADER, PARAMS], ids=["a file's header", "a request's parameters"])
+def test_threads_may_be_the_first_at_once(setup: str) -> None:
+    """Without what they have been spared, most such processes end by SIGSEGV."""
+    for _ in range(4):
+        ended = subprocess.run([sys.executable, "-c", ALL_AT_ONCE.format(setup=setup)], capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
