@@ -37,8 +37,15 @@ with httpx.stream("POST", "http://127.0.0.1:8000/v1/completions", timeout=60, js
             text += choice["text"]
 print(json.dumps({"ttft": seen, "text": text, "cached": usage["prompt_tokens_details"]["cached_tokens"]}))
 """
-SMALL = 24 << 20
-"""Bytes of a folder that has room for the objects of four prompts and a half."""
+FILL = """
+import httpx, sys
+first, last, count = map(int, sys.argv[2:])
+for at in range(first, last):
+    body = {"model": sys.argv[1], "prompt": list(range(at, at + count)), "max_tokens": 1}
+    httpx.post("http://127.0.0.1:8000/v1/completions", timeout=60, json=body).raise_for_status()
+"""
+SMALL = 64 << 20
+"""Bytes of a folder that has room for the objects of twelve prompts."""
 SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 
 
@@ -145,7 +152,7 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
 
 
 def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, shared: str) -> None:
-    """What one has computed the other finds; one of them evicts, and when it is killed there is another."""
+    """What one has computed the other finds; one of them evicts, and when it is killed one does again."""
     apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
     apart["labelSelector"] = {"matchLabels": {"serving.starling.dev/service": "chat"}}
     chat = service(
@@ -173,18 +180,20 @@ def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Ku
     def bytes_there() -> float:
         return max(of_folder(kubectl, pod, "bytes") for pod in (one, other))
 
-    for first in range(200, 212):
-        ask(kubectl, chat, (one, other)[first % 2], first)
+    def fill(pod: str, first: int, last: int) -> None:
+        run_in(kubectl, pod, FILL, chat.name, str(first), str(last), str(TOKENS))
+
+    fill(one, 200, 206)
+    fill(other, 300, 306)
     wait_until("there is room again", lambda: any(map(evicted, uids)) and bytes_there() <= SMALL, 60, chat.explain)
     (holder,) = (pod for pod in uids if evicted(pod))
     (heir,) = uids.keys() - {holder}
 
     kubectl("delete", "pod", holder, "--grace-period=0", "--force")
-    for first in range(300, 308):
-        ask(kubectl, chat, heir, first)
-    wait_until("another evicts", lambda: evicted(heir) > 0, 60, chat.explain)
+    fill(heir, 400, 407)
+    wait_until("it is started again", lambda: holder in {pod["metadata"]["name"] for pod in chat.pods()}, 60, chat.explain)
     chat.wait_ready()
-    wait_until("there is room again", lambda: bytes_there() <= SMALL, 60, chat.explain)
+    wait_until("one of them evicts", lambda: any(map(evicted, uids)) and bytes_there() <= SMALL, 60, chat.explain)
     assert kubectl.get("pod", heir)["metadata"]["uid"] == uids[heir], "it goes on without the other"
     again = [ask(kubectl, chat, pod, PROMPTS[0])["text"] for pod in (one, other)]
     assert again == [computed[0]["text"]] * 2

@@ -100,6 +100,7 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """Keeps up to `depth` steps in flight and takes in the oldest result, if it has come within COLLECT_SECONDS."""
         self._take_moves(0.0)
+        self._look_outside()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
             self._busy = True
@@ -133,6 +134,11 @@ class EngineCore:
             for done in self.executor.moved(timeout):
                 self.scheduler.move(done)
             self._order_moves()
+
+    def _look_outside(self) -> None:
+        offload = self.scheduler.offload
+        if offload is not None and (standing := self.executor.standing()) is not None:
+            offload.counts.stand(standing.far)
 
     # ---- epochs ----
 

@@ -5,7 +5,7 @@ from typing import Protocol
 from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order
+from starling_engine.tiers.orders import Done, Order, Standing
 from starling_engine.worker.report import Phase, WorkerReport
 
 
@@ -76,6 +76,10 @@ class Executor(Protocol):
 
     def moved(self, timeout: float) -> list[Done]:
         """What all ranks have moved, or could not, since the last call; waits for the first one at most `timeout` seconds."""
+        ...
+
+    def standing(self) -> Standing | None:
+        """How the tiers outside stand on all ranks, where that has changed since the last call without anything being moved."""
         ...
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from starling_engine.executor.counters import Count
 from starling_engine.ledger import Ledger
 from starling_engine.sleep import Release, Rested, Restore
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order
+from starling_engine.tiers.orders import Done, Order, Standing
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -111,6 +111,7 @@ FromWorker = (
     | Rearranged
     | Moves
     | Done
+    | Standing
     | Failed
 )
 

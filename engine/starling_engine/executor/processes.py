@@ -53,7 +53,7 @@ from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.sleep import Rested, RestOrder, of_all_ranks
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order, merge
+from starling_engine.tiers.orders import Done, Order, Standing, merge, merge_standing
 from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
@@ -93,6 +93,9 @@ class ProcessExecutor:
         """Ranks that take orders to move chunks."""
         self._partly_done: dict[int, list[Done]] = {}
         self._moved: list[Done] = []
+        self._standing: dict[int, Standing] = {}
+        """By rank, the newest."""
+        self._stands_anew = False
         self._rested: dict[int, Rested] = {}
         """By rank, of those that have answered."""
         self._checked = 0.0
@@ -204,6 +207,12 @@ class ProcessExecutor:
         moved, self._moved = self._moved, []
         return moved
 
+    def standing(self) -> Standing | None:
+        if not self._stands_anew or len(self._standing) < self._ranks:
+            return None
+        self._stands_anew = False
+        return merge_standing([*self._standing.values()])
+
     def check(self) -> None:
         now = time.monotonic()
         if now - self._checked > WATCH_SECONDS:
@@ -290,6 +299,9 @@ class ProcessExecutor:
                 self._movers.add(rank)
             case Done():
                 self._take_done(message)
+            case Standing():
+                self._standing[rank] = message
+                self._stands_anew = True
             case Failed(kind, text):
                 raise self._health.failure(rank, kind, text)
 

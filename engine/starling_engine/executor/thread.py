@@ -12,7 +12,7 @@ from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.errors import RankLost
 from starling_engine.sleep import Release, Rested, RestOrder, Restore
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order
+from starling_engine.tiers.orders import Done, Order, Standing
 from starling_engine.worker.report import Phase, WorkerReport
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ class ThreadExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._plans: queue.SimpleQueue[StepPlan | RestOrder | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[StepResult | Rested | Done] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[StepResult | Rested | Done | Standing] = queue.SimpleQueue()
         self._results: deque[StepResult] = deque()
         self._moved: list[Done] = []
+        self._standing: Standing | None = None
         self._rested: Rested | None = None
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
@@ -105,6 +106,11 @@ class ThreadExecutor:
         moved, self._moved = self._moved, []
         return moved
 
+    def standing(self) -> Standing | None:
+        self._take(0)
+        standing, self._standing = self._standing, None
+        return standing
+
     def _take(self, timeout: float) -> None:
         """Takes all that has been answered; waits for the first at most `timeout` seconds."""
         with suppress(queue.Empty):
@@ -112,6 +118,8 @@ class ThreadExecutor:
             while True:
                 if isinstance(answer, Done):
                     self._moved.append(answer)
+                elif isinstance(answer, Standing):
+                    self._standing = answer
                 elif isinstance(answer, Rested):
                     self._rested = answer
                 else:

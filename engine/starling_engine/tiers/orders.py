@@ -88,6 +88,19 @@ class Done(msgspec.Struct, tag="done"):
     far: dict[str, FarReport] = {}
 
 
+class Standing(msgspec.Struct, tag="standing"):
+    """How the tiers outside stand now, by name: told when that has changed, for others write and evict there too, and so does what
+    goes on beside the orders.
+    """
+
+    far: dict[str, FarReport]
+
+
+def merge_standing(told: list[Standing]) -> Standing:
+    """Of all ranks."""
+    return Standing({name: _merge([each.far[name] for each in told]) for name in told[0].far})
+
+
 def merge(answers: list[Done]) -> Done:
     """Of all ranks: what one could not do is not done. All look into one folder or store, and ask for the same chunks."""
     done = [all(each) for each in zip(*(answer.done for answer in answers), strict=True)]

@@ -6,7 +6,7 @@ import msgspec
 import zmq
 
 from starling_engine.executor.messages import Moves, move_identity
-from starling_engine.tiers.orders import Done
+from starling_engine.tiers.orders import Done, Standing
 from starling_engine.worker.dealer import connect
 from starling_engine.worker.transfers import Transfers
 
@@ -26,10 +26,10 @@ class MoveSocket:
         self._lock = threading.Lock()
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def answer(self, done: Done) -> None:
+    def answer(self, message: Done | Standing) -> None:
         """From any thread."""
         with self._lock:
-            self._answers.send(self._encode(done))
+            self._answers.send(self._encode(message))
 
     def serve(self, transfers: Transfers) -> None:
         """Passes orders on from now on, and says so to the executor."""

@@ -9,7 +9,7 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.models.config import ModelConfig
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import group_pages
-from starling_engine.tiers.orders import Done
+from starling_engine.tiers.orders import Done, Standing
 from starling_engine.tiers.outside import open_outside
 from starling_engine.tiers.sizes import chunk_bytes, host_slots
 from starling_engine.worker.transfers import Transfers
@@ -20,7 +20,7 @@ def open_tiers(
     model: ModelConfig,
     groups: Sequence[KVGroup],
     kv: Sequence[torch.Tensor],
-    answer: Callable[[Done], None],
+    answer: Callable[[Done | Standing], None],
 ) -> Transfers | None:
     """None where the configuration has none. `kv` has the pages of the layers that are here. Raises ConfigError."""
     if config.tiers is None:

@@ -12,13 +12,26 @@ import torch
 from starling_engine.niceness import be_nice
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import CopyStream, GroupPages, load_chunk, store_chunk
-from starling_engine.tiers.orders import ChunkAt, Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
+from starling_engine.tiers.orders import (
+    ChunkAt,
+    Done,
+    FetchChunks,
+    FindChunks,
+    KeepChunks,
+    LoadChunks,
+    Order,
+    Standing,
+    StoreChunks,
+)
 from starling_engine.tiers.share import FarShare
 
 logger = logging.getLogger("starling.worker")
 
 READERS = WRITERS = 4
 """Reads and writes outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
+
+REPORT_SECONDS = 1.0
+"""Between two looks whether the tiers outside stand as before."""
 
 Moving = TypeVar("Moving", StoreChunks, LoadChunks)
 Works = queue.SimpleQueue[Callable[[], None]]
@@ -53,7 +66,12 @@ class Transfers:
     """
 
     def __init__(
-        self, pages: Sequence[GroupPages], arena: Arena, far: FarShare | None, answer: Callable[[Done], None], first_step: int = 0
+        self,
+        pages: Sequence[GroupPages],
+        arena: Arena,
+        far: FarShare | None,
+        answer: Callable[[Done | Standing], None],
+        first_step: int = 0,
     ) -> None:
         self._pages = list(pages)
         self._device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
@@ -68,6 +86,9 @@ class Transfers:
         self._stepped = threading.Condition()
         self._start(self._store, "kv-store")
         self._start(self._load, "kv-load")
+        self._closed = threading.Event()
+        if far is not None:
+            self._start(lambda: self._report(far), "kv-report")
         for number in range(READERS if far is not None else 0):
             self._start(lambda: _go_outside(self._reads), f"kv-read-{number}")
         for number in range(WRITERS if far is not None else 0):
@@ -93,6 +114,7 @@ class Transfers:
             self._stepped.notify_all()
 
     def close(self) -> None:
+        self._closed.set()
         if self._far is not None:
             self._far.close()
 
@@ -172,6 +194,13 @@ class Transfers:
         assert self._far is not None
         done.far = self._far.reports()
         self._answer(done)
+
+    def _report(self, far: FarShare) -> None:
+        last = None
+        while not self._closed.wait(REPORT_SECONDS):
+            if (now := far.reports()) != last:
+                self._answer(Standing(now))
+            last = now
 
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> None:

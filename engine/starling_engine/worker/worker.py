@@ -33,7 +33,7 @@ from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
-from starling_engine.tiers.orders import Done
+from starling_engine.tiers.orders import Done, Standing
 from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
@@ -74,7 +74,7 @@ class Worker:
         tick: Callable[[], None],
         on_phase: PhaseSink,
         agree: Agree = _alone,
-        answer: Callable[[Done], None] | None = None,
+        answer: Callable[[Done | Standing], None] | None = None,
     ) -> None:
         self._config = config
         self._answer = answer

@@ -65,9 +65,9 @@ async def dynamo() -> AsyncIterator[Dynamo]:
         process.wait()
 
 
-@pytest.mark.parametrize("host", [0, 4 << 20], ids=["device", "device and CPU tier"])
+@pytest.mark.parametrize("host", [0, 8 << 20], ids=["device", "device and CPU tier"])
 async def test_it_foretells_what_an_engine_finds(host: int) -> None:
-    """A device of 64 blocks, and 12 chunks of host memory or none; prompts that need more."""
+    """A device of 64 blocks, and 24 chunks of host memory or none; prompts that need more."""
     port, rng = free_port(), random.Random(7)
     shared = [rng.choices(range(300, 4000), k=300) for _ in range(5)]
     foretold = on_device = in_memory = 0

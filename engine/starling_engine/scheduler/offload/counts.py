@@ -1,5 +1,7 @@
 """What the tiers hold and did, as it is told outside (`delta.TierStats`)."""
 
+from collections.abc import Mapping
+
 from starling_engine.config import TiersConfig
 from starling_engine.delta import TierStats
 from starling_engine.tiers.host import HostIndex
@@ -39,7 +41,11 @@ class Counts:
             case LoadChunks():
                 cpu.loaded_bytes_total += moved
                 cpu.load_seconds_total += done.seconds
-        for name, report in done.far.items():
+        self.stand(done.far)
+
+    def stand(self, far: Mapping[str, FarReport]) -> None:
+        """As the ranks say it, by name."""
+        for name, report in far.items():
             _take_report(self.tiers[name], report)
 
 
