@@ -6,7 +6,12 @@ import importlib.util
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+TESTS = Path(__file__).parent
+WAITING = ("agent", "charts", "examples", "operator")
+"""Folders of tests whose processes, and the API server, have to start and to answer."""
 
 # Read when torch loads its OpenMP library. On shared CPUs, threads that spin while they wait for each other make small
 # matrix products a hundred times slower.
@@ -26,6 +31,17 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists() an
     for name in ("triton.language", "triton.experimental.gluon"):
         importlib.import_module(name)
     del os.environ["TRITON_INTERPRET"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of tests that mostly wait come evenly between those that compute: who shares the tests then shares the CPUs well."""
+    files: dict[bool, dict[Path, list[pytest.Item]]] = {True: {}, False: {}}
+    for item in items:
+        waits = item.path.relative_to(TESTS.parent).parts[1] in WAITING
+        files[waits].setdefault(item.path, []).append(item)
+    waiting, computing = [*reversed(files[True].values())], [*files[False].values()]
+    places = [((at + 0.5) / len(row), tests) for row in (waiting, computing) for at, tests in enumerate(row)]
+    items[:] = [test for _, tests in sorted(places, key=lambda place: place[0]) for test in tests]
 
 
 def pytest_collection_finish() -> None:
