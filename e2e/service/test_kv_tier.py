@@ -49,47 +49,37 @@ SMALL = 64 << 20
 SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 
 
-@pytest.fixture(params=["claim", "path"])
-def place(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[dict[str, str]]:
-    """Where the tier is: in a claim, whose volume becomes the pods' by their fsGroup, or in a folder that is their user's."""
+@pytest.fixture
+def claim(cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[str]:
+    """Its volume, a folder of the first node, becomes the pods' by their fsGroup."""
     if cluster.folder is None:
         pytest.skip("needs a folder on a node")
-    folder = cluster.folder / f"kv-{request.param}"
+    folder = cluster.folder / "kv-claim"
     folder.mkdir()
-    if request.param == "path":
-        os.chown(folder, AGENT, AGENT)
-        kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
-        yield {"path": str(folder)}
-        return
     name = f"kv-{kubectl.namespace}"
-    kubectl.apply(*volume_and_claim(name, on_first_node(folder)))
-    yield {"claim": name}
-    kubectl("delete", "pv", name, "--wait=false")
-
-
-@pytest.fixture
-def shared(cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[str]:
-    """A claim whose folder pods of both nodes mount, as they would a network's file system."""
-    if cluster.folder is None:
-        pytest.skip("needs a folder that both nodes see")
-    folder = cluster.folder / "kv-shared"
-    folder.mkdir()
-    os.chown(folder, AGENT, AGENT)
-    name = f"kv-{kubectl.namespace}"
-    kubectl.apply(*volume_and_claim(name, {"hostPath": {"path": str(folder)}}, "ReadWriteMany"))
+    kubectl.apply(*volume_and_claim(name, folder))
     yield name
     kubectl("delete", "pv", name, "--wait=false")
 
 
-def on_first_node(folder: Path) -> Manifest:
+@pytest.fixture
+def path(cluster: ClusterUnderTest, kubectl: Kubectl) -> str:
+    """A folder that both nodes have, as if it were a network's file system; it is its user's to let the pods write there."""
+    if cluster.folder is None:
+        pytest.skip("needs a folder that both nodes have")
+    folder = cluster.folder / "kv-path"
+    folder.mkdir()
+    os.chown(folder, AGENT, AGENT)
+    kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+    return str(folder)
+
+
+def volume_and_claim(name: str, folder: Path) -> tuple[Manifest, Manifest]:
+    shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": "local"}
     node = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}]}
-    return {"local": {"path": str(folder)}, "nodeAffinity": {"required": {"nodeSelectorTerms": [node]}}}
-
-
-def volume_and_claim(name: str, source: Manifest, mode: str = "ReadWriteOnce") -> tuple[Manifest, Manifest]:
-    both: dict[str, Any] = {"accessModes": [mode], "storageClassName": "local"}
-    volume = {"capacity": {"storage": "1Gi"}} | source | both
-    claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}} | both
+    volume = {"capacity": {"storage": "1Gi"}, "local": {"path": str(folder)}} | shared
+    volume["nodeAffinity"] = {"required": {"nodeSelectorTerms": [node]}}
+    claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}} | shared
     head = {"apiVersion": "v1", "metadata": {"name": name}}
     return head | {"kind": "PersistentVolume", "spec": volume}, head | {"kind": "PersistentVolumeClaim", "spec": claim}
 
@@ -120,10 +110,8 @@ def only_pod(chat: Watched) -> str:
     return str(pod["metadata"]["name"])
 
 
-def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
-    service: MakeService, kubectl: Kubectl, place: dict[str, str]
-) -> None:
-    chat = service(kvCache={"tiers": {"cpu": {"bytes": "64Mi"}, "filesystem": {"bytes": "512Mi", **place}}})
+def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(service: MakeService, kubectl: Kubectl, claim: str) -> None:
+    chat = service(kvCache={"tiers": {"cpu": {"bytes": "64Mi"}, "filesystem": {"bytes": "512Mi", "claim": claim}}})
     chat.wait_ready()
     old = only_pod(chat)
     computed = [ask(kubectl, chat, old, first) for first in PROMPTS]
@@ -151,13 +139,13 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(
     )
 
 
-def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, shared: str) -> None:
+def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, path: str) -> None:
     """What one has computed the other finds; one of them evicts, and when it is killed one does again."""
     apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
     apart["labelSelector"] = {"matchLabels": {"serving.starling.dev/service": "chat"}}
     chat = service(
         replicas=2,
-        kvCache={"tiers": {"cpu": {"bytes": "16Mi"}, "filesystem": {"bytes": str(SMALL), "claim": shared}}},
+        kvCache={"tiers": {"cpu": {"bytes": "16Mi"}, "filesystem": {"bytes": str(SMALL), "path": path}}},
         template={"spec": {"topologySpreadConstraints": [apart]}},
     )
     chat.wait_ready()
