@@ -140,10 +140,6 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     length_penalty: float = 1.0
 
 
-for _kind in (SamplingParams, PoolingParams):
-    msgspec.json.Decoder(_kind)  # so that threads may convert it at once: see tiers/folder/header.py
-
-
 def check_types(params: SamplingParams | PoolingParams) -> None:
     """A Struct takes whatever it is given; the core's decoder would not, and could only answer nobody.
 

@@ -98,15 +98,18 @@ class Standing(msgspec.Struct, tag="standing"):
 
 def merge_standing(told: list[Standing]) -> Standing:
     """Of all ranks."""
-    return Standing({name: _merge([each.far[name] for each in told]) for name in told[0].far})
+    return Standing(_merge_far([each.far for each in told]))
 
 
 def merge(answers: list[Done]) -> Done:
     """Of all ranks: what one could not do is not done. All look into one folder or store, and ask for the same chunks."""
     done = [all(each) for each in zip(*(answer.done for answer in answers), strict=True)]
-    names = answers[0].far.keys()
-    far = {name: _merge([answer.far[name] for answer in answers]) for name in names}
+    far = _merge_far([answer.far for answer in answers])
     return Done(answers[0].job, done, max(answer.seconds for answer in answers), far)
+
+
+def _merge_far(ranks: list[dict[str, FarReport]]) -> dict[str, FarReport]:
+    return {name: _merge([reports[name] for reports in ranks]) for name in ranks[0]}
 
 
 def _merge(reports: list[FarReport]) -> FarReport:
