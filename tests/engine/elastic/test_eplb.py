@@ -49,10 +49,9 @@ async def test_imbalance_falls_and_tokens_stay(skewed: Reference, data: int, ten
         assert moved.eplb_balance_before + 0.05 < moved.eplb_balance_after and moved.eplb_balance_after > 0.9
         assert moved.eplb_experts_moved_total >= 2 and moved.eplb_seconds_total > 0
         await first_move(engine, stages=pipeline)
-        steps = engine.stats.steps_total
-        while engine.stats.steps_total < steps + 4 * EPLB["eplb_step_interval"]:
-            await traffic.more()
-        assert engine.stats.eplb_balance > moved.eplb_balance_before + 0.1, "measured, when they had moved"
+        async with asyncio.timeout(120):  # it is of a window of steps, and few streams load experts by chance
+            while engine.stats.eplb_balance <= moved.eplb_balance_before + 0.1:
+                await traffic.more()
         await traffic.stop()
 
 
