@@ -1,6 +1,6 @@
 """What the filesystem tier makes of a disk: bytes a second against dd's, in turns, and what opening a full folder costs.
 
-`python bench/kv_folder.py [FOLDER]`: some place on the disk in question, which needs 1 GiB free.
+`python bench/kv_folder.py [FOLDER]`: some place on the disk in question, which needs 1 GiB free. Writes bench/results/kv_folder.md.
 """
 
 import os
@@ -15,10 +15,12 @@ from hashlib import sha256
 from mmap import mmap
 from pathlib import Path
 
+from run import machine
 from starling_engine.tiers.far import ObjectKey, Part
 from starling_engine.tiers.fingerprint import Fingerprint
 from starling_engine.tiers.folder import FolderTier, open_folder
 
+RESULTS = Path(__file__).parent / "results" / "kv_folder.md"
 MODEL = Fingerprint("bench", "bench", "bfloat16")
 PART = Part(0, 28, 0, 8)
 SIZE = 28 * 2 * 8 * 64 * 128 * 2
@@ -99,12 +101,14 @@ def speeds(root: Path) -> Iterator[str]:
         subprocess.run(["rm", "-rf", str(root / f"direct-{turn}")], check=True)
         target.unlink()
     source.unlink()
+    yield "| | GB/s | from | to |\n|---|---:|---:|---:|"
     for name, rates in found.items():
-        yield f"{name:<36}{statistics.median(rates):6.2f} GB/s   ({min(rates):.2f} to {max(rates):.2f})"
+        yield f"| {name} | {statistics.median(rates):.2f} | {min(rates):.2f} | {max(rates):.2f} |"
+    yield ""
     for kind in ("write", "cold read"):
         ratios = [ours / theirs for ours, theirs in zip(found[f"tier, {kind}"], found[f"dd, {kind}"], strict=True)]
         best = max(found[f"tier, {kind}"]) / max(found[f"dd, {kind}"])
-        yield f"tier / dd, {kind}: {statistics.median(ratios):.0%} (median of {ROUNDS} turns; of the best of each: {best:.0%})"
+        yield f"Tier to dd, {kind}: {statistics.median(ratios):.0%} (median of {ROUNDS} turns; of the best of each: {best:.0%}).\n"
 
 
 def opening(root: Path) -> Iterator[str]:
@@ -126,8 +130,10 @@ def opening(root: Path) -> Iterator[str]:
         time.sleep(0.01)
     counted, used = time.perf_counter() - began, time.process_time() - used
     tier.close()
-    yield f"{MANY:,} objects: open after {1e3 * opened:.1f} ms, the first hit after {1e3 * served:.1f} ms,"
-    yield f"counted after {counted:.1f} s in the background, {used:.2f} s of them at work"
+    yield (
+        f"{MANY:,} objects: open after {1e3 * opened:.1f} ms (target 1 s), the first hit after {1e3 * served:.1f} ms, "
+        f"counted after {counted:.1f} s in the background, {used:.2f} s of them at work."
+    )
 
 
 def make_sparse(path: Path) -> None:
@@ -139,10 +145,13 @@ def make_sparse(path: Path) -> None:
 
 def main() -> None:
     place = sys.argv[1] if len(sys.argv) > 1 else None
+    lines = ["# The folder of the filesystem tier", "", f"{time.strftime('%Y-%m-%d')}. {machine()}.", ""]
     with tempfile.TemporaryDirectory(dir=place, prefix="kv-folder-") as root:
         for part in (speeds, opening):
             for line in part(Path(root)):
                 print(line, flush=True)
+                lines.append(line)
+    RESULTS.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

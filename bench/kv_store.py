@@ -1,13 +1,12 @@
 """What the store's tier moves, against its library called directly: bytes/s of 1 MiB values over loopback.
 
-usage: kv_store.py [VALUES]
+`python bench/kv_store.py [VALUES]` writes bench/results/kv_store.md.
 """
 
 import ctypes
 import importlib.util
 import mmap
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from run import machine
 from starling_engine.tiers.far import ObjectKey, Part
 from starling_engine.tiers.store.tier import StoreTier, open_store
 
+RESULTS = Path(__file__).parent / "results" / "kv_store.md"
 SIZE = 1 << 20
 PORT = 51950
 
 
 @contextmanager
-def master(folder: Path) -> Iterator[str]:
-    """The URL of a store, to which a tier of its own process has given memory."""
+def master(folder: Path, segment: str = "2GiB") -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The URL of a store, to which a tier of its own process has given memory, and its master."""
     spec = importlib.util.find_spec("mooncake")
     assert spec is not None and spec.origin is not None, "pip install 'starling[store]'"
     options = [f"--rpc_port={PORT}", "--enable_http_metadata_server=true", f"--http_metadata_server_port={PORT + 1}"]
@@ -34,10 +35,10 @@ def master(folder: Path) -> Iterator[str]:
         program = [Path(spec.origin).with_name("mooncake_master"), *options, f"--metrics_port={PORT + 2}"]
         process = subprocess.Popen(program, stdout=log, stderr=log)
     url = f"mooncake://127.0.0.1:{PORT}?metadata=http://127.0.0.1:{PORT + 1}/metadata"
-    holder = open_store(f"{url}&segment=2GiB", b"")
+    holder = open_store(f"{url}&segment={segment}", b"")
     try:
         assert holder.wait(30)
-        yield url
+        yield url, process
     finally:
         holder.close()
         process.kill()
@@ -89,21 +90,30 @@ def rate(count: int, run: Callable[[], object]) -> float:
     return count * SIZE / (time.perf_counter() - began)
 
 
+def measured(url: str, count: int) -> Iterator[str]:
+    tier = open_store(url, b"")
+    assert tier.wait(30)
+    for threads in (1, 4, 16):
+        yield row(f"tier, {threads} threads", through_tier(tier, f"t{threads}.", threads, count))
+    tier.close()
+    for batch in (1, 32):
+        yield row(f"library, {batch} in a call", directly(url, count, batch))
+
+
+def row(label: str, rates: tuple[float, float]) -> str:
+    return f"| {label} | {rates[0] / 1e9:.2f} | {rates[1] / 1e9:.2f} |"
+
+
 def main() -> None:
     count = int(next(iter(sys.argv[1:]), 128))
-    with tempfile.TemporaryDirectory() as folder, master(Path(folder)) as url:
-        print(f"{count} values of 1 MiB on {socket.gethostname()}, {os.cpu_count()} CPUs; GB/s\n{'':<24}{'put':>6}{'get':>7}")
-        tier = open_store(url, b"")
-        assert tier.wait(30)
-        for threads in (1, 4, 16):
-            report(f"tier, {threads} threads", through_tier(tier, f"t{threads}.", threads, count))
-        tier.close()
-        for batch in (1, 32):
-            report(f"library, {batch} in a call", directly(url, count, batch))
-
-
-def report(label: str, rates: tuple[float, float]) -> None:
-    print(f"{label:<24}{rates[0] / 1e9:>6.2f}{rates[1] / 1e9:>7.2f}", flush=True)
+    lines = ["# The store over loopback", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {count} values of 1 MiB.", ""]
+    lines += ["| | put (GB/s) | get (GB/s) |", "|---|---:|---:|"]
+    print("\n".join(lines), flush=True)
+    with tempfile.TemporaryDirectory() as folder, master(Path(folder)) as (url, _):
+        for line in measured(url, count):
+            print(line, flush=True)
+            lines.append(line)
+    RESULTS.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

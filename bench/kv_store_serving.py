@@ -1,0 +1,135 @@
+"""What a store costs an engine that finds nothing in it: one that works, is full, is slow, hangs or is gone, against none.
+
+    python bench/kv_store_serving.py [MODEL]     a folder; by default the Qwen3-0.6B shape in bf16, random weights
+
+Writes bench/results/kv_store_serving.md. The engines take turns in one run on the same cores, with prompts that nobody has seen.
+"""
+
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import checkpoint
+from kv_store import master
+from kv_tiers import GIB, THREADS, seconds, start, words
+from run import CACHE, machine
+from starling_engine import LLM
+
+RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"
+TRIES = 6
+Process = subprocess.Popen[bytes]
+Case = Callable[[Process], object]
+
+
+@contextmanager
+def slow(process: Process) -> Iterator[None]:
+    """It works for 20 ms of each 300."""
+    over = threading.Event()
+
+    def halt() -> None:
+        while not over.wait(0.02):
+            process.send_signal(signal.SIGSTOP)
+            over.wait(0.28)
+            process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def hangs(process: Process) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def works(process: Process) -> Iterator[None]:  # noqa: ARG001 - it is left alone
+    yield
+
+
+@contextmanager
+def gone(process: Process) -> Iterator[None]:
+    """For good."""
+    process.kill()
+    process.wait()
+    yield
+
+
+def throughput(engine: LLM, rng: random.Random) -> float:
+    """Requests a second."""
+    return 16 / seconds(engine, [words(rng, 256) for _ in range(16)], 32)[0]
+
+
+def first_token(engine: LLM, rng: random.Random) -> float:
+    """Seconds, of one request after another."""
+    return statistics.median(seconds(engine, [words(rng, 512)])[0] for _ in range(5))
+
+
+def compared(off: LLM, on: LLM, rng: random.Random) -> str:
+    """A row's cells: throughput and time to first token of `on`, in shares of `off`'s."""
+    served, waited = [], []
+    for attempt in range(TRIES):
+        pair = (off, on) if attempt % 2 else (on, off)
+        rates, times = ({engine: measure(engine, rng) for engine in pair} for measure in (throughput, first_token))
+        served.append(rates[on] / rates[off])
+        waited.append(times[on] / times[off])
+    return " | ".join(f"{statistics.median(each):.1%} ({min(each):.0%} to {max(each):.0%})" for each in (served, waited))
+
+
+def rows(model: Path, folder: Path) -> Iterator[str]:
+    rng = random.Random(0)
+    with start(model, max_model_len=2048) as off:
+        with start(model, max_model_len=2048) as second:
+            for engine in (off, second) * 2:
+                throughput(engine, rng)
+            yield f"| none: a second engine without | {compared(off, second, rng)} |"
+        for segment, cases in (("64MiB", {"full": works}), ("2GiB", {"works": works, "slow": slow, "hangs": hangs, "gone": gone})):
+            with master(folder, segment) as (url, process), start(model, max_model_len=2048, kv_cpu_bytes=GIB, kv_store=url) as on:
+                for engine in (off, on) * 3:  # until all memory has been touched, and the small store is full
+                    throughput(engine, rng)
+                for name, case in cases.items():
+                    with case(process):
+                        yield f"| {name} | {compared(off, on, rng)} |"
+                print(f"store of {segment}: {on.engine.stats.tiers['store']}", file=sys.stderr)
+
+
+def main() -> None:
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / "qwen3-0.6b-shape"
+    if len(sys.argv) < 2:
+        checkpoint.write(model)
+    lines = [
+        "# Serving with a store that has nothing of use",
+        "",
+        f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads; the store and its memory are on the same cores.",
+        f"Medians of {TRIES} pairs in turns, and their range. Throughput: 16 prompts of 256 tokens, 32 new.",
+        "First token: prompts of 512 tokens, one at a time.",
+        "",
+        "| store | throughput to that without | first token to that without |",
+        "|---|---:|---:|",
+    ]
+    print("\n".join(lines), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows(model, Path(folder)):
+            print(row, flush=True)
+            lines.append(row)
+    RESULTS.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
