@@ -16,8 +16,8 @@ from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
 TOKENS = 2048
-PROMPTS = (100, 101)
-"""A request does not wait for a tier without bound: on a busy machine one of two may compute what could be found."""
+PROMPTS = range(100, 104)
+"""A request does not wait for a tier without bound: on a busy machine some of them may compute what could be found."""
 CHUNKS = TOKENS // 64
 AGENT = 65532
 ASK = """
@@ -115,7 +115,7 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(service: MakeSe
     chat.wait_ready()
     old = only_pod(chat)
     computed = [ask(kubectl, chat, old, first) for first in PROMPTS]
-    assert [each["cached"] for each in computed] == [0, 0]
+    assert {each["cached"] for each in computed} == {0}
     wanted = len(PROMPTS) * (CHUNKS - 1)
     wait_until("it is in the tier", lambda: of_folder(kubectl, old, "objects") >= wanted, 150, chat.explain)
     assert of_folder(kubectl, old, "hits_total") == 0
@@ -128,15 +128,13 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(service: MakeSe
     found = [ask(kubectl, chat, new, first) for first in PROMPTS]
     assert new != old
     assert [each["text"] for each in found] == [each["text"] for each in computed]
-    hit = max(found, key=lambda each: each["cached"])
-    assert hit["cached"] >= (CHUNKS - 1) * 64
+    assert max(each["cached"] for each in found) >= (CHUNKS - 1) * 64
     hits = of_folder(kubectl, new, "hits_total")
     assert hits > 0
     assert of_folder(kubectl, new, "errors_total") == 0
-    print(
-        f"{TOKENS} tokens, first token: computed after {1000 * computed[0]['ttft']:.0f} ms,"
-        f" from the tier of a new pod after {1000 * hit['ttft']:.0f} ms ({hit['cached']} tokens, {hits:.0f} chunks found)"
-    )
+    for where, answers in (("computed", computed), (f"in a new pod ({hits:.0f} chunks found)", found)):
+        each = ", ".join(f"{1000 * answer['ttft']:.0f} ms ({answer['cached']} cached)" for answer in answers)
+        print(f"{TOKENS} tokens, first token, {where}: {each}")
 
 
 def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, path: str) -> None:
@@ -154,7 +152,7 @@ def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Ku
     one, other = uids
 
     computed = [ask(kubectl, chat, one, first) for first in PROMPTS]
-    assert [each["cached"] for each in computed] == [0, 0]
+    assert {each["cached"] for each in computed} == {0}
     wanted = len(PROMPTS) * (CHUNKS - 1)
     wait_until("it is in the folder", lambda: of_folder(kubectl, one, "objects") >= wanted, 150, chat.explain)
     found = [ask(kubectl, chat, other, first) for first in PROMPTS]
