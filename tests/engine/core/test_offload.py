@@ -119,19 +119,6 @@ def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: 
     engine.run()
 
 
-def test_a_tier_outside_that_is_slower_than_computing_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    outside: Outside = {}
-    prompt = prompt_of(300)
-    run_one(engine_of(outside=outside), "old", prompt)
-    engine = engine_of(outside=outside)
-    costs = engine.offload.costs
-    costs.token = 1e-3
-    costs.fetched(1, 0.1)
-    monkeypatch.setattr(costs, "fetched", lambda *_: None)
-    cached = [run_one(emptied(engine), str(i), prompt) for i in range(20)]
-    assert 0 < sum(map(bool, cached)) <= 2
-
-
 def test_two_requests_load_a_prefix_once() -> None:
     outside: Outside = {}
     prompt = prompt_of(300)
@@ -296,24 +283,6 @@ def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> No
     assert offload.answers_soon, "others are"
     monkeypatch.undo()
     engine.run()
-
-
-def test_what_a_fetch_costs_is_measured_alone() -> None:
-    prompts = [prompt_of(300), prompt_of(300, 1)]
-    engine = engine_of(outside=left_outside(*prompts), num_blocks=200)
-    seen: list[tuple[int, float]] = []
-    engine.offload.costs.fetched = lambda *measured: seen.append(measured)
-    for number, prompt in enumerate(prompts):
-        engine.add(str(number), prompt, params(3))
-    engine.run()
-    assert len(seen) == 1 and seen[0][0] == 4, "the other one was not the last"
-    fetch, left = engine.tiers._fetch, [prompts]
-    engine.tiers._fetch = lambda _: False
-    run_one(emptied(engine), "fails", prompts[0])
-    assert len(seen) == 1, "nothing came"
-    engine.tiers._fetch = lambda at: fetch(at) and bool(left and left.pop())
-    run_one(emptied(engine), "in part", prompts[0])
-    assert seen[1][0] == 1
 
 
 def test_aborted_while_its_blocks_are_on_their_way() -> None:

@@ -1,25 +1,29 @@
 """What moving chunks and computing tokens have been measured to cost, and so which of the two is worth it."""
 
 from starling_engine.config import Preempt
-from starling_engine.tiers.far import CHUNK
 
 WEIGHT = 0.2
 """Of a new measurement in the running mean."""
 MIN_TOKENS = 32
 """A step of fewer tokens says little of what a prompt costs."""
+FADE = 0.9
+"""What each ask leaves of the weight of those before it."""
+PATIENCE = 0.05
+"""Seconds that may have been waited in vain, of all asks that still have weight: quick tiers that find nothing are always asked."""
 PROBE = 16
-"""Of so many requests that would not fetch, one does, to see whether that is still so."""
+"""Of so many requests that do not ask the tiers outside, one does beside its computing, to see whether that is still right."""
 
 
 class Costs:
-    """Seconds a chunk to store, to load and to fetch, and a token to compute; None until it has been seen."""
+    """Seconds a chunk to store and to load, and a token to compute; None until it has been seen. Of the tiers outside, what was
+    waited for them, and the tokens that they spared.
+    """
 
     def __init__(self, preempt: Preempt) -> None:
         self._preempt = preempt
-        self._refused = 0
+        self._waited = self._spared = 0.0
         self.store: float | None = None
         self.load: float | None = None
-        self.fetch: float | None = None
         self.token: float | None = None
 
     def stored(self, chunks: int, seconds: float) -> None:
@@ -28,9 +32,11 @@ class Costs:
     def loaded(self, chunks: int, seconds: float) -> None:
         self.load = _mean(self.load, seconds / chunks)
 
-    def fetched(self, chunks: int, seconds: float) -> None:
-        """From the order to the answer: what a request waits."""
-        self.fetch = _mean(self.fetch, seconds / chunks)
+    def asked(self, seconds: float, tokens: int, *, is_probe: bool = False) -> None:
+        """A request has waited for the tiers outside, and need not compute so many tokens. A probe stands for those that passed."""
+        for _ in range(PROBE if is_probe else 1):
+            self._waited = FADE * self._waited + seconds
+            self._spared = FADE * self._spared + tokens
 
     def computed(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_TOKENS and seconds:
@@ -44,12 +50,9 @@ class Costs:
             return True
         return chunks * (self.store + (self.store if self.load is None else self.load)) < tokens * self.token
 
-    def fetch_pays(self, groups: int) -> bool:
-        """Whether to ask the tiers outside at all: a store that works but is slow must not make requests slower than none."""
-        if self.fetch is None or self.token is None or groups * self.fetch < CHUNK * self.token:
-            return True
-        self._refused += 1
-        return self._refused % PROBE == 0
+    def asking_pays(self) -> bool:
+        """Whether to ask the tiers outside at all: one that works but is slow must not make requests slower than none."""
+        return self.token is None or self._waited <= self._spared * self.token + PATIENCE
 
 
 def _mean(mean: float | None, value: float) -> float:

@@ -26,6 +26,11 @@ class Counts:
         self.tiers["cpu"].queries_total += asked
         self.tiers["cpu"].hits_total += found
 
+    def passed_by(self) -> None:
+        """A request did not ask the tiers outside."""
+        for name in self.tiers.keys() - {"cpu"}:
+            self.tiers[name].bypassed_total += 1
+
     def look(self) -> None:
         """Once the CPU tier may hold something else than before."""
         cpu, held = self.tiers["cpu"], len(self._host)

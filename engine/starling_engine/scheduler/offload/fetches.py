@@ -1,10 +1,13 @@
 """From the tiers outside to slots: while a request waits, what it could use is looked for there, and brought."""
 
 from starling_engine.kv.chunks import ChunkMap
+from starling_engine.scheduler.offload.asks import Ask, Asks
+from starling_engine.scheduler.offload.bypass import Bypass
 from starling_engine.scheduler.offload.claims import Claims
 from starling_engine.scheduler.offload.costs import Costs
+from starling_engine.scheduler.offload.counts import Counts
 from starling_engine.scheduler.offload.jobs import Job, Jobs
-from starling_engine.scheduler.state import Gate, RequestState
+from starling_engine.scheduler.state import RequestState
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.host import Chunk, HostIndex
 from starling_engine.tiers.orders import ChunkAt, FetchChunks, FindChunks
@@ -18,14 +21,20 @@ class Fetches:
 
     From then on it claims its chunks, which stay in their slots until it is admitted; one that finds no room for them is put off
     until its turn comes. Without tiers outside (`far` is False) there is nothing to ask for.
+
+    Where asking does not pay, requests pass. What some ask all the same, as probes, parks nobody and claims nothing.
     """
 
-    def __init__(self, chunks: ChunkMap, host: HostIndex, jobs: Jobs, claims: Claims, costs: Costs, *, far: bool) -> None:
+    def __init__(
+        self, chunks: ChunkMap, host: HostIndex, jobs: Jobs, claims: Claims, costs: Costs, counts: Counts, *, far: bool
+    ) -> None:
         self._map = chunks
         self._host = host
         self._jobs = jobs
         self._claims = claims
-        self._costs = costs
+        self._asks = Asks(chunks, jobs, costs)
+        self._bypass = Bypass(costs)
+        self._counts = counts
         self._far = far
 
     # ---- of a request that waits ----
@@ -42,13 +51,11 @@ class Fetches:
         asked = [(group, name) for name in names[first:] for group in self._map.groups]
         if all(map(self._host.has, asked)):
             return False
-        if self._hang() or not self._costs.fetch_pays(len(self._map.groups)):
-            return True
-        self._await_coming(request, asked)
-        unknown = [chunk for chunk in asked if not self._host.expects(chunk)]
-        if unknown:
-            order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
-            self._jobs.add(Job(order, unknown)).park(request, Gate.KV_FETCH)
+        passes = self._passes()
+        if passes:
+            self._counts.passed_by()
+        if not passes or self._probes():
+            self._ask(Ask(request, names, first, is_probe=passes), asked)
         return True
 
     def put_back(self, request: RequestState) -> None:
@@ -72,66 +79,98 @@ class Fetches:
 
     def forget(self, request: RequestState) -> None:
         """A request that was waiting does so no more: nothing has to be kept for it."""
+        self._asks.forget(request)
         self._claims.forget(request.record.id)
 
     def open_late(self) -> None:
         """Lets requests go whose chunks take too long. What still comes is of use to others."""
         for job in self._late():
             job.let_go()
+            self._asks.end_order(job)
 
     # ---- answers ----
 
     def found(self, job: Job, done: list[bool]) -> None:
         """The tiers outside have said which chunks of an order they have."""
         found = {chunk for chunk, has in zip(job.chunks, done, strict=True) if has}
-        for request in job.parked if found else ():
-            self._fetch(request, found)
+        for ask in self._asks.of(job) if found else ():
+            self._fetch(ask, found)
+        self._asks.end_order(job)
 
     def fetched(self, job: Job, done: list[bool]) -> None:
         """Chunks have come, or have not. Those that have stay for those that wait for them, as far as they are of their prefix."""
         for chunk, there in zip(job.chunks, done, strict=True):
             self._host.settle(chunk, arrived=there)
-        for request in job.parked:
-            names = set(self._map.names(request.holding, request.tokens))
-            self._claims.claim(request.record.id, [chunk for chunk in job.chunks if chunk[1] in names])
-        if any(done) and not self._jobs.of(FetchChunks):  # beside others it would have waited for them too
-            self._costs.fetched(sum(done), self._jobs.age(job))
+        came = {chunk for chunk, there in zip(job.chunks, done, strict=True) if there}
+        for ask in self._asks.of(job):
+            ask.came |= came
+            if not ask.is_probe:
+                names = set(ask.names)
+                self._claims.claim(ask.request.record.id, [chunk for chunk in job.chunks if chunk[1] in names])
+        self._asks.end_order(job)
 
-    def _fetch(self, request: RequestState, found: set[Chunk]) -> None:
+    # ---- what is asked ----
+
+    def _ask(self, ask: Ask, wanted: list[Chunk]) -> None:
+        """Waits for those that are on their way, and has the others looked for."""
+        self._asks.begin(ask)
+        self._await_coming(ask, wanted)
+        unknown = [chunk for chunk in wanted if not self._host.expects(chunk)]
+        if unknown:
+            order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
+            ask.await_job(self._jobs.add(Job(order, unknown)))
+        self._asks.end_idle(ask)
+
+    def _fetch(self, ask: Ask, found: set[Chunk]) -> None:
         """Has the longest prefix that there is brought to slots, of as much as there are."""
-        names = self._map.names(request.holding, request.tokens)
-        first = self._map.on_device(request.holding, request.tokens)
-        count = self._map.longest(names, first, lambda chunk: chunk in found or self._host.expects(chunk))
-        places = dict(sorted(self._map.needed(names, first, count), key=lambda each: each[1]))
+        request, names = ask.request, ask.names
+        if not ask.is_probe:  # else its request is likely to have computed some of it meanwhile
+            ask.first = self._map.on_device(request.holding, request.tokens)
+        count = self._map.longest(names, ask.first, lambda chunk: chunk in found or self._host.expects(chunk))
+        places = dict(sorted(self._map.needed(names, ask.first, count), key=lambda each: each[1]))
         needed = list(places)
-        self._await_coming(request, needed)
+        self._await_coming(ask, needed)
         missing = {chunk: at for chunk, at in places.items() if not self._host.expects(chunk)}
         if not self._claims.has_room(request.record.id, needed):
-            if missing:
+            if missing and not ask.is_probe:
                 self._claims.put_off(request.record.id, list(missing))
             return
         for chunk in filter(self._host.has, reversed(needed)):
             self._host.use(chunk)
-        self._claims.claim(request.record.id, needed)
-        self._bring(request, missing)
+        if not ask.is_probe:
+            self._claims.claim(request.record.id, needed)
+        self._bring(ask, missing)
 
-    def _bring(self, request: RequestState, places: dict[Chunk, int]) -> None:
+    def _bring(self, ask: Ask, places: dict[Chunk, int]) -> None:
         """Orders as many of these chunks, with their places in the prefix, as there are slots for."""
         coming: list[ChunkAt] = []
         for chunk, at in places.items():
-            slot = self._host.take(chunk, self._map.span(request.holding, request.tokens, at))
+            slot = self._host.take(chunk, self._map.span(ask.request.holding, ask.request.tokens, at))
             if slot is None:
                 break
             coming.append(ChunkAt(slot, *chunk))
         if coming:
             order = FetchChunks(self._jobs.number(), coming)
-            self._jobs.add(Job(order, list(places)[: len(coming)])).park(request, Gate.KV_FETCH)
+            ask.await_job(self._jobs.add(Job(order, list(places)[: len(coming)])))
+
+    # ---- whether to ask ----
+
+    def _passes(self) -> bool:
+        """Whether a request is to compute rather than to ask the tiers outside."""
+        return self._hang() or self._bypass.passes(self._jobs.now())
+
+    def _probes(self) -> bool:
+        """Whether one that passes asks all the same: one at a time, and none of tiers that hang."""
+        return not self._hang() and self._bypass.probe_is_due() and not self._asks.probing
 
     # ---- what is on its way ----
 
-    def _await_coming(self, request: RequestState, chunks: list[Chunk]) -> None:
+    def _await_coming(self, ask: Ask, chunks: list[Chunk]) -> None:
+        """Of these chunks, what is being fetched for others; the rest of what is expected is no gain of this one."""
+        ask.there = set(filter(self._host.expects, chunks)) - ask.came
         for job in self._jobs.bringing(FetchChunks, chunks):
-            job.park(request, Gate.KV_FETCH)
+            ask.await_job(job)
+            ask.there.difference_update(job.chunks)
 
     def _late(self) -> list[Job]:
         return [job for job in self._jobs.older_than(FETCH_SECONDS) if isinstance(job.order, FindChunks | FetchChunks)]

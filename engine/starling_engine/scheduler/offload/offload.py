@@ -42,7 +42,7 @@ class Offload:
         self._keeps = Keeps(host, jobs) if config.far else None
         self.costs = Costs(preempt)
         self.counts = Counts(config, host, chunk_bytes)
-        self.fetches = Fetches(chunks, host, jobs, claims, self.costs, far=config.far)
+        self.fetches = Fetches(chunks, host, jobs, claims, self.costs, self.counts, far=config.far)
         self.loads = Loads(kv, chunks, host, jobs, self.costs)
         self.saves = Saves(kv, chunks, host, jobs, self.costs, self._keeps)
 
