@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.params import SamplingParams
-from starling_engine.tiers.orders import Done, KeepChunks
+from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks
 
 from tests.engine.toy import ToyEngine, expected_output
 
@@ -116,6 +116,39 @@ def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: 
         engine.step()
     assert engine.outputs["new"] == expected_output(prompt, params(3), 0, LENGTH)
     monkeypatch.undo()
+    engine.run()
+
+
+def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are fetched in batches, from the beginning of the prefix on."""
+    outside: Outside = {}
+    long, prompt = {"num_blocks": 400, "max_model_len": 2600, "slots": 100}, prompt_of(2500)
+    old = engine_of(outside=outside, **long)
+    old.add("old", prompt, params(1))
+    old.run()
+    engine = engine_of(outside=outside, **long)
+    now, hung, carry_out = [0.0], [], engine.tiers.carry_out
+
+    def carry_out_but_one(*, all_of_it: bool = False) -> list[Done]:
+        hung.extend(order for order in engine.tiers.orders if isinstance(order, FetchChunks) and order.chunks[-1].name == slow)
+        engine.tiers.orders = [order for order in engine.tiers.orders if order not in hung]
+        return carry_out(all_of_it=all_of_it)
+
+    engine.add("new", prompt, params(1))
+    request = engine.scheduler.requests["new"]
+    names = engine.offload.fetches._map.names(request.holding, request.tokens)
+    assert len(names) == 39
+    slow = names[-1]
+    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(engine.tiers, "carry_out", carry_out_but_one)
+    for _ in range(20):
+        engine.step()
+    assert "new" not in engine.finished and len(hung) == 1
+    now[0] += 3.1
+    finish(engine, "new")
+    assert engine.cached["new"] == 32 * 64, "two batches of sixteen"
+    monkeypatch.undo()
+    engine.tiers.orders += hung
     engine.run()
 
 

@@ -14,6 +14,8 @@ from starling_engine.tiers.orders import ChunkAt, FetchChunks, FindChunks
 
 FETCH_SECONDS = 3.0
 """How long a request waits for what the tiers outside have."""
+FETCH_BATCH = 16
+"""Chunks that are brought by one order, and so are of use as soon as they have come, however late those behind them are."""
 
 
 class Fetches:
@@ -142,16 +144,17 @@ class Fetches:
         self._bring(ask, missing)
 
     def _bring(self, ask: Ask, places: dict[Chunk, int]) -> None:
-        """Orders as many of these chunks, with their places in the prefix, as there are slots for."""
-        coming: list[ChunkAt] = []
+        """Orders as many of these chunks, with their places in the prefix, as there are slots for: its beginning first."""
+        coming: list[tuple[Chunk, ChunkAt]] = []
         for chunk, at in places.items():
             slot = self._host.take(chunk, self._map.span(ask.request.holding, ask.request.tokens, at))
             if slot is None:
                 break
-            coming.append(ChunkAt(slot, *chunk))
-        if coming:
-            order = FetchChunks(self._jobs.number(), coming)
-            ask.await_job(self._jobs.add(Job(order, list(places)[: len(coming)])))
+            coming.append((chunk, ChunkAt(slot, *chunk)))
+        for start in range(0, len(coming), FETCH_BATCH):
+            batch = coming[start : start + FETCH_BATCH]
+            order = FetchChunks(self._jobs.number(), [at for _, at in batch])
+            ask.await_job(self._jobs.add(Job(order, [chunk for chunk, _ in batch])))
 
     # ---- whether to ask ----
 
