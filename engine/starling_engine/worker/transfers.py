@@ -29,6 +29,8 @@ logger = logging.getLogger("starling.worker")
 
 READERS = WRITERS = 4
 """Reads and writes outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
+FINDERS = 2
+"""Looks that go on at once, apart from reads: each request has one, also where nothing is read."""
 
 REPORT_SECONDS = 1.0
 """Between two looks whether the tiers outside stand as before."""
@@ -80,6 +82,7 @@ class Transfers:
         self._answer = answer
         self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
+        self._finds: Works = queue.SimpleQueue()
         self._reads: Works = queue.SimpleQueue()
         self._writes: Works = queue.SimpleQueue()
         self._step = first_step - 1
@@ -89,10 +92,9 @@ class Transfers:
         self._closed = threading.Event()
         if far is not None:
             self._start(lambda: self._report(far), "kv-report")
-        for number in range(READERS if far is not None else 0):
-            self._start(lambda: _go_outside(self._reads), f"kv-read-{number}")
-        for number in range(WRITERS if far is not None else 0):
-            self._start(lambda: _go_outside(self._writes), f"kv-write-{number}")
+            self._start_outside(self._finds, "kv-find", FINDERS)
+            self._start_outside(self._reads, "kv-read", READERS)
+            self._start_outside(self._writes, "kv-write", WRITERS)
 
     def order(self, order: Order) -> None:
         match order:
@@ -101,7 +103,7 @@ class Transfers:
             case LoadChunks():
                 self._loads.put(order)
             case FindChunks():
-                self._reads.put(lambda: self._find(order))
+                self._finds.put(lambda: self._find(order))
             case FetchChunks():
                 self._put_each(self._reads, order, self._fetch)
             case KeepChunks():
@@ -201,6 +203,10 @@ class Transfers:
             if (now := far.reports()) != last:
                 self._answer(Standing(now))
             last = now
+
+    def _start_outside(self, works: Works, name: str, count: int) -> None:
+        for number in range(count):
+            self._start(lambda: _go_outside(works), f"{name}-{number}")
 
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> None:

@@ -12,15 +12,18 @@ from starling_engine.tiers.copies import GroupPages
 from starling_engine.tiers.host import Chunk
 from starling_engine.tiers.orders import ChunkAt, ChunkMove, Done, FarReport, FetchChunks, FindChunks, KeepChunks, StoreChunks
 from starling_engine.tiers.share import FarShare
-from starling_engine.worker.transfers import Transfers
+from starling_engine.worker.transfers import READERS, Transfers
 
 
-class HungWrites(FarShare):
-    """Has everything, and takes nothing before `go`."""
+class Hung(FarShare):
+    """Has everything, and takes nothing before `go`; with `reads`, gives nothing either."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = False) -> None:
         super().__init__([], [])
         self.go = threading.Event()
+        self._reads = reads
+        self.began = threading.Semaphore(0)
+        """Released by each read."""
 
     def reports(self) -> dict[str, FarReport]:
         return {}
@@ -29,7 +32,8 @@ class HungWrites(FarShare):
         return [True] * len(chunks)
 
     def fetch(self, _chunk: Chunk, _into: memoryview) -> bool:
-        return True
+        self.began.release()
+        return self.go.wait(30) if self._reads else True
 
     def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
         return self.go.wait(30)
@@ -37,7 +41,7 @@ class HungWrites(FarShare):
 
 @pytest.mark.timeout(60)
 def test_reads_do_not_wait_for_writes() -> None:
-    far, answers = HungWrites(), queue.SimpleQueue[Done]()
+    far, answers = Hung(), queue.SimpleQueue[Done]()
     transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(KeepChunks(1, chunks))
@@ -47,6 +51,20 @@ def test_reads_do_not_wait_for_writes() -> None:
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
     far.go.set()
     assert all(answers.get(timeout=5).done), "and then they are written"
+
+
+@pytest.mark.timeout(60)
+def test_looking_does_not_wait_for_reads() -> None:
+    far, answers = Hung(reads=True), queue.SimpleQueue[Done]()
+    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
+    transfers.order(FetchChunks(1, chunks))
+    for _ in range(READERS):
+        assert far.began.acquire(timeout=30)
+    transfers.order(FindChunks(2, chunks))
+    assert answers.get(timeout=15).job == 2
+    far.go.set()
+    assert answers.get(timeout=30).job == 1
 
 
 @pytest.mark.timeout(60)
