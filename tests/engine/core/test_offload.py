@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starling_engine.kv.events import Span
 from starling_engine.params import SamplingParams
+from starling_engine.scheduler.offload.claims import Claims
+from starling_engine.tiers.host import HostIndex
 from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks
 
 from tests.engine.toy import ToyEngine, expected_output
@@ -244,6 +247,42 @@ def test_room_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) -
     assert engine.cached["late"] == 0 and "holder" not in engine.outputs
     engine.run()
     assert engine.cached["holder"] == 256
+
+
+def test_who_finds_no_room_for_what_is_there_does_not_ask_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There would be room for the one chunk that is missing, but not for the five with it that are in slots."""
+    prompt, now = prompt_of(390), [0.0]
+    engine = engine_of(outside=left_outside(prompt), num_blocks=200, slots=8)
+    run_one(engine, "beginning", prompt[:321])
+    engine.kv.pool.forget_free()
+    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    claims, finds, do = engine.offload._claims, [], engine.tiers._do
+    monkeypatch.setattr(engine.tiers, "_do", lambda order: (finds.append(order), do(order))[1])
+    claims.claim("other", [(0, bytes(32))])
+    engine.add("late", prompt, params(3))
+    for _ in range(50):
+        engine.step()
+    assert [type(order).__name__ for order in finds] == ["FindChunks"] and "late" not in engine.outputs
+    now[0] += 3.1
+    finish(engine, "late")
+    assert engine.cached["late"] == 320
+    claims.forget("other")
+    engine.run()
+
+
+def test_what_one_has_claimed_is_room_for_it() -> None:
+    host = HostIndex(16, "lru")
+    claims, chunks = Claims(host), [(0, bytes([number])) for number in range(24)]
+    for chunk in chunks[:12]:
+        host.take(chunk, Span([], None, (), None, ()))
+        host.settle(chunk, arrived=True)
+    claims.claim("one", chunks[:8])
+    assert claims.has_room("one", chunks[:20]), "alone it may have what there is, with what it has"
+    claims.claim("two", chunks[20:21])
+    assert not claims.has_room("one", chunks[:9]), "beside others its eight are half of the slots"
+    assert claims.has_room("one", chunks[:8]) and not claims.has_room("two", chunks[20:22])
+    claims.forget("two")
+    assert claims.has_room("one", chunks[:20])
 
 
 @pytest.mark.parametrize("how", ["abort", "hand over", "reset"])

@@ -35,13 +35,14 @@ class Claims:
         """Whether the first that was put off found no room, and nothing has ended since: the others leave it what becomes free."""
 
     def has_room(self, request: str, chunks: list[Chunk]) -> bool:
-        """Whether the request may claim these without others losing theirs."""
+        """Whether the request may claim these, besides what it has claimed already, without others losing theirs."""
         more = sum(1 for chunk in chunks if chunk not in self._wanted)
         if not more:
             return True
-        others = len(self._wanted) - len(self._claims.get(request, Claim()).chunks)
-        enough = min(more, self._host.num_slots - most_kept(self._host.num_slots))  # whoever wants more has what there is
-        return (not others or others + more <= self._host.num_slots // 2) and enough <= self._host.num_slots - self._host.num_pinned
+        own, slots = self._claims.get(request, Claim()).chunks, self._host.num_slots
+        enough = min(len(own) + more, slots - most_kept(slots))  # whoever wants more has what there is
+        alone = len(self._wanted) == len(own)
+        return (alone or len(self._wanted) + more <= slots // 2) and enough <= slots - self._host.num_pinned + sum(own.values())
 
     def claim(self, request: str, chunks: Iterable[Chunk]) -> None:
         """Pins those of the chunks that are there; it is said again when others have come."""
@@ -55,6 +56,7 @@ class Claims:
                 pinned[chunk] = True
 
     def put_off(self, request: str, chunks: list[Chunk]) -> None:
+        """It needs these, also those that are there: they are to stay till it starts, and so want room as well."""
         self._of(request).asks = chunks
 
     def is_put_off(self, request: str) -> bool:

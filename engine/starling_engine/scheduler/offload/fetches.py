@@ -135,7 +135,7 @@ class Fetches:
         missing = {chunk: at for chunk, at in places.items() if not self._host.expects(chunk)}
         if not self._claims.has_room(request.record.id, needed):
             if missing and not ask.is_probe:
-                self._claims.put_off(request.record.id, list(missing))
+                self._claims.put_off(request.record.id, needed)
             return
         for chunk in filter(self._host.has, reversed(needed)):
             self._host.use(chunk)
