@@ -121,17 +121,24 @@ class FarShare:
             target[_within(both, own)] = piece[_within(both, part)]
 
     def keep(self, chunk: Chunk, data: memoryview) -> bool:
-        """Writes this rank's part to every tier; whether each took it."""
-        share, kept = self._groups[chunk[0]], True
-        for tier in self.tiers if share.covers and share.writes else ():
-            began = time.perf_counter()
-            try:
-                tier.write(ObjectKey(chunk[1], chunk[0], share.covers[0][0]), data)
-            except FarError:
-                kept = False
-            else:
-                self._count(tier, written_bytes=len(data), write_seconds=time.perf_counter() - began)
-        return kept
+        """Writes this rank's part to every tier; whether any took it. What one did not take is not tried again there: that it is
+        out of order must not keep the others from what comes next.
+        """
+        share = self._groups[chunk[0]]
+        if not share.covers or not share.writes:
+            return True
+        key = ObjectKey(chunk[1], chunk[0], share.covers[0][0])
+        took = [self._keep_in(tier, key, data) for tier in self.tiers]
+        return any(took)
+
+    def _keep_in(self, tier: FarTier, key: ObjectKey, data: memoryview) -> bool:
+        began = time.perf_counter()
+        try:
+            tier.write(key, data)
+        except FarError:
+            return False
+        self._count(tier, written_bytes=len(data), write_seconds=time.perf_counter() - began)
+        return True
 
     def close(self) -> None:
         for tier in self.tiers:

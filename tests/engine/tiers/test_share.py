@@ -11,7 +11,7 @@ from starling_engine.kv.spec import group_layers
 from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.kv import kv_specs
-from starling_engine.tiers.far import FarCounters, Missing, ObjectKey
+from starling_engine.tiers.far import FarCounters, FarError, Missing, ObjectKey, Part
 from starling_engine.tiers.outside import group_shares
 from starling_engine.tiers.share import FarShare, GroupShare
 
@@ -42,6 +42,13 @@ class Shelf:
         self.objects[key] = bytes(data)
 
     def close(self) -> None: ...
+
+
+class Dead(Shelf):
+    name = "dead"
+
+    def write(self, _key: ObjectKey, _data: memoryview) -> None:
+        raise FarError("out of order")
 
 
 def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
@@ -108,3 +115,16 @@ def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows:
                     into = bytearray(expected.nbytes)
                     assert share.fetch((group, NAMES[name]), memoryview(into))
                     assert bytes(into) == expected.tobytes()
+
+
+def test_a_tier_that_is_out_of_order_keeps_nothing_from_the_others() -> None:
+    """What one of them took is kept: the next chunks follow."""
+    one, dead, data = Shelf(), Dead(), memoryview(bytearray(b"content"))
+    groups = [GroupShare([[Part(0, 1, 0, 1)]], 1, len(data))]
+    for tiers in ([one, dead], [dead, one]):
+        one.objects.clear()
+        share = FarShare(tiers, groups)
+        assert share.keep((0, NAMES[0]), data)
+        assert list(one.objects.values()) == [b"content"]
+        assert share.reports()["shelf"].written_bytes == len(data) and not share.reports()["dead"].written_bytes
+    assert not FarShare([dead], groups).keep((0, NAMES[0]), data)
