@@ -11,8 +11,8 @@ class TierStats(msgspec.Struct, omit_defaults=True):
     What was asked for and found are chunks; held, evicted and corrupt are objects. An object is a chunk in the CPU tier, and a
     rank's part of one in those outside, so several for one where TP or PP is above 1. Loaded is what came towards the device,
     stored what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations
-    that were not tried because the tier is out of order, `bypassed_total` requests that computed what they might have found because
-    the tiers outside hang, or take longer than that.
+    that were not tried because the tier is out of order, `full_total` what it did not take for want of room, `bypassed_total`
+    requests that computed what they might have found because the tiers outside hang, or take longer than that.
     """
 
     bytes: int = 0
@@ -31,6 +31,7 @@ class TierStats(msgspec.Struct, omit_defaults=True):
     errors_total: int = 0
     corrupt_total: int = 0
     refused_total: int = 0
+    full_total: int = 0
     bypassed_total: int = 0
 
 

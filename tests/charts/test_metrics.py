@@ -90,6 +90,18 @@ def test_each_metric_of_the_alerts_is_exported(helm: Helm) -> None:
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] in ("critical", "warning", "info") for rule in rules)
 
 
+def test_a_tier_that_is_slow_is_an_alert_of_its_own(helm: Helm) -> None:
+    """It is passed by, not out of order."""
+    rules = {r["alert"]: r for r in the(helm.objects(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]}
+    assert "kv_tier_bypassed_total" in rules["StarlingTierSlow"]["expr"] and rules["StarlingTierSlow"]["for"] == "10m"
+    assert "kv_tier_refused_total" in rules["StarlingTierOutOfOrder"]["expr"]
+
+
+def test_the_dashboard_shows_what_tiers_leave_out() -> None:
+    named = {name for query in _queries(_dashboard()) for name in NAME.findall(query)}
+    assert {f"starling:kv_tier_{kind}_total" for kind in ("bypassed", "full", "refused", "errors")} <= named
+
+
 def test_the_alerts_threshold_is_a_value(helm: Helm) -> None:
     rules = the(helm.objects(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]
     slow = next(rule for rule in rules if rule["alert"] == "StarlingSlowFirstToken")

@@ -24,6 +24,7 @@ _COUNTERS = {
     "errors_total": ("errors", "Operations that failed."),
     "corrupt_total": ("corrupt", "Objects that were damaged, cut off or foreign, and so were dropped."),
     "refused_total": ("refused", "Operations that were not tried, because it is out of order."),
+    "full_total": ("full", "Objects that it did not take, because it had no room for them."),
     "bypassed_total": ("bypassed", "Requests that did not ask it, because it hangs or takes longer than computing."),
 }
 

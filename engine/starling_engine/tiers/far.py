@@ -54,6 +54,8 @@ class FarCounters(msgspec.Struct, array_like=True):
     errors: int = 0
     refused: int = 0
     """Operations that were not tried because the tier is out of order."""
+    full: int = 0
+    """Objects that were not taken because there was no room for them."""
 
 
 class FarTier(Protocol):

@@ -18,6 +18,8 @@ class HostIndex:
     def __init__(self, num_slots: int, policy: EvictionPolicy, told: Told | None = None) -> None:
         self.num_slots = num_slots
         self.evictions = 0
+        self.full = 0
+        """How often there was no slot to give."""
         self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
         self._slots: dict[Chunk, int] = {}
         self._coming: set[Chunk] = set()
@@ -58,6 +60,7 @@ class HostIndex:
         if not self._free:
             victim = self._eviction.victim(chunk, self._pins.__contains__)
             if victim is None:
+                self.full += 1
                 return None
             if self._told is not None:
                 self._told.gone(victim)

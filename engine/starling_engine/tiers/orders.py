@@ -122,6 +122,7 @@ def _merge(reports: list[FarReport]) -> FarReport:
             sum(h.corrupt for h in held),
             sum(h.errors for h in held),
             sum(h.refused for h in held),
+            sum(h.full for h in held),
         ),
         max(report.queries for report in reports),
         min(report.hits for report in reports),

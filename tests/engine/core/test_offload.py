@@ -10,9 +10,9 @@ from starling_engine.kv.events import Span
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.offload.claims import Claims
 from starling_engine.tiers.host import HostIndex
-from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks
+from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks, LoadChunks, Order, StoreChunks
 
-from tests.engine.toy import ToyEngine, expected_output
+from tests.engine.toy import ToyEngine, ToyTiers, expected_output
 
 Outside = dict[tuple[int, bytes], np.ndarray]
 LENGTH = 400
@@ -330,6 +330,31 @@ def test_what_could_not_be_kept_is_kept_later() -> None:
     engine.tiers.fails = 0.0
     run_one(engine, "other", prompt_of(100, 1))
     assert run_one(engine_of(outside=outside), "elsewhere", prompt_of(300)) == 256
+
+
+@pytest.mark.parametrize("kind", [StoreChunks, LoadChunks])
+def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: type[Order], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, do, prompt = engine_of(outside={}, num_blocks=200), ToyTiers._do, prompt_of(300)
+    cpu = engine.offload.counts.tiers["cpu"]
+
+    def fails(tiers: ToyTiers, order: Order) -> Done:
+        done = do(tiers, order)
+        return Done(done.job, [False] * len(done.done)) if isinstance(order, kind) else done
+
+    run_one(engine, "works", prompt)
+    assert cpu.errors_total == 0
+    monkeypatch.setattr(ToyTiers, "_do", fails)
+    engine.kv.pool.forget_free()
+    run_one(engine, "again", prompt)
+    run_one(engine, "other", prompt_of(300, 1))
+    assert cpu.errors_total == 4
+
+
+def test_chunks_for_which_there_is_no_slot_are_counted() -> None:
+    """One step computes four of them, and both slots are pinned for the first two."""
+    engine = engine_of(outside={}, slots=2, budget=LENGTH)
+    run_one(engine, "one", prompt_of(300))
+    assert engine.offload.counts.tiers["cpu"].full_total == 2
 
 
 def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,8 @@ def test_it_never_holds_more_than_its_limit(tmp_path: Path) -> None:
         write(tier, number)
     with pytest.raises(FarError, match="no room"):
         write(tier, 5)
-    assert (tier.counters.objects, tier.counters.refused, tier.counters.errors) == (5, 1, 0)
+    counters = tier.counters
+    assert (counters.objects, counters.full, counters.refused, counters.errors) == (5, 1, 0, 0)
     keep(tier)
     write(tier, 5)
     assert read(tier, 5) == content(5)

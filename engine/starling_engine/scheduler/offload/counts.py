@@ -35,10 +35,13 @@ class Counts:
         """Once the CPU tier may hold something else than before."""
         cpu, held = self.tiers["cpu"], len(self._host)
         cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._host.evictions
+        cpu.full_total = self._host.full
 
     def answered(self, order: Order, done: Done) -> None:
         cpu, moved = self.tiers["cpu"], sum(done.done) * self._chunk_bytes
         self.look()
+        if isinstance(order, StoreChunks | LoadChunks):
+            cpu.errors_total += done.done.count(False)
         match order:
             case StoreChunks():
                 cpu.stored_bytes_total += moved
@@ -68,3 +71,4 @@ def _take_report(stats: TierStats, report: FarReport) -> None:
     stats.errors_total = max(stats.errors_total, held.errors)
     stats.corrupt_total = max(stats.corrupt_total, held.corrupt)
     stats.refused_total = max(stats.refused_total, held.refused)
+    stats.full_total = max(stats.full_total, held.full)

@@ -42,7 +42,8 @@ class FolderTier:
             self.keeper.evicted,
             self._corrupt,
             health.folder.failed + health.writes.failed,
-            health.folder.refused + health.writes.refused + self._full,
+            health.folder.refused + health.writes.refused,
+            self._full,
         )
 
     def find(self, keys: Sequence[ObjectKey]) -> list[bool]:

@@ -101,7 +101,7 @@ class StoreTier:
     def write(self, key: ObjectKey, data: memoryview) -> None:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
         if self._room.remaining:
-            self._count("refused")
+            self._count("full")
             raise FarError("the store is full")
         with self._use() as client, client.space(HEADER.size + data.nbytes, deadline) as place:
             place.view[: HEADER.size] = seal(name, data)
@@ -133,7 +133,7 @@ class StoreTier:
             raise FarError(str(error)) from None
 
     def _failed(self, client: StoreClient, what: str, code: int) -> FarError:
-        self._count("errors")
+        self._count("full" if code == NO_ROOM else "errors")
         if code == MASTER_UNREACHABLE:
             self._watch.report(client, "its master cannot be reached")
         elif code == NO_ROOM:
