@@ -476,6 +476,19 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     assert engine.outputs["a"] == expected_output(prompt_of(220), params(40), 0, LENGTH)
 
 
+def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
+    """Some requests pass the tiers outside by, some of these probe them, and now and then all that is asked is late."""
+    offload, now = engine.offload, [0.0]
+    offload.costs.asking_pays = lambda: rng.random() < 0.5
+    offload.fetches._bypass.probe_is_due = lambda: rng.random() < 0.5
+
+    def clock() -> float:
+        now[0] += 3.1 if rng.random() < 0.01 else 0.0
+        return now[0]
+
+    offload._jobs._clock = clock
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
@@ -499,6 +512,8 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         block_size = data.draw(st.sampled_from([8, 16, 32]))
         engine = engine_of(**fields, block_size=block_size, num_blocks=tokens // block_size, rng=rng)
         engine.tiers.fails = data.draw(st.sampled_from([0.0, 0.0, 0.3]))
+        if data.draw(st.booleans()):
+            pass_by_and_be_late(engine, rng)
         wanted = {}
         for i in range(rng.randint(1, 14)):
             prompt = rng.choice(prefixes)[: rng.randint(1, 250)] + prompt_of(rng.randint(1, 60), rng.randint(0, 5))
@@ -516,6 +531,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                 wanted.pop(gone)
                 engine.scheduler.check_integrity()
         engine.run()
+        assert not engine.offload.fetches._asks._asks, "each has been counted"
         longest = min(LENGTH, engine.kv.max_tokens)
         for name, (prompt, asked, number) in wanted.items():
             assert engine.outputs[name] == expected_output(prompt, asked, number, longest)
