@@ -177,14 +177,14 @@ def test_a_probe_brings_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(kept(prompt), find=0.1)
     costs, seen = slow.engine.offload.costs, []
     monkeypatch.setattr(costs, "asking_pays", lambda: False)
-    monkeypatch.setattr(costs, "asked", lambda seconds, tokens, *, is_probe: seen.append((round(seconds, 3), tokens, is_probe)))
+    monkeypatch.setattr(costs, "asked", lambda *ask, is_probe: seen.append((round(ask[0], 3), *ask[1:], is_probe)))
     for number in range(PROBE - 1):
         slow.ask(str(number), prompt_of(100, number + 1))
     slow.fetch = 0.2
     slow.add("probes", prompt)
     slow.engine.run()
     assert slow.parked == 0
-    assert seen == [(0.3, 256, True)]
+    assert seen == [(0.3, 256, 256, True)]
 
 
 def test_what_lasts_is_said_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,21 +212,26 @@ def test_who_was_aborted_has_waited_as_well(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "token, asks, pays",
     [
-        (None, [(3.0, 0)], True),
+        (None, [(3.0, 64, 0)], True),
         (1e-3, [], True),
-        (1e-3, [(0.049, 0)], True),
-        (1e-3, [(0.051, 0)], False),
-        (1e-3, [(0.051, 64)], True),
-        (1e-3, [(1.0, 64), (0.001, 64)], False),
-        (1e-3, [(1.0, 64)] + 20 * [(0.001, 64)], True),
-        (1e-6, 20 * [(0.01, 1000)], False),
+        (1e-3, [(0.051, 64, 0)], True),
+        (1e-3, [(0.053, 64, 0)], False),
+        (1e-3, [(0.053, 128, 0)], True),
+        (1e-3, [(0.1, 64, 64)], True),
+        (1e-3, [(1.0, 64, 64), (0.001, 64, 64)], False),
+        (1e-3, [(1.0, 64, 64)] + 20 * [(0.001, 64, 64)], True),
+        (1e-6, 20 * [(0.01, 1000, 1000)], False),
+        (1e-3, 20 * [(0.06, 2048, 0)], True),
+        (1e-4, 20 * [(0.07, 2048, 0)], False),
     ],
 )
-def test_asking_pays_while_it_spares_more_than_it_takes(token: float | None, asks: list[tuple[float, int]], pays: bool) -> None:
+def test_asking_pays_while_it_spares_more_than_it_takes(
+    token: float | None, asks: list[tuple[float, int, int]], pays: bool
+) -> None:
     costs = Costs("auto")
     costs.token = token
-    for seconds, tokens in asks:
-        costs.asked(seconds, tokens)
+    for seconds, wanted, spared in asks:
+        costs.asked(seconds, wanted, spared)
     assert costs.asking_pays() == pays
 
 

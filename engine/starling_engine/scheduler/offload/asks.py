@@ -81,9 +81,9 @@ class Asks:
     def _end(self, ask: Ask) -> None:
         self._share()
         self._asks.remove(ask)
-        tokens = self._gain(ask) * CHUNK
-        seconds = self._shared - ask.shared if tokens else self._shared_at - ask.began
-        self._costs.asked(seconds, tokens, is_probe=ask.is_probe)
+        wanted, spared = (len(ask.names) - ask.first) * CHUNK, self._gain(ask) * CHUNK
+        seconds = self._shared - ask.shared if spared else self._shared_at - ask.began
+        self._costs.asked(seconds, wanted, spared, is_probe=ask.is_probe)
 
     def _gain(self, ask: Ask) -> int:
         """Chunks by which its prefix has become longer."""
