@@ -36,7 +36,7 @@ def quiet_tier(root: Path, limit: int = 1 << 30, fingerprint: Fingerprint = MODE
     """Its keeper does nothing by itself: tests call `tick`."""
     layout = Layout(root, fingerprint.digest, this_process())
     layout.make()
-    return FolderTier(layout, fingerprint, limit, direct)
+    return FolderTier(layout, fingerprint, limit, direct, layout.is_empty())
 
 
 def keep(tier: FolderTier) -> None:

@@ -3,14 +3,18 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from starling_engine.tiers.far import FarError
 from starling_engine.tiers.folder.keeper import Keeper
 from starling_engine.tiers.folder.layout import Layout, Process, this_process
 from starling_engine.tiers.folder.lease import DURATION, Lease
 from starling_engine.tiers.folder.outage import Health
-from starling_engine.tiers.folder.sweep import Found, Oldest
+from starling_engine.tiers.folder.sweep import Found, Oldest, walk
+from starling_engine.tiers.folder.tier import FolderTier
 from starling_engine.tiers.folder.usage import Amount, Usage
 
 from tests.engine.tiers.objects import FILE, MODEL, file_of, keep, quiet_tier, write
@@ -103,6 +107,77 @@ def test_the_holder_hears_what_others_write_and_they_learn_the_sum(tmp_path: Pat
     holder.keeper.tick()
     assert (holder.counters.evicted, holder.counters.bytes) == (1, 9 * FILE)
     assert len(list(tmp_path.rglob("*.kv"))) == 9
+
+
+def fill(tier: FolderTier, numbers: range) -> None:
+    """As far as it is let."""
+    with suppress(FarError):
+        for number in numbers:
+            write(tier, number)
+
+
+def during_walks(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
+    """The holder of the lease is at a walk while these go on, and looks up between them however short they are."""
+
+    def walk_long(objects: Path, breathe: Callable[[], None]) -> Iterator[Found]:
+        for step in steps:
+            step()
+            breathe()
+        yield from walk(objects, breathe)
+
+    monkeypatch.setattr("starling_engine.tiers.folder.keeper.SOON", -1.0)
+    monkeypatch.setattr("starling_engine.tiers.folder.keeper.SLICE", 1e9)
+    monkeypatch.setattr("starling_engine.tiers.folder.sweep.walk", walk_long)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_limit_holds_while_all_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool) -> None:
+    """At the first count of a holder, which knows what the last one knew, and at later ones."""
+    before, holder, one, two = (quiet_tier(tmp_path, 100 * FILE) for _ in range(4))
+    fill(before, range(40))
+    keep(before)
+    before.keeper.leave()
+    holder.keeper.tick()
+    if not is_first:
+        holder.keeper.tick()
+        monkeypatch.setattr("starling_engine.tiers.folder.keeper.RESCAN", -1.0)
+    one.keeper.tick()
+
+    def join() -> None:
+        two.keeper.tick()
+        fill(two, range(200, 300))
+
+    with monkeypatch.context() as patch:
+        during_walks(patch, lambda: fill(one, range(100, 150)), one.keeper.tick, join, two.keeper.tick)
+        holder.keeper.tick()
+    assert len(list(tmp_path.rglob("*.kv"))) == 100
+    assert holder.counters.objects >= 100, "counted at once, what the walk did not find too"
+    fill(holder, range(500, 600))
+    monkeypatch.undo()
+    holder.keeper.tick()
+    assert len(list(tmp_path.rglob("*.kv"))) == holder.counters.objects == 95
+
+
+def test_nothing_is_written_before_anybody_has_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is lost: the folder may be as full as it may be."""
+    fill(quiet_tier(tmp_path, 100 * FILE), range(90))
+    holder, other = (quiet_tier(tmp_path, 100 * FILE) for _ in range(2))
+    with pytest.raises(FarError, match="is not known yet"):
+        write(holder, 100)
+
+    def try_it() -> None:
+        other.keeper.tick()
+        for tier in (holder, other):
+            with pytest.raises(FarError, match="is not known yet"):
+                write(tier, 100)
+
+    during_walks(monkeypatch, try_it)
+    keep(holder)
+    holder.keeper.tick()
+    other.keeper.tick()
+    assert other.counters.objects == 90
+    fill(other, range(100, 200))
+    assert len(list(tmp_path.rglob("*.kv"))) == 100
 
 
 def test_a_limit_that_was_lowered_takes_effect(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starling_operator.commands.values import format_bytes, parse_age
 
-from tests.engine.tiers.objects import FILE, MODEL, content, file_of, quiet_tier, read, write
+from tests.engine.tiers.objects import FILE, MODEL, content, file_of, keep, quiet_tier, read, write
 from tests.operator.commands.running import starling, starling_process
 
 OTHER = replace(MODEL, model="org/other@commit", identity="other", dtype="bfloat16")
@@ -19,12 +19,12 @@ DAY = 86400
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three objects of one model, numbers 0 to 2 and so many days old, and one of another."""
-    tier = quiet_tier(tmp_path)
+    tier, other = quiet_tier(tmp_path), quiet_tier(tmp_path, fingerprint=OTHER)
     now = time.time()
     for number in range(3):
         write(tier, number)
         os.utime(file_of(tmp_path, number), (now - number * DAY - 60,) * 2)
-    write(quiet_tier(tmp_path, fingerprint=OTHER), 0)
+    write(other, 0)
     return tmp_path
 
 
@@ -81,6 +81,7 @@ def test_purge_by_age_and_by_model(folder: Path) -> None:
 
 def test_an_engine_that_uses_the_folder_goes_on(folder: Path) -> None:
     tier = quiet_tier(folder)
+    keep(tier)
     assert read(tier, 0) == content(0)
     starling("kv", "purge", folder, "--yes")
     write(tier, 0)

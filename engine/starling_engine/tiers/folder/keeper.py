@@ -1,5 +1,6 @@
 """The folder's background thread: takes its turn at the lease, tells what was written, and, where it holds the lease, evicts."""
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -7,14 +8,14 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 
 from starling_engine.tiers.folder.layout import Layout
-from starling_engine.tiers.folder.lease import DURATION, Lease
+from starling_engine.tiers.folder.lease import Lease
 from starling_engine.tiers.folder.outage import FULL, Health
 from starling_engine.tiers.folder.reports import Reports, tidy
 from starling_engine.tiers.folder.sweep import sweep
 from starling_engine.tiers.folder.usage import HIGH, LOW, Amount, Usage
 
 TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
-"""Seconds between two looks: usually, when the limit is near, and after the lease was taken."""
+"""Seconds between two looks: usually, when the limit is near or a walk is under way, and after the lease was taken."""
 
 REST = 0.05
 """Seconds between two looks however often it is woken: each writes the lease."""
@@ -111,16 +112,20 @@ class Keeper:
     def _interval(self) -> float:
         if self._lease.is_new:
             return CONFIRM
-        return SOON if self._usage.now.bytes > 0.9 * self._usage.limit else TICK
+        return SOON if not self._usage.is_known or self._usage.now.bytes > 0.9 * self._usage.limit else TICK
 
     def tick(self) -> None:
         """One look at the folder. Raises OSError."""
         self._layout.make()
+        if not self._usage.is_known and self._layout.is_empty():
+            self._usage.learn(Amount(), Amount())
+        if self.holds:
+            self._catch_up()  # first, for others are told of it with the lease
         if not self._take_turn():
             self._follow()
             return
-        if self._count is not None:
-            self._usage.learn(self._count.plus(self._reports.of_others()), self._count.written)
+        if self._count is None:
+            self._begin()
         if self._is_due():
             self._sweep()
             tidy(self._layout)
@@ -129,13 +134,17 @@ class Keeper:
     def leave(self) -> None:
         """Gives the lease back, with the count. Raises OSError."""
         self._reports.tell(self._usage.written)
-        self._lease.give_back(self._usage.now)
+        self._lease.give_back(self._amount)
+
+    @property
+    def _amount(self) -> Amount | None:
+        return self._usage.now if self._usage.is_known else None
 
     def _take_turn(self) -> bool:
         """Whether to evict: as the holder, or as who would be it, had the disk room for a lease. Raises OSError."""
         self._renewed = time.monotonic()
         try:
-            self.holds = self._lease.hold(self._usage.now)
+            self.holds = self._lease.hold(self._amount)
         except OSError as error:
             if error.errno not in FULL or not (self.holds or self._lease.is_new):
                 raise
@@ -148,13 +157,22 @@ class Keeper:
         told, term = self._reports.told, self._lease.heard
         self._count = None
         self._reports.tell(self._usage.written)
-        if term is not None and term != self._learnt:
+        if term is not None and term != self._learnt and term.amount is not None:
             self._learnt = term
             self._usage.learn(term.amount, told)
 
+    def _begin(self) -> None:
+        """Goes on from what the last holder knew, until all is counted. Raises OSError."""
+        written = self._usage.written
+        self._count = _Count(self._usage.now, written, self._reports.of_others(), at=-math.inf)
+
+    def _catch_up(self) -> None:
+        """Counts what others have written since. Raises OSError."""
+        if self._count is not None and self._usage.is_known:
+            self._usage.learn(self._count.plus(self._reports.of_others()), self._count.written)
+
     def _is_due(self) -> bool:
-        if self._count is None:
-            return True
+        assert self._count is not None, "whoever holds the lease has begun"
         age = time.monotonic() - self._count.at
         self._pressed |= self._is_disk_full()
         if self._pressed or self._usage.is_high:
@@ -166,7 +184,10 @@ class Keeper:
         return disk.f_bavail * disk.f_frsize < min(SPARE, self._usage.limit // 100)
 
     def _sweep(self) -> None:
-        """Counts, and evicts where there is too much. Raises OSError."""
+        """Counts, and evicts where there is too much. Raises OSError.
+
+        What was written meanwhile is added: too much at worst, for the walk has found some of it, and never too little.
+        """
         pressed, self._pressed = self._pressed, False
         usage, written, reports = self._usage, self._usage.placed, self._reports.of_others()
         goal = self._goal(pressed)
@@ -175,8 +196,9 @@ class Keeper:
         self.evicted += swept.evicted
         excess = swept.held.bytes - self._kept(swept.held.bytes, pressed)
         self._stuck = bool(goal) and excess > 0 and not swept.evicted  # what is still being written is none that could go
-        self._count = _Count(swept.held, written, reports)
-        usage.learn(swept.held, written)
+        since = self._reports.of_others()
+        self._count = _Count(_Count(swept.held, written, reports).plus(since), written, since)
+        usage.learn(self._count.held, written)
         if pressed:
             usage.shrink()
             self._pressed_at = time.monotonic()
@@ -196,10 +218,23 @@ class Keeper:
     def _breathe(self) -> None:
         """Lets others have the processor and the disk, and keeps the lease meanwhile. Raises _Interrupted, OSError."""
         worked = time.monotonic() - self._worked
+        self._look()
         if worked > SLICE:
-            self._stop.wait(min(worked, 1.0) * self._pause)
+            self._rest(min(worked, 1.0) * self._pause)
             self._worked = time.monotonic()
+
+    def _rest(self, seconds: float) -> None:
+        """Raises _Interrupted, OSError."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._stop.wait(min(left, SOON))
+            self._look()
+
+    def _look(self) -> None:
+        """The limit holds during a walk too, however long that takes. Raises _Interrupted, OSError."""
         if self._stop.is_set():
             raise _Interrupted
-        if time.monotonic() - self._renewed > DURATION / 3 and not self._take_turn():
-            raise _Interrupted
+        if time.monotonic() - self._renewed > SOON:
+            self._catch_up()
+            if not self._take_turn():
+                raise _Interrupted

@@ -82,6 +82,11 @@ class Layout:
             folder.mkdir(exist_ok=True)
         self._device = self.root.stat().st_dev
 
+    def is_empty(self) -> bool:
+        """Whether there can be no object. Raises OSError."""
+        with os.scandir(self.objects) as entries:
+            return not any(entries)
+
     def path_of(self, key: ObjectKey) -> Path:
         """Of the object; formats and models never share one."""
         return Path(self.name_of(key))

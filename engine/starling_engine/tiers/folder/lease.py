@@ -25,10 +25,12 @@ class Term(msgspec.Struct, frozen=True):
     beat: int = 0
     bytes: int = 0
     objects: int = 0
+    known: bool = True
 
     @property
-    def amount(self) -> Amount:
-        return Amount(self.bytes, self.objects)
+    def amount(self) -> Amount | None:
+        """None while the owner has not counted what it found: the folder may hold anything."""
+        return Amount(self.bytes, self.objects) if self.known else None
 
 
 _decode = msgspec.json.Decoder(Term).decode
@@ -46,7 +48,7 @@ class Lease:
         self.is_new = False
         """It has just been taken, and counts when it is still ours at the next look."""
 
-    def hold(self, amount: Amount) -> bool:
+    def hold(self, amount: Amount | None) -> bool:
         """Takes or renews it, publishing `amount`. Whether this process is to evict. Raises OSError."""
         found = self._look()
         if found is not None and found.owner == self._me.id:
@@ -58,11 +60,11 @@ class Lease:
             self._write(amount if found is None else found.amount, 0)
         return False
 
-    def give_back(self, amount: Amount) -> None:
+    def give_back(self, amount: Amount | None) -> None:
         """Leaves the count for whoever comes next. Raises OSError."""
         found = self._look()
         if found is not None and found.owner == self._me.id:
-            self._publish(Term(beat=found.beat + 1, bytes=amount.bytes, objects=amount.objects))
+            self._publish("", "", 0, amount, found.beat + 1)
 
     def _look(self) -> Term | None:
         try:
@@ -79,9 +81,11 @@ class Lease:
         gone = not found.owner or Process(found.owner, found.machine, found.pid).is_gone(self._me)
         return gone or self._clock() - self._seen_at > DURATION
 
-    def _write(self, amount: Amount, beat: int) -> None:
-        self._publish(Term(self._me.id, self._me.machine, self._me.pid, beat, amount.bytes, amount.objects))
+    def _write(self, amount: Amount | None, beat: int) -> None:
+        self._publish(self._me.id, self._me.machine, self._me.pid, amount, beat)
 
-    def _publish(self, term: Term) -> None:
+    def _publish(self, owner: str, machine: str, pid: int, amount: Amount | None, beat: int) -> None:
+        known = amount or Amount()
+        term = Term(owner, machine, pid, beat, known.bytes, known.objects, amount is not None)
         self._layout.publish(self._layout.lease, msgspec.json.encode(term))
         self._term, self._seen_at = term, self._clock()

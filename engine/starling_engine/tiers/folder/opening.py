@@ -25,11 +25,12 @@ def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint)
     layout = Layout(root, fingerprint.digest, this_process())
     try:
         layout.make()
+        empty = layout.is_empty()
     except OSError as error:
         tier = FolderTier(layout, fingerprint, limit, direct == "on")
         tier.report(error)
     else:
-        tier = FolderTier(layout, fingerprint, limit, _passes_by_cache(layout, direct))
+        tier = FolderTier(layout, fingerprint, limit, _passes_by_cache(layout, direct), empty)
     tier.keeper.start()
     return tier
 

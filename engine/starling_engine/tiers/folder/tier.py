@@ -15,7 +15,7 @@ from starling_engine.tiers.folder.header import Damaged, check, decode, encode, 
 from starling_engine.tiers.folder.keeper import Keeper
 from starling_engine.tiers.folder.layout import Layout, place
 from starling_engine.tiers.folder.outage import FULL, Health, logger
-from starling_engine.tiers.folder.usage import Usage
+from starling_engine.tiers.folder.usage import Amount, Usage
 
 TOUCH = 60.0
 """Seconds between two marks of use on one file: the order of eviction is as coarse, and reads seldom write."""
@@ -26,9 +26,12 @@ class FolderTier:
 
     name = "filesystem"
 
-    def __init__(self, layout: Layout, fingerprint: Fingerprint, limit: int, direct: bool) -> None:
+    def __init__(self, layout: Layout, fingerprint: Fingerprint, limit: int, direct: bool, empty: bool = False) -> None:
+        """Unless it is known to be `empty`, nothing is written before it has been counted, or its count has been heard."""
         self._layout, self._fingerprint, self._direct = layout, fingerprint, direct
         self._usage, self._health = Usage(limit), Health(layout.root)
+        if empty:
+            self._usage.learn(Amount(), Amount())
         self._lock = Lock()
         self._corrupt = self._full = 0
         self.keeper = Keeper(layout, self._usage, self._health)
@@ -71,6 +74,8 @@ class FolderTier:
             with self._lock:
                 self._full += 1
             self.keeper.wake()
+            if not self._usage.is_known:
+                raise FarError(f"what {self._layout.root} holds is not known yet")
             raise FarError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
         placed = False
         try:

@@ -32,6 +32,8 @@ class Usage:
         """By this process since it opened the folder, less what it has dropped; it only says what has changed."""
         self._unplaced = Amount()
         """Of that, what may not be in the folder yet."""
+        self.is_known = False
+        """Whether anybody has said what the folder holds: before that nothing fits into it."""
 
     @property
     def now(self) -> Amount:
@@ -50,7 +52,7 @@ class Usage:
     def reserve(self, size: int) -> bool:
         """Counts an object that is to be written; False when it does not fit."""
         with self._lock:
-            if self.now.bytes + size > self.limit:
+            if not self.is_known or self.now.bytes + size > self.limit:
                 return False
             self.written += Amount(size, 1)
             self._unplaced += Amount(size, 1)
@@ -78,6 +80,7 @@ class Usage:
         """The folder held `held` when this process had written `then`."""
         with self._lock:
             self._known, self._then = held, then
+            self.is_known = True
 
     @property
     def is_shrunk(self) -> bool:
