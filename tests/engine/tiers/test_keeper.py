@@ -13,6 +13,7 @@ from starling_engine.tiers.folder.keeper import Keeper
 from starling_engine.tiers.folder.layout import Layout, Process, this_process
 from starling_engine.tiers.folder.lease import DURATION, Lease
 from starling_engine.tiers.folder.outage import Health
+from starling_engine.tiers.folder.reports import ABANDONED, Reports
 from starling_engine.tiers.folder.sweep import Found, Oldest, walk
 from starling_engine.tiers.folder.tier import FolderTier
 from starling_engine.tiers.folder.usage import Amount, Usage
@@ -226,6 +227,54 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     os.utime(old, (time.time() - 7200,) * 2)
     keep(tier)
     assert [path.exists() for path in (dead, living, elsewhere, old)] == [False, True, True, False]
+
+
+def test_a_writer_with_nothing_new_to_tell_stays_known(tmp_path: Path) -> None:
+    """Its report is renewed before it is old enough to be removed: all it ever wrote would count as new with its next one."""
+    clock = Clock()
+    idle, others = reports_of(tmp_path, "idle", clock), reports_of(tmp_path, "other", clock)
+    idle.tell(Amount())
+    assert not list((tmp_path / "writers").iterdir()), "it has written nothing"
+    idle.tell(Amount(7, 1))
+    (report,) = (tmp_path / "writers").iterdir()
+    for _ in range(8):
+        clock.now += 0.2 * ABANDONED
+        os.utime(report, (time.time() - 0.9 * ABANDONED,) * 2)  # as old as it is by that clock, at the most
+        idle.tell(Amount(7, 1))
+        assert time.time() - report.stat().st_mtime < 0.5 * ABANDONED
+    report.unlink()
+    idle.tell(Amount(7, 1))
+    assert others.of_others() == {report.name: Amount(7, 1)}
+
+
+def reports_of(root: Path, name: str, clock: Clock) -> Reports:
+    layout = Layout(root, MODEL.digest, Process(name, name, 1))
+    layout.make()
+    return Reports(layout, clock)
+
+
+def test_a_writer_that_ends_during_a_count_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk has passed by what it wrote, and its report goes right after."""
+    holder, other = (quiet_tier(tmp_path, 100 * FILE) for _ in range(2))
+    keep(holder)
+    fill(other, range(10))
+    other.keeper.tick()
+
+    def end() -> None:
+        fill(other, range(10, 20))
+        other.keeper.tick()
+        for path in tmp_path.rglob("*.kv"):
+            path.rename(path.with_suffix(".unseen"))
+        for report in (tmp_path / "writers").iterdir():
+            os.utime(report, (time.time() - 2 * ABANDONED,) * 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("starling_engine.tiers.folder.keeper.RESCAN", -1.0)
+        during_walks(patch, end)
+        holder.keeper.tick()
+    holder.keeper.tick()
+    assert not list((tmp_path / "writers").iterdir())
+    assert holder.counters.objects == 10
 
 
 def test_files_of_others_in_the_folder_are_let_alone(tmp_path: Path) -> None:
