@@ -44,9 +44,10 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
         if load_format == "dummy":
             return Fingerprint(f"{folder.name} (dummy weights)", f"dummy {seed} {_config_hash(folder)}", dtype)
         repository = _hub_name(folder)
-        if repository is not None:
-            return Fingerprint(repository, repository, dtype)
-        return Fingerprint(folder.name, _content_hash(folder), dtype)
+        if repository is None:
+            return Fingerprint(folder.name, _content_hash(folder), dtype)
+        # The commit is what a branch's name led to. It does not say whether the files are still those that came with it.
+        return Fingerprint(repository, f"{repository} {_content_hash(folder)}", dtype)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelError(f"{folder} has no fingerprint, its files cannot be read: {error!r}") from error
 

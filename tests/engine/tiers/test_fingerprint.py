@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from starling_engine.errors import ModelError
-from starling_engine.tiers.fingerprint import Fingerprint, fingerprint_of
+from starling_engine.tiers.fingerprint import fingerprint_of
 
 
 @pytest.fixture
@@ -71,11 +71,30 @@ def test_a_seed_counts_where_weights_are_made_up(model: Path) -> None:
     assert len({of(model, "dummy", 1), of(model, "dummy", 2), of(model)}) == 3
 
 
-def test_a_snapshot_of_the_hub_goes_by_its_commit(tmp_path: Path) -> None:
-    folder = tmp_path / "models--org--chat-7b" / "snapshots" / "c0ffee"
-    folder.mkdir(parents=True)
-    found = fingerprint_of(str(folder), "auto", 0, "bfloat16")
-    assert found == Fingerprint("org/chat-7b@c0ffee", "org/chat-7b@c0ffee", "bfloat16")
+def snapshot_of(model: Path, hub: Path, commit: str) -> Path:
+    folder = hub / "models--org--chat-7b" / "snapshots" / commit
+    shutil.copytree(model, folder)
+    return folder
+
+
+def test_a_snapshot_of_the_hub_goes_by_its_commit(model: Path, tmp_path: Path) -> None:
+    """A branch that moved leads to another one."""
+    here, there = snapshot_of(model, tmp_path / "here", "c0ffee"), snapshot_of(model, tmp_path / "there", "c0ffee")
+    assert fingerprint_of(str(here), "auto", 0, "bfloat16").model == "org/chat-7b@c0ffee"
+    assert of(here) == of(there)
+    assert len({of(here), of(snapshot_of(model, tmp_path / "here", "decaf0")), of(model)}) == 3
+
+
+def test_a_snapshot_that_was_edited_is_another_model(model: Path, tmp_path: Path) -> None:
+    folder = snapshot_of(model, tmp_path, "c0ffee")
+    seen = {of(folder)}
+    for theta in (1e5, 1e6):
+        (folder / "config.json").write_text(json.dumps({"hidden_size": 64, "rope_theta": theta}))
+        seen.add(of(folder))
+    tensors = load_file(folder / "model-0.safetensors")
+    tensors["layers.3.w"] += np.float32(1)
+    save_file(tensors, folder / "model-0.safetensors")
+    assert len(seen | {of(folder)}) == 4
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model-0.safetensors"])
