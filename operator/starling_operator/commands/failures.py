@@ -1,4 +1,4 @@
-"""How a command fails: the cause last but one, the fix last, no traceback, exit code 1."""
+"""How a command fails: the cause last but one, the fix last, no traceback, exit code 1; 2 for wrong use."""
 
 import re
 from typing import NoReturn
@@ -6,10 +6,10 @@ from typing import NoReturn
 import typer
 
 
-def fail(cause: str, fix: str) -> NoReturn:
+def fail(cause: str, fix: str, status: int = 1) -> NoReturn:
     typer.secho(f"error: {cause}", fg=typer.colors.RED, err=True)
     typer.secho(f"fix:   {fix}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def _flag_fix(field: str | None) -> str:

@@ -22,6 +22,7 @@ Folder = Annotated[Path, typer.Argument(metavar="PATH", help="The folder that --
 Age = Annotated[
     Any, typer.Option("--older-than", parser=parse_age, metavar="AGE", help="Only what was last used so long ago: 7d, 12h.")
 ]
+YOURS = "name the folder that --kv-fs-path names, mounted and yours to change"
 DATE = "%Y-%m-%d %H:%M"
 
 
@@ -31,7 +32,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Show what the folder holds of which model."""
-    with _problems_told():
+    with _problems_told(path):
         from starling_engine.tiers.folder.inspect import list_models
 
         models = list_models(path)
@@ -47,20 +48,24 @@ def verify(
     path: Folder,
     delete: Annotated[bool, typer.Option("--delete", help="Remove what is damaged.")] = False,
 ) -> None:
-    """Read everything and compare all checksums. Exit status 1 when anything is damaged."""
-    objects = held = damaged = 0
-    with _problems_told():
+    """Read everything and compare all checksums. Exit status 1 when anything is damaged or cannot be read."""
+    objects = held = damaged = unknown = 0
+    with _problems_told(path):
         from starling_engine.tiers.folder.inspect import verify as verified
 
         for found, wrong in verified(path):
             objects, held = objects + 1, held + found.size
-            if wrong is not None:
+            if isinstance(wrong, OSError):
+                unknown += 1
+                typer.echo(f"{found.path} cannot be read: {wrong.strerror}")
+            elif wrong is not None:
                 damaged += 1
                 typer.echo(f"{found.path} {wrong}")
                 if delete:
                     Path(found.path).unlink(missing_ok=True)
-    typer.echo(f"{objects} objects, {format_bytes(held)}, {damaged} damaged{' and removed' if damaged and delete else ''}")
-    if damaged:
+    unread = f", {unknown} that cannot be read" if unknown else ""
+    typer.echo(f"{objects} objects, {format_bytes(held)}, {damaged} damaged{' and removed' if damaged and delete else ''}{unread}")
+    if damaged or unknown:
         raise typer.Exit(1)
 
 
@@ -73,16 +78,21 @@ def purge(
     older_than: Age = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove objects: all, one model's, or what has not been used for long."""
-    with _problems_told():
+    """Remove objects: all, one model's, or what has not been used for long. Exit status 1 when any of these stays."""
+    with _problems_told(path):
         from starling_engine.tiers.folder.inspect import list_models
         from starling_engine.tiers.folder.inspect import purge as purged
 
         if not yes:
             _ask(list_models(path), path, model, older_than)
         before = float("inf") if older_than is None else time.time() - older_than
-        sizes = [found.size for found in purged(path, model, before)]
+        tried = list(purged(path, model, before))
+    sizes = [found.size for found, refused in tried if refused is None]
     typer.echo(f"removed {len(sizes)} objects, {format_bytes(sum(sizes))}")
+    stayed = [(found, refused) for found, refused in tried if refused is not None]
+    if stayed:
+        found, refused = stayed[0]
+        fail(f"{len(stayed)} objects could not be removed, the first is {found.path}: {refused.strerror}", YOURS)
 
 
 def _ask(models: "list[Model]", path: Path, prefix: str, older_than: float | None) -> None:
@@ -104,11 +114,17 @@ def _table(models: "list[Model]") -> Iterator[str]:
 
 
 @contextmanager
-def _problems_told() -> Iterator[None]:
-    """What is wrong with the folder or the installation, without a traceback."""
+def _problems_told(path: Path) -> Iterator[None]:
+    """What is wrong with the folder or the installation, without a traceback. Exit status 2 for a path that is none of a cache."""
     try:
-        yield
+        from starling_engine.tiers.folder.inspect import NoFolder
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed", "pip install 'starling[agent]'")
+    try:
+        yield
+    except NoFolder as error:
+        fail(str(error), YOURS, status=2)
+    except BrokenPipeError:  # whoever reads has heard enough, which typer knows how to end
+        raise
     except OSError as error:
-        fail(str(error), "name the folder that --kv-fs-path names, mounted and yours to change")
+        fail(f"{error.filename or path}: {error.strerror}", YOURS)

@@ -1,12 +1,18 @@
 """`starling kv` on folders that an engine has written."""
 
+import errno
 import json
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
+import msgspec
 import pytest
+from starling_engine.tiers.far import Part
+from starling_engine.tiers.folder.header import encode
+from starling_engine.tiers.folder.inspect import read_object
 from starling_operator.commands.values import format_bytes, parse_age
 
 from tests.engine.tiers.objects import FILE, MODEL, content, file_of, keep, quiet_tier, read, write
@@ -89,10 +95,75 @@ def test_an_engine_that_uses_the_folder_goes_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "purge"])
-def test_a_folder_without_a_cache_is_told(tmp_path: Path, command: str) -> None:
-    answer = starling("kv", command, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (".", "holds no KV cache"),
+        ("nowhere", "does not exist"),
+        ("file", "is a file, not a folder"),
+        ("file/below", "does not exist"),
+        ("half", "holds no KV cache"),
+    ],
+)
+def test_a_path_without_a_cache_is_told(tmp_path: Path, command: str, name: str, problem: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "objects").write_text("")
+    answer = starling("kv", command, tmp_path / name)
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[0] == f"error: {tmp_path / name} {problem}" and "--kv-fs-path" in answer.stderr
+
+
+def denied(path: object, *_: object, **__: object) -> NoReturn:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "purge"])
+def test_a_folder_that_may_not_be_read_is_told(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.scandir", denied)
+    answer = starling("kv", command, folder, input="y\n")
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[0] == f"error: {folder / 'objects'}: permission denied"
+
+
+def test_what_cannot_be_read_is_neither_whole_nor_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starling_engine.tiers.folder.inspect.os.preadv", denied)
+    answer = starling("kv", "verify", folder, "--delete")
     assert answer.returncode == 1
-    assert "holds no KV cache" in answer.stderr and "--kv-fs-path" in answer.stderr
+    assert "cannot be read: Permission denied" in answer.stdout and answer.stdout.endswith("0 damaged, 4 that cannot be read\n")
+    assert numbers(folder) == [0, 1, 2]
+    assert starling("kv", "ls", folder).returncode == 0, "names that are not known"
+
+
+def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = file_of(folder, 1)
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path: denied(path) if path == kept else unlink(path))
+    answer = starling("kv", "purge", folder, "--yes")
+    assert answer.returncode == 1
+    assert "removed 3 objects, 48.00 KiB" in answer.stdout
+    assert f"1 objects could not be removed, the first is {kept}: Permission denied" in answer.stderr
+    assert list(folder.rglob("*.kv")) == [kept]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "no hex"},
+        {"fingerprint": "no hex"},
+        {"part": Part(0, 0, 0, 0)},
+        {"part": Part(-4, 0, 0, 2)},
+        {"bytes": -1},
+        {"layers": []},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_damage(folder: Path, changes: dict[str, Any]) -> None:
+    path = file_of(folder, 0)
+    header = msgspec.structs.replace(read_object(path), **changes)
+    path.write_bytes(encode(header).ljust(FILE, b"\0"))
+    answer = starling("kv", "verify", folder)
+    assert answer.returncode == 1 and f"{path} has a header that" in answer.stdout
+    assert starling("kv", "ls", folder).returncode == 0
 
 
 def test_wrong_ages_are_told(folder: Path) -> None:

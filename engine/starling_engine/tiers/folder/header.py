@@ -91,6 +91,8 @@ def encode(header: Header) -> bytes:
 
 def decode(page: memoryview) -> Header:
     """From the file's first pages. Raises Damaged."""
+    if len(page) < _PREFIX.size:
+        raise Damaged(f"has {len(page)} bytes, less than a header")
     magic, version, length, checksum = _PREFIX.unpack_from(page)
     if magic != _MAGIC:
         raise Damaged("is no object of the cache")
@@ -100,9 +102,14 @@ def decode(page: memoryview) -> Header:
     if len(body) != length or xxh3_64(body).intdigest() != checksum:
         raise Damaged("has a damaged header")
     try:
-        return _decode_header(body)
-    except msgspec.DecodeError as error:
+        header = _decode_header(body)
+        names = header.key.name, bytes.fromhex(header.fingerprint)
+    except (msgspec.DecodeError, ValueError) as error:
         raise Damaged(f"has a header that cannot be read: {error}") from error
+    numbers = all(0 <= number < 1 << 32 for number in (header.group, *header.part))
+    if not (all(names) and numbers and 0 < len(header.layers) == layers_of(header.part) and header.bytes > 0):
+        raise Damaged("has a header that contradicts itself")
+    return header
 
 
 def check(header: Header, fingerprint: Fingerprint, key: ObjectKey, data: memoryview) -> None:
@@ -117,8 +124,6 @@ def check(header: Header, fingerprint: Fingerprint, key: ObjectKey, data: memory
 
 def check_layers(header: Header, data: memoryview) -> None:
     """Raises Damaged naming the first layer that is."""
-    if len(header.layers) != layers_of(header.part):
-        raise Damaged("has a header that contradicts itself")
     for layer, (now, then) in enumerate(zip(checksums(data, len(header.layers)), header.layers, strict=True)):
         if now != then:
             raise Damaged(f"is damaged in layer {header.part.first_layer + layer}")

@@ -4,6 +4,7 @@ Nothing here waits for the engines or stops them: to them a file that goes is a 
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from pathlib import Path
 from starling_engine.tiers.folder.files import buffer, read_file
 from starling_engine.tiers.folder.header import PAGE, Damaged, Header, check_layers, decode, header_bytes, pages
 from starling_engine.tiers.folder.layout import SUFFIX, Layout, this_process
-from starling_engine.tiers.folder.sweep import Found, evict, walk
+from starling_engine.tiers.folder.sweep import Found, walk
 
 
-class NoFolder(OSError):
-    """There is no cache at the path."""
+class NoFolder(Exception):
+    """There is no cache at the path, or it is not for this user to see; the message says which."""
 
 
 @dataclass
@@ -49,31 +50,58 @@ def list_models(root: Path) -> list[Model]:
     return sorted(models.values(), key=lambda model: -model.bytes)
 
 
-def verify(root: Path) -> Iterator[tuple[Found, str | None]]:
-    """Each object and what is wrong with it. Raises OSError."""
+def verify(root: Path) -> Iterator[tuple[Found, Damaged | OSError | None]]:
+    """Each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
     for found in objects(root):
+        wrong: Damaged | OSError | None = None
         try:
             _verify(root, Path(found.path))
         except FileNotFoundError:
             continue
-        except Damaged as error:
-            yield found, str(error)
-        else:
-            yield found, None
+        except (Damaged, OSError) as error:
+            wrong = error
+        yield found, wrong
 
 
-def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[Found]:
-    """Removes the objects of fingerprints that begin so, not used since `before` (seconds since 1970). Raises OSError."""
+def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[Found, OSError | None]]:
+    """Removes the objects of fingerprints that begin so, not used since `before` (seconds since 1970).
+
+    Yields them, each with the reason if it is still there. Raises NoFolder, OSError.
+    """
     for found in objects(root):
-        if fingerprint_in(found.path).startswith(fingerprint) and found.used / 1e9 < before and evict(found):
-            yield found
+        if fingerprint_in(found.path).startswith(fingerprint) and found.used / 1e9 < before:
+            refused: OSError | None = None
+            try:
+                if not _remove(Path(found.path), before):
+                    continue
+            except OSError as error:
+                refused = error
+            yield found, refused
+
+
+def _remove(path: Path, before: float) -> bool:
+    """False when it went by itself, or has been used since it was found. Raises OSError."""
+    try:
+        if path.stat().st_mtime >= before:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def objects(root: Path) -> Iterator[Found]:
     """All. Raises NoFolder, OSError."""
     folder = root / "objects"
-    if not folder.is_dir():
-        raise NoFolder(f"{root} holds no KV cache")
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise NoFolder(f"{root} is a file, not a folder")
+        os.scandir(folder).close()
+    except PermissionError as error:
+        raise NoFolder(f"{error.filename}: permission denied") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = "holds no KV cache" if root.exists() else "does not exist"
+        raise NoFolder(f"{root} {missing}") from error
     return walk(folder, lambda: None)
 
 
