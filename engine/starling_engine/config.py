@@ -187,15 +187,22 @@ class EplbConfig:
 class TiersConfig:
     """Where keys and values are kept besides the device; sizes in bytes.
 
-    cpu_bytes  host memory of each rank; with a folder or a store and no size given, what they need to pass through
+    cpu_bytes      the CPU tier: host memory of each rank
+    passage_bytes  where there is none, host memory of each rank that a folder and a store pass through
     """
 
     cpu_bytes: int
+    passage_bytes: int = 0
     cpu_policy: EvictionPolicy = "lru"
     fs_path: str | None = None
     fs_bytes: int = 0
     fs_direct: Direct = "auto"
     store: str | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Host memory of each rank that chunks lie in, to stay or to pass through."""
+        return self.cpu_bytes or self.passage_bytes
 
     @property
     def far(self) -> bool:

@@ -12,11 +12,52 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Bytes of one worker's host memory that its KV tiers take.
+
+    cpu      the CPU tier
+    passage  where there is none, what files and a store pass through
+    store    what it gives to a store to keep, and its buffer for values on their way
+    outside  the argument that `passage` is for
+    """
+
+    cpu: int = 0
+    passage: int = 0
+    store: int = 0
+    outside: str = "kv_fs_path"
+
+    @property
+    def total(self) -> int:
+        return self.cpu + self.passage + self.store
+
+    @property
+    def rows(self) -> list[tuple[str, int]]:
+        rows = [("CPU tier", self.cpu), ("passage", self.passage), ("store", self.store)]
+        return [(name, size) for name, size in rows if size]
+
+    def check(self, most: int) -> None:
+        """Raises ConfigError naming what takes the most, where all do not fit into `most` bytes."""
+        if self.total <= most:
+            return
+        size = max(self.cpu, self.passage, self.store)
+        left = max(0, most - (self.total - size))
+        wanted = f"{amount(size)} asked for, {amount(left)} are left"
+        if size == self.cpu:
+            raise ConfigError(f"{wanted}; set it to at most {left}", "kv_cpu_bytes")
+        if size == self.store:
+            raise ConfigError(f"{wanted}; make its segment and buffer smaller, {left} bytes together at most", "kv_store")
+        raise ConfigError(f"{wanted} to pass through; set kv_cpu_bytes to at most {left}, which takes its place", self.outside)
+
+
+NO_HOST = HostMemory()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ledger:
     """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has.
 
-    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here. `host_kv` is
-    the CPU tier; it is of `limit` too where the device's memory is the host's (`unified`).
+    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here. `host` is the
+    KV tiers'; it is of `limit` too where the device's memory is the host's (`unified`).
     """
 
     total: int
@@ -28,12 +69,12 @@ class Ledger:
     num_blocks: int
     block_size: int
     moving: int = 0
-    host_kv: int = 0
+    host: HostMemory = NO_HOST
     unified: bool = True
 
     @property
     def left(self) -> int:
-        return self.limit - self.weights - self.activations - self.kv - (self.host_kv if self.unified else 0)
+        return self.limit - self.weights - self.activations - self.kv - (self.host.total if self.unified else 0)
 
     def __str__(self) -> str:
         rows = [
@@ -43,8 +84,8 @@ class Ledger:
             ("left", self.left),
             ("limit", self.limit),
         ]
-        if self.host_kv:  # among what the limit is for, or besides it
-            rows.insert(3 if self.unified else len(rows), ("CPU tier", self.host_kv))
+        at = 3 if self.unified else len(rows)  # among what the limit is for, or besides it
+        rows[at:at] = self.host.rows
         lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
         if self.moving:
             lines[0] += f"   {amount(self.moving)} of them for experts on their way"
@@ -125,13 +166,13 @@ def plan_memory(
     block_size: int,
     useful_blocks: int,
     needed_blocks: int,
-    host: int = 0,
+    host: HostMemory = NO_HOST,
     unified: bool = True,
 ) -> Ledger:
     """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
 
     All are of one rank but `total`, `fraction` and `available`, which `ranks` ranks share. `available` is what is free now, with
-    the weights loaded: others may have taken memory of the machine. The CPU tier gets its `host` bytes first, which are of the
+    the weights loaded: others may have taken memory of the machine. The KV tiers get their `host` bytes first, which are of the
     same memory where that is `unified`.
 
     Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
@@ -139,8 +180,10 @@ def plan_memory(
     limit = min(int(total * (1 if kv_bytes is not None else fraction)) // ranks, available // ranks + weights)
     room = limit - weights - activations
     if unified:
-        _check_tier(host, room - (needed_blocks * bytes_per_block if kv_bytes is None else kv_bytes))
-        room -= host
+        most = room - (needed_blocks * bytes_per_block if kv_bytes is None else kv_bytes)
+        if most >= 0:  # else something else is to blame
+            host.check(most)
+        room -= host.total
     wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
     num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
     needed = needed_blocks * bytes_per_block
@@ -152,7 +195,7 @@ def plan_memory(
                 f"set it to at least {needed}, or lower max_model_len",
                 "kv_cache_memory_bytes",
             )
-        least = ranks * (weights + activations + needed + (host if unified else 0)) / total
+        least = ranks * (weights + activations + needed + (host.total if unified else 0)) / total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
         raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
     if kv_bytes is not None and kv_bytes > room:
@@ -167,12 +210,6 @@ def plan_memory(
         block_bytes=bytes_per_block,
         num_blocks=num_blocks,
         block_size=block_size,
-        host_kv=host,
+        host=host,
         unified=unified,
     )
-
-
-def _check_tier(host: int, most: int) -> None:
-    """`most` is what everything else leaves; where that is nothing at all, something else is to blame."""
-    if host > most >= 0:
-        raise ConfigError(f"{amount(host)} asked for, {amount(most)} are left; set it to at most {most}", "kv_cpu_bytes")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks
-from starling_engine.ledger import activation_bytes, plan_memory
+from starling_engine.ledger import HostMemory, activation_bytes, plan_memory
 from starling_engine.models.config import parse_model_config
 from starling_engine.models.fields import Fields
 
@@ -32,10 +32,11 @@ BIG = {**PLAN, "total": 16 << 20, "available": 16 << 20}
         ({"useful_blocks": 7}, 7, 280),
         ({"kv_bytes": 105}, 10, 750),
         ({"available": 200}, 15, 0),
-        ({"host": 120}, 23, 0),
-        ({"host": 120, "unified": False}, 35, 0),
-        ({"host": 320}, 3, 0),
-        ({"host": 745, "kv_bytes": 105}, 10, 5),
+        ({"host": HostMemory(cpu=120)}, 23, 0),
+        ({"host": HostMemory(cpu=120), "unified": False}, 35, 0),
+        ({"host": HostMemory(cpu=320)}, 3, 0),
+        ({"host": HostMemory(passage=60, store=60)}, 23, 0),
+        ({"host": HostMemory(cpu=745), "kv_bytes": 105}, 10, 5),
     ],
 )
 def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
@@ -50,10 +51,10 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
         ({"kv_bytes": 25}, "at least 30"),
         ({"kv_bytes": 2000}, "at most 850"),
         ({"weights": 990, "fraction": 1.0}, "lower max_model_len"),
-        ({"host": 321}, "kv_cpu_bytes: .*at most 320"),
-        ({"host": 746, "kv_bytes": 105}, "kv_cpu_bytes: .*at most 745"),
-        ({"host": 10, "fraction": 0.16}, "gpu_memory_utilization: .*at least 0.19"),
-        ({"host": 10, "kv_bytes": 2000}, "kv_cache_memory_bytes: .*at most 840"),
+        ({"host": HostMemory(cpu=321)}, "kv_cpu_bytes: .*at most 320"),
+        ({"host": HostMemory(cpu=746), "kv_bytes": 105}, "kv_cpu_bytes: .*at most 745"),
+        ({"host": HostMemory(cpu=10), "fraction": 0.16}, "gpu_memory_utilization: .*at least 0.19"),
+        ({"host": HostMemory(cpu=10), "kv_bytes": 2000}, "kv_cache_memory_bytes: .*at most 840"),
     ],
 )
 def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], words: str) -> None:
@@ -64,14 +65,31 @@ def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], word
 @pytest.mark.parametrize(
     ("unified", "rows"),
     [
-        (True, ["weights", "KV cache", "activations", "CPU tier", "left", "limit"]),
-        (False, ["weights", "KV cache", "activations", "left", "limit", "CPU tier"]),
+        (True, ["weights", "KV cache", "activations", "passage", "store", "left", "limit"]),
+        (False, ["weights", "KV cache", "activations", "left", "limit", "passage", "store"]),
     ],
 )
-def test_the_tier_is_printed_among_what_the_limit_is_for(unified: bool, rows: list[str]) -> None:
-    lines = str(plan_memory(**BIG, host=3 << 20, unified=unified)).splitlines()
+def test_tiers_are_printed_among_what_the_limit_is_for(unified: bool, rows: list[str]) -> None:
+    lines = str(plan_memory(**BIG, host=HostMemory(passage=3 << 20, store=2 << 20), unified=unified)).splitlines()
     assert [line[:12].strip() for line in lines] == rows
-    assert "CPU tier        3.00 MiB" in lines
+    assert "passage         3.00 MiB" in lines and "store           2.00 MiB" in lines
+    assert "CPU tier        3.00 MiB" in str(plan_memory(**BIG, host=HostMemory(cpu=3 << 20), unified=unified))
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        (HostMemory(cpu=300, store=21), "kv_cpu_bytes: .*at most 299"),
+        (HostMemory(cpu=100, store=300), "kv_store: .*, 220 bytes together at most"),
+        (HostMemory(store=321), "kv_store: .*, 320 bytes together at most"),
+        (HostMemory(passage=321), "kv_fs_path: .*set kv_cpu_bytes to at most 320"),
+        (HostMemory(passage=300, store=100, outside="kv_store"), "kv_store: .*set kv_cpu_bytes to at most 220"),
+        (HostMemory(cpu=500, store=400), "kv_cpu_bytes: .*at most 0"),
+    ],
+)
+def test_what_takes_most_of_a_host_that_is_too_small_is_named(host: HostMemory, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_memory(**{**PLAN, "host": host})
 
 
 SMALL: dict[str, Any] = {

@@ -99,7 +99,8 @@ def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersC
     if not args.kv_cpu_bytes and args.kv_fs_path is None and args.kv_store is None:
         return None
     tiers = TiersConfig(
-        cpu_bytes=args.kv_cpu_bytes or passage_bytes(model, worker),
+        cpu_bytes=args.kv_cpu_bytes,
+        passage_bytes=0 if args.kv_cpu_bytes else passage_bytes(model, worker),
         cpu_policy=args.kv_cpu_policy,
         fs_path=args.kv_fs_path,
         fs_bytes=args.kv_fs_bytes or 0,

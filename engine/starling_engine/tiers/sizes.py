@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from starling_engine.config import WorkerConfig
+from starling_engine.config import TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.ledger import amount, block_bytes
+from starling_engine.ledger import HostMemory, amount, block_bytes
 from starling_engine.models.config import ModelConfig
 from starling_engine.models.kv import kv_groups, whole_groups
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.passage import most_passage
+from starling_engine.tiers.store.address import parse_address
 
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
@@ -18,16 +19,32 @@ def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
 
 
 def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
-    """Slots of every rank's CPU tier. Raises ConfigError when not even one request's last chunks would fit."""
+    """Slots of every rank's CPU tier, or of the passage in its place.
+
+    Raises ConfigError when not even one request's last chunks would fit.
+    """
     assert config.tiers is not None
     size = chunk_bytes(model, config)
     groups = len(whole_groups(model, config))
-    slots = config.tiers.cpu_bytes // size
+    slots = config.tiers.slot_bytes // size
     if slots < groups:
         raise ConfigError(
-            f"{amount(config.tiers.cpu_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}", "kv_cpu_bytes"
+            f"{amount(config.tiers.slot_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}", "kv_cpu_bytes"
         )
     return slots
+
+
+def host_memory(tiers: TiersConfig | None) -> HostMemory:
+    """Of one rank. Raises ConfigError for a store's URL that cannot be one."""
+    if tiers is None:
+        return HostMemory()
+    address = parse_address(tiers.store) if tiers.store is not None else None
+    return HostMemory(
+        cpu=tiers.cpu_bytes,
+        passage=tiers.passage_bytes,
+        store=address.segment + address.buffer if address is not None else 0,
+        outside="kv_fs_path" if tiers.fs_path is not None else "kv_store",
+    )
 
 
 def passage_bytes(model: ModelConfig, config: WorkerConfig) -> int:

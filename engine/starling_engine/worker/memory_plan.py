@@ -12,6 +12,7 @@ from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
+from starling_engine.tiers.sizes import host_memory
 from starling_engine.worker.device_runner import DeviceRunner
 from starling_engine.worker.launched import Runner
 
@@ -46,7 +47,7 @@ def plan(
         block_size=config.block_size,
         useful_blocks=per_request * config.max_num_seqs + 1,
         needed_blocks=per_request + 1,
-        host=config.tiers.cpu_bytes if config.tiers is not None else 0,
+        host=host_memory(config.tiers),
         unified=platform.shared_memory,
     )
 

@@ -1,5 +1,6 @@
 """Arguments of the tiers: what goes together, and what is said of what does not."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,14 @@ import pytest
 from starling_engine import LLM, EngineArgs
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
+from starling_engine.ledger import HostMemory
+from starling_engine.tiers.sizes import host_memory
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 
 FOLDER = {"kv_fs_path": "/kv", "kv_fs_bytes": "10GiB"}
+STORE = "mooncake://s:50051?buffer=3MiB"
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -81,10 +86,29 @@ def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, out
     def host_bytes(**fields: Any) -> int:
         tiers = resolve(EngineArgs(model=str(tmp_path), **outside, **fields))[2].worker.tiers
         assert tiers is not None
-        return tiers.cpu_bytes
+        return tiers.slot_bytes
 
     chunk = host_bytes(max_model_len=64)
     assert host_bytes(max_model_len=256) == 4 * chunk
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=5 * chunk) == 4 * chunk
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk) == 3 * chunk, "no request brings more"
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk, kv_cpu_bytes=2 * chunk) == 2 * chunk
+
+
+@pytest.mark.parametrize(
+    ("arguments", "planned", "passes"),
+    [
+        ({"kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB, outside="kv_store"), False),
+        (FOLDER, HostMemory(), True),
+        ({**FOLDER, "kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB), False),
+        ({"kv_store": f"{STORE}&segment=5MiB"}, HostMemory(store=8 * MIB, outside="kv_store"), True),
+        ({**FOLDER, "kv_store": STORE, "kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB, store=3 * MIB), False),
+    ],
+)
+def test_the_plan_has_what_each_tier_takes(tmp_path: Path, arguments: dict[str, Any], planned: HostMemory, passes: bool) -> None:
+    write_checkpoint(tmp_path, VARIANTS["llama3.1"])
+    tiers = resolve(EngineArgs(model=str(tmp_path), max_model_len=64, **arguments))[2].worker.tiers
+    found = host_memory(tiers)
+    assert replace(found, passage=0) == planned
+    assert bool(found.passage) == passes
+    assert host_memory(None) == HostMemory()
