@@ -1,7 +1,6 @@
 """The tier that engines call. Whatever the store does, a call here takes no longer than its time limit, and an outage costs one."""
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,13 +9,11 @@ from contextlib import contextmanager
 from starling_engine.errors import ConfigError
 from starling_engine.tiers.far import FarCounters, FarError, Missing, ObjectKey
 from starling_engine.tiers.store.address import StoreAddress, parse_address
-from starling_engine.tiers.store.breaker import Breaker
 from starling_engine.tiers.store.client import Gone, Late, NoSpace, StoreClient
 from starling_engine.tiers.store.envelope import HEADER, is_whole, seal, store_key
 from starling_engine.tiers.store.messages import MASTER_UNREACHABLE, NO_ROOM, NOT_FOUND, TOO_LARGE
+from starling_engine.tiers.store.room import Room
 from starling_engine.tiers.store.watch import Watch
-
-logger = logging.getLogger("starling.store")
 
 IMPORT_SECONDS = 30.0
 FIND_KEYS = 256
@@ -50,9 +47,7 @@ class StoreTier:
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
         """Of the counters."""
-        self._room = Breaker(first=0.25, most=8.0)
-        """For writes: a store that is full makes room in a while, and can be read from meanwhile."""
-        self._said_full = False
+        self._room = Room(address)
         self._watch = Watch(address)
 
     def check_library(self) -> None:
@@ -100,7 +95,7 @@ class StoreTier:
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
-        if self._room.remaining:
+        if not self._room.is_expected:
             self._count("full")
             raise FarError("the store is full")
         with self._use() as client, client.space(HEADER.size + data.nbytes, deadline) as place:
@@ -110,8 +105,7 @@ class StoreTier:
             if code < 0:
                 raise self._failed(client, "put", code)
             self._watch.worked(client)
-        self._room.close()
-        self._room.worked()
+        self._room.was_there()
 
     # ---- when it goes wrong ----
 
@@ -137,14 +131,8 @@ class StoreTier:
         if code == MASTER_UNREACHABLE:
             self._watch.report(client, "its master cannot be reached")
         elif code == NO_ROOM:
-            self._room.trip()
-            self._say_full()
+            self._room.was_missing()
         return FarError(f"{what}: the store answers {code}")
-
-    def _say_full(self) -> None:
-        if not self._said_full:
-            self._said_full = True
-            logger.warning("the store at %s has no room; what it does not take is kept here only", self._address)
 
     def _drop(self, client: StoreClient, name: str) -> None:
         """What is damaged or foreign makes way for what will be written."""
