@@ -86,6 +86,33 @@ def test_services_reach_the_store_s_master_by_its_name(helm: Helm) -> None:
     assert len(the(helm.objects(SETS["store-of-another-image"]), "NetworkPolicy", "birds-mooncake")["spec"]["ingress"]) == 1
 
 
+def test_the_store_s_master_is_placed_like_the_operator(helm: Helm) -> None:
+    values = SETS["store-of-another-image"]["mooncake"]
+    objects = helm.objects(SETS["store-of-another-image"])
+    pod = _pod(objects, "store")
+    for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert pod[field] == values[field]
+        assert field not in _pod(helm.objects(SETS["store"]), "store")
+    made = next(item for item in objects if item["kind"] == "Deployment" and item["metadata"]["name"] == "birds-mooncake")
+    metadata = made["spec"]["template"]["metadata"]
+    assert values["podLabels"].items() <= metadata["labels"].items() and metadata["annotations"] == values["podAnnotations"]
+
+
+def test_the_store_s_master_is_scraped_with_the_operator(helm: Helm) -> None:
+    objects = helm.objects(SETS["store-of-another-image"])
+    monitor, service = the(objects, "ServiceMonitor", "birds-mooncake"), the(objects, "Service", "birds-mooncake")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        not monitor["spec"]["selector"]["matchLabels"].items()
+        <= the(objects, "Service", "birds-metrics")["metadata"]["labels"].items()
+    )
+    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
+    assert "metrics" in {port["name"] for port in service["spec"]["ports"]}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    the(helm.objects(EVERYTHING), "ServiceMonitor")
+    assert "ServiceMonitor" not in _kinds(helm.objects(SETS["store"]))
+
+
 def test_what_needs_others_crds_is_off_by_default(helm: Helm) -> None:
     assert not _kinds(helm.objects({})) & {"ServiceMonitor", "PrometheusRule"}
     assert {"ServiceMonitor", "PrometheusRule", "ConfigMap"} <= _kinds(helm.objects(EVERYTHING))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2")
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2", "libcurl.so.4")
 
 
 def missing() -> str | None:
