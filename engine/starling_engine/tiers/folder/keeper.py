@@ -192,10 +192,11 @@ class Keeper:
         usage, written, reports = self._usage, self._usage.placed, self._reports.of_others()
         goal = self._goal(pressed)
         self._pause, self._worked = EVICTING if goal else COUNTING, time.monotonic()
+        goal = max(goal, usage.limit - usage.low_water)  # more may be found than is known, and is not walked for again
         swept = sweep(self._layout.objects, goal, lambda there: self._kept(there, pressed), self._breathe)
         self.evicted += swept.evicted
         excess = swept.held.bytes - self._kept(swept.held.bytes, pressed)
-        self._stuck = bool(goal) and excess > 0 and not swept.evicted  # what is still being written is none that could go
+        self._stuck = excess > 0 and not swept.evicted  # what is still being written is none that could go
         since = self._reports.of_others()
         self._count = _Count(_Count(swept.held, written, reports).plus(since), written, since)
         usage.learn(self._count.held, written)
@@ -238,3 +239,5 @@ class Keeper:
             self._catch_up()
             if not self._take_turn():
                 raise _Interrupted
+            if self._usage.is_high:
+                self._pause = EVICTING  # writers wait for the walk's end
