@@ -112,7 +112,7 @@ class Keeper:
     def _interval(self) -> float:
         if self._lease.is_new:
             return CONFIRM
-        return SOON if not self._usage.is_known or self._usage.now.bytes > 0.9 * self._usage.limit else TICK
+        return SOON if self._usage.now.bytes > 0.9 * self._usage.limit else TICK
 
     def tick(self) -> None:
         """One look at the folder. Raises OSError."""
