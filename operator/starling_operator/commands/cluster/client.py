@@ -17,6 +17,8 @@ SERVICE_LABEL, GROUP_LABEL, NODE_LABEL, ROLE_LABEL = (f"{GROUP}/{name}" for name
 OPERATOR_SELECTOR = "app.kubernetes.io/name=starling-operator"
 INSTALL_CRD = "install it: `starling crds | kubectl apply --server-side -f -`"
 TIMEOUT_SECONDS = 20.0
+BUSY_TRIES = 5
+"""Of a call to which the API server answers that it should come again in a while."""
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 Object = dict[str, Any]
@@ -189,6 +191,7 @@ def _connect(access: Access) -> tuple[Any, str]:
     from kubernetes import client
     from kubernetes import config as untyped_config
     from kubernetes.config.config_exception import ConfigException
+    from urllib3 import Retry
 
     if access.kubeconfig is not None and not access.kubeconfig.exists():
         raise ClusterError(f"--kubeconfig: there is no file {access.kubeconfig}", "name a kubeconfig file")
@@ -197,8 +200,9 @@ def _connect(access: Access) -> tuple[Any, str]:
     in_cluster = access.kubeconfig is None and not any(file.exists() for file in _default_files())
     config: Any = untyped_config
     settings: Any = client.Configuration()
-    # The client would try a dead address three times with pauses; a person waits in front of the terminal.
-    settings.retries = False
+    # The client would try a dead address three times with pauses; a person waits in front of the terminal. But a server that is not
+    # ready, as for a CRD that is new, says when to come again: kubectl waits for that too.
+    settings.retries = Retry(BUSY_TRIES, connect=False, read=False, allowed_methods=None, raise_on_status=False)
     try:
         if in_cluster:
             config.load_incluster_config(client_configuration=settings)
