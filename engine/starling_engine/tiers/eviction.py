@@ -20,6 +20,10 @@ class Eviction(Protocol[K]):
         """What is held was wanted again."""
         ...
 
+    def renew(self, key: K) -> None:
+        """What is held counts as the youngest of those that are like it, without having been wanted again."""
+        ...
+
     def victim(self, incoming: K, kept: Callable[[K], bool]) -> K | None:
         """Chooses what goes so that `incoming` can come, and forgets it; None when all is `kept`."""
         ...
@@ -39,6 +43,9 @@ class Lru(Eviction[K]):
         self._keys[key] = None
 
     def use(self, key: K) -> None:
+        self._keys.move_to_end(key)
+
+    def renew(self, key: K) -> None:
         self._keys.move_to_end(key)
 
     def victim(self, incoming: K, kept: Callable[[K], bool]) -> K | None:  # noqa: ARG002 - whatever comes
@@ -84,6 +91,9 @@ class Arc(Eviction[K]):
         self._once.pop(key, None)
         self._again[key] = None
         self._again.move_to_end(key)
+
+    def renew(self, key: K) -> None:
+        (self._once if key in self._once else self._again).move_to_end(key)
 
     def victim(self, incoming: K, kept: Callable[[K], bool]) -> K | None:
         self._adapt(incoming)

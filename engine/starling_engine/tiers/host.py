@@ -1,5 +1,7 @@
 """The CPU tier as the scheduler sees it: which chunk lies in which slot of the ranks' host memory."""
 
+from collections.abc import Container, Iterable
+
 from starling_engine.config import EvictionPolicy
 from starling_engine.kv.events import Span
 from starling_engine.tiers.eviction import Eviction, make_eviction
@@ -22,6 +24,8 @@ class HostIndex:
         """How often there was no slot to give."""
         self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
         self._slots: dict[Chunk, int] = {}
+        self._before: dict[Chunk, bytes | None] = {}
+        """Of each chunk in a slot, the name of the one before it in its prefix; None for a first one."""
         self._coming: set[Chunk] = set()
         self._doomed: set[Chunk] = set()
         """To be given up as soon as they are not pinned any more."""
@@ -65,8 +69,10 @@ class HostIndex:
             if self._told is not None:
                 self._told.gone(victim)
             self._free.append(self._slots.pop(victim))
+            del self._before[victim]
             self.evictions += 1
         slot = self._slots[chunk] = self._free.pop()
+        self._before[chunk] = span.parent
         self._eviction.add(chunk)
         self._coming.add(chunk)
         if self._told is not None:
@@ -100,6 +106,32 @@ class HostIndex:
         if chunk in self._slots:
             self._eviction.use(chunk)
 
+    def renew(self, chunks: Iterable[Chunk]) -> None:
+        """Makes these and what is before them the youngest, a prefix's beginning younger than its end and all groups alike.
+
+        A prefix is of use from its start on only, so it has to lose its end first. Of several, the last becomes the youngest.
+        """
+        ends = list(chunks)
+        groups = sorted({group for group, _ in ends})
+        order: dict[bytes, None] = {}
+        for _, end in reversed(ends):
+            order.update(dict.fromkeys(reversed(self._path(end, groups, order))))
+        for name in reversed(order):
+            for group in groups:
+                if (group, name) in self._slots:
+                    self._eviction.renew((group, name))
+
+    def _path(self, name: bytes | None, groups: list[int], known: Container[bytes]) -> list[bytes]:
+        """From a chunk to its prefix's start, as far as any of the groups has it and it is not known."""
+        path: list[bytes] = []
+        while name is not None and name not in known:
+            held = next((group for group in groups if (group, name) in self._slots), None)
+            if held is None:
+                break
+            path.append(name)
+            name = self._before[held, name]
+        return path
+
     def clear(self) -> None:
         """Gives up all of it; what is pinned, once it is not."""
         if self._told is not None:
@@ -110,6 +142,7 @@ class HostIndex:
 
     def _drop(self, chunk: Chunk) -> None:
         self._free.append(self._slots.pop(chunk))
+        del self._before[chunk]
         self._eviction.remove(chunk)
         if self._told is not None:
             self._told.forget(chunk)
@@ -117,6 +150,7 @@ class HostIndex:
     def check_integrity(self) -> None:
         """Asserts that every slot is free or holds one chunk."""
         assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
+        assert self._before.keys() == self._slots.keys()
         assert self._coming <= self._pins.keys() <= self._slots.keys()
         if self._told is not None:
             self._told.check_integrity(set(filter(self.has, self._slots)))

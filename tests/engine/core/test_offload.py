@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from starling_engine.kv.events import Span
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.offload.claims import Claims
+from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.host import HostIndex
 from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks, LoadChunks, Order, StoreChunks
 
@@ -34,7 +35,7 @@ def run_one(engine: ToyEngine, name: str, prompt: list[int], count: int = 3) -> 
     """Returns the cached tokens."""
     assert engine.add(name, prompt, params(count)) is None
     engine.run()
-    assert engine.outputs[name] == expected_output(prompt, params(count), 0, LENGTH)
+    assert engine.outputs[name] == expected_output(prompt, params(count), 0, engine.config.max_model_len)
     return engine.cached[name]
 
 
@@ -57,6 +58,44 @@ def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, poli
         run_one(engine, f"other {i}", prompt_of(200, i))
     assert run_one(engine, "again", first) == 192, "whole chunks, from slots"
     assert engine.tiers.counts["LoadChunks"] == 3
+
+
+def filled(slots: int, **fields: object) -> ToyEngine:
+    """All that is computed comes to its slots at once."""
+    engine = engine_of(slots=slots, num_blocks=600, max_model_len=2000, **fields)
+    engine.offload.saves._under_pressure = lambda: True
+    return engine
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("chunks", [6, 20])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_prefix_loses_its_end_first(policy: str, chunks: int, window: int) -> None:
+    """It is of no use without its beginning, also where several orders have stored it."""
+    groups = 2 if window else 1
+    engine = filled(groups * (chunks + 4), cpu_policy=policy, window=window)
+    prompt = prompt_of(chunks * CHUNK + 10)
+    run_one(engine, "first", prompt)
+    run_one(engine, "other", prompt_of(8 * CHUNK + 10, 1))
+    engine.kv.pool.forget_free()
+    assert run_one(engine, "again", prompt) == (chunks - 4) * CHUNK
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_what_the_device_has_of_a_prefix_stays_in_slots_as_long_as_the_rest(policy: str) -> None:
+    """The rest is loaded, so that the beginning is wanted as well."""
+    engine = filled(12, cpu_policy=policy)
+    prompt, other = prompt_of(6 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
+    run_one(engine, "first", prompt)
+    run_one(engine, "other", other)
+    engine.kv.pool.forget_free()
+    engine.add("beginning", prompt[: 3 * CHUNK + 1], SamplingParams(max_tokens=1, prompt_logprobs=0))  # computed
+    engine.run()
+    assert run_one(engine, "again", prompt) == 6 * CHUNK
+    engine.kv.pool.forget_free()
+    run_one(engine, "third", prompt_of(5 * CHUNK + 10, 2))
+    engine.kv.pool.forget_free()
+    assert run_one(engine, "at last", prompt) == 6 * CHUNK
 
 
 def test_without_pressure_nothing_is_copied() -> None:

@@ -62,8 +62,9 @@ class Loads:
         """An order has been answered; returns the request that cannot have what it was promised, if there is one."""
         for chunk in job.chunks:
             self._host.unpin(chunk)
-        for chunk in reversed(job.chunks):
+        for chunk in job.chunks:
             self._host.use(chunk)
+        self._host.renew(job.chunks)  # with the beginning, which the device had
         self._costs.loaded(len(job.chunks), seconds)
         request, run = job.waiting[0]  # whose blocks they are; others wait for the same chunks
         if request.run != run:

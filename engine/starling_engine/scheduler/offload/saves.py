@@ -74,6 +74,7 @@ class Saves:
         """An order has been answered: what has come to slots is passed on, and the next ones follow."""
         for chunk, there in zip(job.chunks, done, strict=True):
             self._host.settle(chunk, arrived=there)
+        self._host.renew(job.chunks)
         self._costs.stored(len(job.chunks), seconds)
         if self._keeps is not None:
             self._keeps.add(job.chunks)
