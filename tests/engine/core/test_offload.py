@@ -98,6 +98,25 @@ def test_what_the_device_has_of_a_prefix_stays_in_slots_as_long_as_the_rest(poli
     assert run_one(engine, "at last", prompt) == 6 * CHUNK
 
 
+def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
+    """Many chunks are noted that slots have already; the next order is of those that they have not."""
+    engine = filled(40)
+    known, new = prompt_of(20 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
+    run_one(engine, "known", known)
+    engine.kv.pool.forget_free()
+    engine.offload.saves._under_pressure = lambda: False
+    for name, prompt in (("computed", known), ("new", new)):
+        engine.add(name, prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))  # nothing of it comes from slots
+        engine.run()
+    assert len(engine.offload.saves._unsaved) == 26
+    engine.offload.saves._under_pressure = lambda: True
+    engine.offload.saves.save(0)
+    (order,) = engine.offload.take_orders()
+    assert isinstance(order, StoreChunks) and len(order.moves) == 6
+    engine.tiers.orders.append(order)
+    engine.run()
+
+
 def test_without_pressure_nothing_is_copied() -> None:
     engine = engine_of(num_blocks=1000)
     for i in range(5):

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from itertools import islice
 
 from starling_engine.kv.chunks import ChunkMap
 from starling_engine.kv.events import Span
@@ -84,11 +83,13 @@ class Saves:
         self._unsaved.clear()
 
     def _save(self) -> None:
-        if not self._unsaved or self._jobs.of(StoreChunks) or not (self._keeps is not None or self._under_pressure()):
+        if self._jobs.of(StoreChunks) or not (self._keeps is not None or self._under_pressure()):
             return
-        batch = list(islice(self._unsaved.items(), STORE_BATCH))
-        for chunk, _ in batch:
-            del self._unsaved[chunk]
+        batch: list[tuple[Chunk, Span]] = []
+        while self._unsaved and len(batch) < STORE_BATCH:
+            chunk, span = self._unsaved.popitem(last=False)
+            if self._found_blocks(chunk, span.names):  # else it takes no other one's place
+                batch.append((chunk, span))
         self._store(batch)
 
     def _under_pressure(self) -> bool:
@@ -103,7 +104,7 @@ class Saves:
         blocks: list[int] = []
         for chunk, span in chunks:
             found = self._found_blocks(chunk, span.names)
-            slot = self._host.take(chunk, span) if found else None
+            slot = self._host.take(chunk, span) if found and self._may_hold(found) else None
             if slot is None:
                 continue
             for block in found:
@@ -115,12 +116,14 @@ class Saves:
             self._jobs.add(Job(StoreChunks(self._jobs.number(), self.confirmed_step, moves), stored, blocks))
 
     def _found_blocks(self, chunk: Chunk, names: list[bytes]) -> list[int]:
-        """Empty when it is in a slot already, not all of it is on the device, or what is free of it has been promised to others."""
+        """Empty when it is in a slot already, or not all of it is on the device."""
         if self._host.expects(chunk):
             return []
         found = [self._kv.pool.find(chunk[0], name) for name in names]
         blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == len(names) else []
+
+    def _may_hold(self, blocks: list[int]) -> bool:
+        """Not when those that are free have been promised to others."""
         free = sum(map(self._kv.pool.is_free, blocks))
-        if len(blocks) < len(names) or (free and free > self._kv.num_available - self._headroom):
-            return []
-        return blocks
+        return not free or free <= self._kv.num_available - self._headroom
