@@ -58,11 +58,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-@pytest.mark.parametrize("preempt", ["swap", "auto"])
-def test_in_a_small_cache_with_a_cpu_tier(checkpoint: tuple[Path, Outputs], policy: Any, preempt: Any) -> None:
+def test_in_a_small_cache_with_a_cpu_tier(checkpoint: tuple[Path, Outputs], policy: Any) -> None:
     folder, expected = checkpoint
     tiers = TiersConfig(cpu_bytes=4 * MIB, cpu_policy=policy)
-    with core_with(folder, tiers, kv_blocks=80, preempt=preempt) as core:
+    with core_with(folder, tiers, kv_blocks=80) as core:
         for _ in range(3):
             assert serve(core) == expected
             core.scheduler.kv.pool.forget_free()

@@ -135,8 +135,16 @@ class Round:
             each.assert_begins(self._got[name])
 
 
-def serve(core: EngineCore, asked: list[Asked], rng: random.Random) -> None:
-    served = Round(core, asked)
+class Forgetful(Round):
+    """The device forgets at once what nobody uses."""
+
+    def _step(self) -> None:
+        super()._step()
+        self._core.scheduler.forget_device()
+
+
+def serve(core: EngineCore, asked: list[Asked], rng: random.Random, kind: type[Round] = Round) -> None:
+    served = kind(core, asked)
     served.serve(rng)
     served.check()
 
@@ -199,3 +207,23 @@ def test_outputs_are_those_without_tiers(model: tuple[str, Path, Reference], tmp
                 count(core, again)
     assert seen["preempted"] and seen["cpu hits"] and seen["cpu evictions"], seen
     assert again["filesystem hits"] and again["cpu hits"], again
+
+
+@pytest.mark.parametrize("model", ["llama3.1", "deepseek-v3", "qwen3-moe"], indirect=True)
+def test_preempted_requests_are_swapped_out_and_in(model: tuple[str, Path, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is stored here, so that what is in slots, and comes back from there, is of requests that were preempted.
+
+    Not of a model with windows: when it is preempted, what it would read at a chunk's end has mostly left them.
+    """
+    _, folder, reference = model
+    rng = random.Random(5)
+    asked = [reference.ask(rng.choices(range(VOCAB), k=150), 80) for _ in range(6)]
+    device = {"kv_blocks": 44, "max_model_len": MAX_MODEL_LEN}
+    with core_for(folder, tiers=TiersConfig(cpu_bytes=8 << 20), preempt="swap", **device) as core:
+        offload = core.scheduler.offload
+        assert offload is not None
+        monkeypatch.setattr(offload.saves, "_under_pressure", lambda: False)
+        serve(core, asked, rng, Forgetful)
+        stats = core.scheduler.snapshot()
+    cpu = stats.tiers["cpu"]
+    assert stats.preemptions_total and cpu.stored_bytes_total and cpu.loaded_bytes_total, stats
