@@ -110,6 +110,20 @@ def test_the_holder_hears_what_others_write_and_they_learn_the_sum(tmp_path: Pat
     assert len(list(tmp_path.rglob("*.kv"))) == 9
 
 
+@pytest.mark.parametrize("size", [4.5, 9.7, 24.9, 100.0])
+def test_there_is_room_again_for_the_next_object(tmp_path: Path, size: float) -> None:
+    """Also where less than one would fit between the mark at which eviction begins and the limit."""
+    limit = int(size * FILE)
+    holder, other = quiet_tier(tmp_path, limit), quiet_tier(tmp_path, limit)
+    keep(holder)
+    for number in range(2 * int(size)):
+        for tier in (other, holder, holder, other):
+            tier.keeper.tick()
+        write(other, number)
+    assert int(size) - 5 <= len(list(tmp_path.rglob("*.kv"))) <= int(size)
+    assert holder.counters.evicted >= int(size)
+
+
 def fill(tier: FolderTier, numbers: range) -> None:
     """As far as it is let."""
     with suppress(FarError):

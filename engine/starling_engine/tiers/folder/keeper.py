@@ -12,7 +12,7 @@ from starling_engine.tiers.folder.lease import Lease
 from starling_engine.tiers.folder.outage import FULL, Health
 from starling_engine.tiers.folder.reports import Reports, tidy
 from starling_engine.tiers.folder.sweep import sweep
-from starling_engine.tiers.folder.usage import HIGH, LOW, Amount, Usage
+from starling_engine.tiers.folder.usage import LOW, Amount, Usage
 
 TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
 """Seconds between two looks: usually, when the limit is near or a walk is under way, and after the lease was taken."""
@@ -195,6 +195,7 @@ class Keeper:
         goal = max(goal, usage.limit - usage.low_water)  # more may be found than is known, and is not walked for again
         swept = sweep(self._layout.objects, goal, lambda there: self._kept(there, pressed), self._breathe)
         self.evicted += swept.evicted
+        usage.saw(swept.largest)
         excess = swept.held.bytes - self._kept(swept.held.bytes, pressed)
         self._stuck = excess > 0 and not swept.evicted  # what is still being written is none that could go
         since = self._reports.of_others()
@@ -213,7 +214,7 @@ class Keeper:
 
     def _kept(self, there: int, pressed: bool) -> int:
         """How many of so many bytes may stay."""
-        kept = self._usage.low_water if there > HIGH * self._usage.limit else there
+        kept = self._usage.low_water if there > self._usage.high_water else there
         return min(kept, int(LOW * there)) if pressed else kept
 
     def _breathe(self) -> None:

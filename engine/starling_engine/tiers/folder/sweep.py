@@ -25,10 +25,11 @@ class Found(NamedTuple):
 
 @dataclass
 class Swept:
-    """`held` is what there is after `evicted` objects went."""
+    """`held` is what there is after `evicted` objects went, `largest` the bytes of the largest of all."""
 
     held: Amount
     evicted: int
+    largest: int
 
 
 class Oldest:
@@ -56,9 +57,10 @@ def sweep(objects: Path, goal: int, keep: Callable[[int], int], breathe: Breathe
 
     Raises OSError when the folder cannot be listed.
     """
-    held, evicted, oldest = Amount(), 0, Oldest(goal)
+    held, evicted, largest, oldest = Amount(), 0, 0, Oldest(goal)
     for found in walk(objects, breathe):
         held += Amount(found.size, 1)
+        largest = max(largest, found.size)
         oldest.offer(found)
     wanted = keep(held.bytes)
     for found in oldest:
@@ -67,7 +69,7 @@ def sweep(objects: Path, goal: int, keep: Callable[[int], int], breathe: Breathe
         if evict(found):
             held, evicted = held - Amount(found.size, 1), evicted + 1
         breathe()
-    return Swept(held, evicted)
+    return Swept(held, evicted, largest)
 
 
 def evict(found: Found) -> bool:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 HIGH, LOW = 0.98, 0.95
-"""Of the limit: eviction begins above the one and ends at the other."""
+"""Of the limit: eviction begins above the one and ends at the other, sooner where the largest object would find no room."""
+FEW = 4
+"""Objects of a size of which the limit allows fewer have no room kept for the next one: there would be nothing left."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Usage:
         """By this process since it opened the folder, less what it has dropped; it only says what has changed."""
         self._unplaced = Amount()
         """Of that, what may not be in the folder yet."""
+        self._largest = 0
         self.is_known = False
         """Whether anybody has said what the folder holds: before that nothing fits into it."""
 
@@ -43,15 +46,30 @@ class Usage:
 
     @property
     def is_high(self) -> bool:
-        return self.now.bytes > HIGH * self.limit
+        return self.now.bytes > self.high_water
+
+    @property
+    def high_water(self) -> int:
+        return min(int(HIGH * self.limit), self._room_for_next)
 
     @property
     def low_water(self) -> int:
-        return int(LOW * self.limit)
+        return min(int(LOW * self.limit), self._room_for_next)
+
+    @property
+    def _room_for_next(self) -> int:
+        now = self.now
+        size = max(self._largest, now.bytes // max(1, now.objects))  # of what others write, the mean is known at once
+        return self.limit - size if size * FEW <= self.limit else self.limit
+
+    def saw(self, size: int) -> None:
+        """An object of that size is there, or to come."""
+        self._largest = max(self._largest, size)
 
     def reserve(self, size: int) -> bool:
         """Counts an object that is to be written; False when it does not fit."""
         with self._lock:
+            self.saw(size)
             if not self.is_known or self.now.bytes + size > self.limit:
                 return False
             self.written += Amount(size, 1)
