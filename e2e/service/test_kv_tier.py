@@ -54,9 +54,9 @@ def claim(cluster: ClusterUnderTest, kubectl: Kubectl) -> Iterator[str]:
     """Its volume, a folder of the first node, becomes the pods' by their fsGroup."""
     if cluster.folder is None:
         pytest.skip("needs a folder on a node")
-    folder = cluster.folder / "kv-claim"
-    folder.mkdir()
     name = f"kv-{kubectl.namespace}"
+    folder = cluster.folder / name
+    folder.mkdir()
     kubectl.apply(*volume_and_claim(name, folder))
     yield name
     kubectl("delete", "pv", name, "--wait=false")
@@ -67,7 +67,7 @@ def path(cluster: ClusterUnderTest, kubectl: Kubectl) -> str:
     """A folder that both nodes have, as if it were a network's file system; it is its user's to let the pods write there."""
     if cluster.folder is None:
         pytest.skip("needs a folder that both nodes have")
-    folder = cluster.folder / "kv-path"
+    folder = cluster.folder / f"kv-{kubectl.namespace}"
     folder.mkdir()
     os.chown(folder, AGENT, AGENT)
     kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
