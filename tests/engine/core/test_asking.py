@@ -101,13 +101,16 @@ def test_who_waits_together_shares_the_time() -> None:
     assert (many.parked, many.passed) == (40, 0)
 
 
-def test_who_finds_nothing_shares_no_time() -> None:
-    many = Slow({}, find=0.1)
-    for number in range(8):
-        many.add(str(number), prompt_of(100, number))
-    many.engine.run()
-    many.ask("next", prompt_of(100, 9))
-    assert (many.parked, many.passed) == (8, 1)
+@pytest.mark.parametrize("find, passes", [(0.002, False), (0.1, True)])
+def test_who_finds_nothing_shares_it_too(find: float, passes: bool) -> None:
+    """A burst that waits for looks one after another has waited no longer than the last of it."""
+    many = Slow({}, find)
+    for burst in range(20):
+        for number in range(16):
+            many.add(f"{burst} {number}", prompt_of(300, 16 * burst + number))
+        many.engine.run()
+    assert (many.passed > 0) == passes
+    assert (many.parked < 320) == passes
 
 
 def hung(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[Order]:

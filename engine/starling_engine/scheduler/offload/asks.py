@@ -24,9 +24,8 @@ class Ask:
     there: set[Chunk] = field(default_factory=set)
     """Those that are in slots, or come there, without being fetched."""
     came: set[Chunk] = field(default_factory=set)
-    began: float = 0.0
     shared: float = 0.0
-    """What `Asks` had shared out by then."""
+    """What `Asks` had shared out when it began."""
 
     def await_job(self, job: Job) -> None:
         self.orders.add(job.order.job)
@@ -37,8 +36,7 @@ class Ask:
 class Asks:
     """Tells the costs of each that ends.
 
-    Who gained nothing has waited in vain, all the time. Several that gain something share the time for which they wait together:
-    to compute they would have waited for each other as well.
+    Several share the time for which they wait together: to compute they would have waited for each other as well.
     """
 
     def __init__(self, chunks: ChunkMap, jobs: Jobs, costs: Costs) -> None:
@@ -56,7 +54,7 @@ class Asks:
 
     def begin(self, ask: Ask) -> None:
         self._share()
-        ask.began, ask.shared = self._shared_at, self._shared
+        ask.shared = self._shared
         self._asks.append(ask)
 
     def of(self, job: Job) -> list[Ask]:
@@ -82,8 +80,7 @@ class Asks:
         self._share()
         self._asks.remove(ask)
         wanted, spared = (len(ask.names) - ask.first) * CHUNK, self._gain(ask) * CHUNK
-        seconds = self._shared - ask.shared if spared else self._shared_at - ask.began
-        self._costs.asked(seconds, wanted, spared, is_probe=ask.is_probe)
+        self._costs.asked(self._shared - ask.shared, wanted, spared, is_probe=ask.is_probe)
 
     def _gain(self, ask: Ask) -> int:
         """Chunks by which its prefix has become longer."""
