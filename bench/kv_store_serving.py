@@ -24,7 +24,7 @@ from run import CACHE, machine
 from starling_engine import LLM
 
 RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"
-TRIES = 6
+TRIES = 3
 Process = subprocess.Popen[bytes]
 Case = Callable[[Process], object]
 
@@ -78,7 +78,7 @@ def throughput(engine: LLM, rng: random.Random) -> float:
 
 def first_token(engine: LLM, rng: random.Random) -> float:
     """Seconds, of one request after another."""
-    return statistics.median(seconds(engine, [words(rng, 512)])[0] for _ in range(5))
+    return statistics.median(seconds(engine, [words(rng, 512)])[0] for _ in range(3))
 
 
 def compared(off: LLM, on: LLM, rng: random.Random) -> str:
