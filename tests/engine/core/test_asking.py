@@ -4,10 +4,10 @@ import logging
 
 import pytest
 from starling_engine.config import TiersConfig
-from starling_engine.scheduler.offload.bypass import SAID_SECONDS
 from starling_engine.scheduler.offload.costs import PROBE, Costs
 from starling_engine.scheduler.state import Gate
 from starling_engine.tiers.orders import Done, FetchChunks, FindChunks, KeepChunks, Order
+from starling_engine.tiers.seldom import SAID_EVERY
 
 from tests.engine.core.test_offload import Outside, emptied, engine_of, params, prompt_of, run_one
 from tests.engine.toy import ToyEngine
@@ -194,7 +194,7 @@ def test_what_lasts_is_said_every_ten_minutes(caplog: pytest.LogCaptureFixture) 
     slow = Slow({}, find=0.1)
     for number in range(10):
         slow.ask(str(number), prompt_of(100, number))
-        slow.now += SAID_SECONDS / 3.5
+        slow.now += SAID_EVERY / 3.5
     assert len(caplog.records) == 3
 
 

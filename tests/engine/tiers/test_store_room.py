@@ -1,7 +1,8 @@
 """What is said and tried of a store that is full."""
 
 import pytest
-from starling_engine.tiers.store.room import LONGEST_PAUSE, SAID_EVERY, Room
+from starling_engine.tiers.seldom import SAID_EVERY
+from starling_engine.tiers.store.room import LONGEST_PAUSE, Room
 
 
 class Clock:

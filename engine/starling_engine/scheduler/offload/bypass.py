@@ -3,11 +3,9 @@
 import logging
 
 from starling_engine.scheduler.offload.costs import PROBE, Costs
+from starling_engine.tiers.seldom import Seldom
 
 logger = logging.getLogger("starling.offload")
-
-SAID_SECONDS = 600.0
-"""Between two lines of the log that say the same."""
 
 
 class Bypass:
@@ -16,7 +14,7 @@ class Bypass:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._passed = 0
-        self._said: float | None = None
+        self._slow = Seldom()
         self._told = False
         """Whether the log's last word is that the tiers are slow."""
 
@@ -26,12 +24,12 @@ class Bypass:
         if pays and self._told:
             logger.info("the KV tiers outside are quicker than computing again: every request asks them")
             self._told = False
-        elif not pays and (self._said is None or now - self._said >= SAID_SECONDS):
+        elif not pays and self._slow.is_due(now):
             logger.warning(
                 "the KV tiers outside take longer than computing what they find; asked once in %d requests till they are quicker",
                 PROBE,
             )
-            self._said, self._told = now, True
+            self._told = True
         return not pays
 
     def probe_is_due(self) -> bool:

@@ -1,18 +1,16 @@
 """A store that is full: it makes room in a while, and can be read from meanwhile."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
 
+from starling_engine.tiers.seldom import Seldom
 from starling_engine.tiers.store.breaker import Breaker
 
 logger = logging.getLogger("starling.store")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-SAID_EVERY = 600.0
-"""Seconds between two lines in the log: one that stays full should stay known, and not fill the log."""
 
 
 class Room:
@@ -22,7 +20,7 @@ class Room:
         self._address, self._clock = address, clock
         self._breaker = Breaker(FIRST_PAUSE, LONGEST_PAUSE, clock)
         self._lock = threading.Lock()
-        self._said_at = -math.inf
+        self._missing = Seldom()
 
     @property
     def is_expected(self) -> bool:
@@ -33,10 +31,7 @@ class Room:
         """A write was refused for lack of it."""
         self._breaker.trip()
         with self._lock:
-            now = self._clock()
-            says = now - self._said_at > SAID_EVERY
-            if says:
-                self._said_at = now
+            says = self._missing.is_due(self._clock())
         if says:
             logger.warning("the store at %s has no room; what it does not take is kept here only", self._address)
 
