@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import checkpoint
 from kv_store import master
 from kv_tiers import GIB, THREADS, seconds, start, words
-from run import CACHE, machine
+from run import machine, model_asked_for
 from starling_engine import LLM
 
 RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"
@@ -110,9 +109,7 @@ def rows(model: Path, folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    model = Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / "qwen3-0.6b-shape"
-    if len(sys.argv) < 2:
-        checkpoint.write(model)
+    model = model_asked_for()
     lines = [
         "# Serving with a store that has nothing of use",
         "",

@@ -9,15 +9,13 @@ import asyncio
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import checkpoint
-from run import CACHE, machine
+from run import machine, model_asked_for
 from starling_engine import LLM, AsyncEngine, EngineArgs, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "kv_tiers.md"
@@ -210,9 +208,7 @@ def chats(model: Path) -> list[str]:
 
 
 def main() -> None:
-    model = Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / "qwen3-0.6b-shape"
-    if len(sys.argv) < 2:
-        checkpoint.write(model)
+    model = model_asked_for()
     lines = ["# Tiers of the KV cache", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads."]
     folder = Path(tempfile.mkdtemp(prefix="kv-tiers-"))
     try:

@@ -24,6 +24,15 @@ BENCH = Path(__file__).parent
 CACHE = Path(os.environ.get("STARLING_CACHE", Path.home() / ".cache" / "starling")) / "bench"
 
 
+def model_asked_for() -> Path:
+    """The folder that the command line names; without one, the Qwen3-0.6B shape with random weights."""
+    if len(sys.argv) > 1:
+        return Path(sys.argv[1])
+    model = CACHE / "qwen3-0.6b-shape"
+    checkpoint.write(model)
+    return model
+
+
 def offline(interpreter: Path | str, package: str, model: Path, threads: int) -> dict[str, float]:
     command = [str(interpreter), str(BENCH / "offline.py"), package, str(model), str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}

@@ -6,12 +6,10 @@ The engines take turns on the same two cores. Writes bench/results/tensor_parall
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 
-import checkpoint
-from run import CACHE, machine
+from run import machine, model_asked_for
 from starling_engine import LLM, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "tensor_parallel.md"
@@ -40,9 +38,7 @@ def engine(model: Path, ranks: int, threads: int) -> LLM:
 
 
 def main() -> None:
-    model = Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / "qwen3-0.6b-shape"
-    if len(sys.argv) < 2:
-        checkpoint.write(model)
+    model = model_asked_for()
     lines = [
         "# Tensor parallel on CPUs",
         "",
