@@ -42,8 +42,10 @@ def test_a_killed_rank_of_a_split_model_is_named_and_all_start_again(
     (group,) = chat.now["status"]["groups"]
     assert (group["topology"], group["ranks"]) == ("TP2 PP1 DP1", 2)
     (pod,) = chat.pods()
+    since = chat.ready_since
     assert cluster.kill(pod["metadata"]["uid"], "/workers 1") == 1
     chat.wait_said("rank 1 (process")
+    chat.wait_lost(since)
     chat.wait_ready()
     (after,) = chat.pods()
     assert after["metadata"]["uid"] == pod["metadata"]["uid"], "the pod should have stayed"

@@ -56,8 +56,10 @@ def test_a_killed_rank_on_another_pod_is_named_and_all_start_again(
     assert (group["topology"], group["ranks"]) == ("TP1 PP2 DP1", 2)
     pods = [pod["metadata"] for pod in chat.pods()]
     assert [tokens_from(kubectl, chat, pod["name"]) for pod in pods] == ["2", "2"]
+    since = chat.ready_since
     assert cluster.kill(pods[1]["uid"], "starling_engine.worker") == 1
     chat.wait_said("rank 1 on ")
+    chat.wait_lost(since)
     took = chat.wait_ready()
     print(f"a rank on another pod killed, both serve again: {took:.1f} s later")
     assert [pod["metadata"]["uid"] for pod in chat.pods()] == [pod["uid"] for pod in pods], "in place"
