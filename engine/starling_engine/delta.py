@@ -12,7 +12,8 @@ class TierStats(msgspec.Struct, omit_defaults=True):
     rank's part of one in those outside, so several for one where TP or PP is above 1. Loaded is what came towards the device,
     stored what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations
     that were not tried because the tier is out of order, `full_total` what it did not take for want of room, `bypassed_total`
-    requests that computed what they might have found because the tiers outside hang, or take longer than that.
+    requests that computed what they might have found because the tiers outside hang, or take longer than that; `unwritten_total`
+    chunks that left the CPU tier before they could be written to any tier outside.
     """
 
     bytes: int = 0
@@ -33,6 +34,7 @@ class TierStats(msgspec.Struct, omit_defaults=True):
     refused_total: int = 0
     full_total: int = 0
     bypassed_total: int = 0
+    unwritten_total: int = 0
 
 
 class Stats(msgspec.Struct, omit_defaults=True):

@@ -99,7 +99,7 @@ def test_a_tier_that_is_slow_is_an_alert_of_its_own(helm: Helm) -> None:
 
 def test_the_dashboard_shows_what_tiers_leave_out() -> None:
     named = {name for query in _queries(_dashboard()) for name in NAME.findall(query)}
-    assert {f"starling:kv_tier_{kind}_total" for kind in ("bypassed", "full", "refused", "errors")} <= named
+    assert {f"starling:kv_tier_{kind}_total" for kind in ("bypassed", "full", "refused", "errors", "unwritten")} <= named
 
 
 def test_the_alerts_threshold_is_a_value(helm: Helm) -> None:

@@ -26,6 +26,7 @@ _COUNTERS = {
     "refused_total": ("refused", "Operations that were not tried, because it is out of order."),
     "full_total": ("full", "Objects that it did not take, because it had no room for them."),
     "bypassed_total": ("bypassed", "Requests that did not ask it, because it hangs or takes longer than computing."),
+    "unwritten_total": ("unwritten", "Chunks that left the CPU tier before they could be written to any tier outside."),
 }
 
 

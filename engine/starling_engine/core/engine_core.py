@@ -1,5 +1,6 @@
 """The engine core: one scheduler and its executor, stepped by whoever owns it."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,17 @@ class EngineCore:
             return []
         result = self.executor.collect(COLLECT_SECONDS)
         return self.scheduler.update(result) if result is not None else []
+
+    def leave(self, seconds: float) -> None:
+        """Ends what is open, and runs no step any more. What was put off is written to the tiers outside first, as far as that goes
+        in so many seconds.
+        """
+        self.scheduler.end_all(MOVED)
+        offload, end = self.scheduler.offload, time.monotonic() + seconds
+        while offload is not None and offload.writing and time.monotonic() < end:
+            offload.begin_step(0, idle=True)
+            self._order_moves()
+            self._take_moves(MOVE_SECONDS)
 
     def _rest(self) -> None:
         if self._busy:

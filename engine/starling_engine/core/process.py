@@ -45,6 +45,8 @@ from starling_engine.sleep import ASLEEP, STEPS_WITH_OTHERS, Sleep, SleepState, 
 
 logger = logging.getLogger("starling.core")
 
+LEAVE_SECONDS = 2.0
+"""For which what is to be written outside is waited for at the end."""
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
 SWITCH_POLL_MS = 5
@@ -104,12 +106,20 @@ class CoreProcess:
                 for moved in self.core.count_moves():
                     self._tell_all(moved)
                 self._forget_silent()
+            self._leave()
         finally:
             self.executor.shutdown()
             if self._publisher is not None:
                 self._publisher.close()
             self._socket.close()
             self._context.term()
+
+    def _leave(self) -> None:
+        try:
+            if self.core is not None:
+                self.core.leave(LEAVE_SECONDS)
+        except StarlingError as error:  # a rank of a group that ends may have ended first
+            logger.warning("not all of the cached keys and values has been written: %s", error)
 
     def _receive(self, timeout_ms: int) -> None:
         """Takes all messages that are there; waits for the first one at most `timeout_ms`."""

@@ -80,8 +80,10 @@ class OwnCores:
 
 
 async def _until_ended(process: CoreHandle) -> None:
-    """Looks every 20 ms for 5 s. At the program's end, when `LLM` shuts down, no thread can be had to wait in."""
-    for _ in range(250):
+    """Looks every 20 ms for 8 s: a core writes to its tiers outside, and takes leave of a store. At the program's end, when `LLM`
+    shuts down, no thread can be had to wait in.
+    """
+    for _ in range(400):
         if process.exit_reason() is not None:
             return
         await asyncio.sleep(0.02)

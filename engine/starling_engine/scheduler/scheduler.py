@@ -123,7 +123,7 @@ class Scheduler:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
-            self.offload.begin_step(len(self.running))
+            self.offload.begin_step(len(self.running), idle=not self.has_work)
         preempted = self.stats.preemptions_total
         if self.suspects:
             self._plan_suspect(draft)

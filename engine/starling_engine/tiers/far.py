@@ -67,6 +67,11 @@ class FarTier(Protocol):
     @property
     def counters(self) -> FarCounters: ...
 
+    @property
+    def cpu_elsewhere(self) -> float:
+        """Processor time in seconds that it has taken besides the threads that call it; may begin anew."""
+        ...
+
     def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """Whether there is an object, for each key; a hint. Raises FarError."""
         ...

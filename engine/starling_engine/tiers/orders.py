@@ -79,13 +79,15 @@ class FarReport(msgspec.Struct, array_like=True):
 class Done(msgspec.Struct, tag="done"):
     """A job has ended: for each of its moves or chunks, whether it was done (or found). `seconds` it took, without waiting.
 
-    `far` is how the tiers outside stand now, by name.
+    `far` is how the tiers outside stand now, by name. `taken` is, of what went to them or came from them, for how many seconds
+    that has held steps up at most, by the processor time that it took; 0 where they compute on a device of their own.
     """
 
     job: int
     done: list[bool]
     seconds: float = 0.0
     far: dict[str, FarReport] = {}
+    taken: float = 0.0
 
 
 class Standing(msgspec.Struct, tag="standing"):
@@ -105,7 +107,8 @@ def merge(answers: list[Done]) -> Done:
     """Of all ranks: what one could not do is not done. All look into one folder or store, and ask for the same chunks."""
     done = [all(each) for each in zip(*(answer.done for answer in answers), strict=True)]
     far = _merge_far([answer.far for answer in answers])
-    return Done(answers[0].job, done, max(answer.seconds for answer in answers), far)
+    seconds, taken = max(answer.seconds for answer in answers), max(answer.taken for answer in answers)
+    return Done(answers[0].job, done, seconds, far, taken)
 
 
 def _merge_far(ranks: list[dict[str, FarReport]]) -> dict[str, FarReport]:

@@ -51,6 +51,11 @@ class FarShare:
         with self._lock:
             return {tier.name: msgspec.structs.replace(self._reports[tier.name], held=tier.counters) for tier in self.tiers}
 
+    @property
+    def cpu_elsewhere(self) -> float:
+        """Processor time in seconds that the tiers have taken besides the threads that call them; may begin anew."""
+        return sum(tier.cpu_elsewhere for tier in self.tiers)
+
     def _count(self, tier: FarTier, **more: float) -> None:
         with self._lock:
             report = self._reports[tier.name]

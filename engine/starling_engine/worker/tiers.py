@@ -25,6 +25,7 @@ def open_tiers(
     """None where the configuration has none. `kv` has the pages of the layers that are here. Raises ConfigError."""
     if config.tiers is None:
         return None
-    pinned = bool(kv) and kv[0].device.type != "cpu"
-    arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=pinned)
-    return Transfers(group_pages(groups, kv), arena, open_outside(config.tiers, model, config), answer)
+    apart = bool(kv) and kv[0].device.type != "cpu"
+    arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=apart)
+    outside = open_outside(config.tiers, model, config)
+    return Transfers(group_pages(groups, kv), arena, outside, answer, processors=0 if apart else config.num_threads)

@@ -32,6 +32,10 @@ READERS = WRITERS = 4
 FINDERS = 2
 """Looks that go on at once, apart from reads: each request has one, also where nothing is read."""
 
+HOLDS_UP = 2
+"""What steps lose, at most, where something else takes one of their processors: this many times that processor's share, for all
+wait for the last one. Measured with two: all the time was lost for which one of them was taken."""
+
 REPORT_SECONDS = 1.0
 """Between two looks whether the tiers outside stand as before."""
 
@@ -47,21 +51,23 @@ class FarJob:
         self._answer = answer
         self._done = [False] * len(order.chunks)
         self._left = len(order.chunks)
-        self._seconds = 0.0
+        self._seconds = self._cpu_seconds = 0.0
         self._lock = threading.Lock()
 
-    def finish(self, at: int, done: bool, seconds: float) -> None:
+    def finish(self, at: int, done: bool, seconds: float, cpu_seconds: float) -> None:
         with self._lock:
             self._done[at] = done
             self._seconds += seconds
+            self._cpu_seconds += cpu_seconds
             self._left -= 1
             last = not self._left
         if last:
-            self._answer(Done(self.order.job, self._done, self._seconds))
+            self._answer(Done(self.order.job, self._done, self._seconds, taken=self._cpu_seconds))
 
 
 class Transfers:
-    """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are.
+    """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are; `processors` are
+    those of the host with which they compute; 0 where they compute on a device of their own.
 
     Stores and loads are done in the order in which they came, each kind in a thread of its own, which on a GPU has a
     stream of its own.
@@ -74,12 +80,16 @@ class Transfers:
         far: FarShare | None,
         answer: Callable[[Done | Standing], None],
         first_step: int = 0,
+        *,
+        processors: int = 0,
     ) -> None:
         self._pages = list(pages)
         self._device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
         self._arena = arena
         self._far = far
         self._answer = answer
+        self._per_second = min(1.0, HOLDS_UP / processors) if processors else 0.0
+        """What steps lose by a second of a processor's time."""
         self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
         self._finds: Works = queue.SimpleQueue()
@@ -94,7 +104,7 @@ class Transfers:
             self._start(lambda: self._report(far), "kv-report")
             self._start_outside(self._finds, "kv-find", FINDERS)
             self._start_outside(self._reads, "kv-read", READERS)
-            self._start_outside(self._writes, "kv-write", WRITERS)
+            self._start_outside(self._writes, "kv-write", WRITERS, nice=True)
 
     def order(self, order: Order) -> None:
         match order:
@@ -158,18 +168,20 @@ class Transfers:
     # ---- between slots and the tiers outside ----
 
     def _put_each(self, works: Works, order: FetchChunks | KeepChunks, work: Callable[[ChunkAt], bool]) -> None:
-        job = FarJob(order, self._answer_far)
+        assert self._far is not None, "asked for where there is one"
+        before = self._far.cpu_elsewhere
+        job = FarJob(order, lambda done: self._answer_moved(done, before))
         for at, chunk in enumerate(order.chunks):
             works.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
 
     def _do(self, job: FarJob, at: int, chunk: ChunkAt, work: Callable[[ChunkAt], bool]) -> None:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         try:
             done = work(chunk)
         except Exception:
             logger.exception("a chunk could not be moved")
             done = False
-        job.finish(at, done, time.perf_counter() - began)
+        job.finish(at, done, time.perf_counter() - began, time.thread_time() - cpu_began)
 
     def _find(self, order: FindChunks) -> None:
         assert self._far is not None, "asked for where there is one"
@@ -192,6 +204,12 @@ class Transfers:
     def _bytes(self, chunk: ChunkAt) -> memoryview:
         return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
 
+    def _answer_moved(self, done: Done, elsewhere: float) -> None:
+        """`done` has the processor time of the threads here; the tiers had taken so much `elsewhere` before."""
+        assert self._far is not None
+        done.taken = self._per_second * (done.taken + max(0.0, self._far.cpu_elsewhere - elsewhere))
+        self._answer_far(done)
+
     def _answer_far(self, done: Done) -> None:
         assert self._far is not None
         done.far = self._far.reports()
@@ -204,15 +222,17 @@ class Transfers:
                 self._answer(Standing(now))
             last = now
 
-    def _start_outside(self, works: Works, name: str, count: int) -> None:
+    def _start_outside(self, works: Works, name: str, count: int, *, nice: bool = False) -> None:
         for number in range(count):
-            self._start(lambda: _go_outside(works), f"{name}-{number}")
+            self._start(lambda: _go_outside(works, nice=nice), f"{name}-{number}")
 
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()
 
 
-def _go_outside(works: Works) -> None:
+def _go_outside(works: Works, *, nice: bool) -> None:
+    if nice:
+        be_nice()
     while True:
         works.get()()

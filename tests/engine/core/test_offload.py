@@ -1,12 +1,14 @@
 """The scheduler with tiers below the device, on a toy worker that checks every page it reads."""
 
 import random
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.params import SamplingParams
+from starling_engine.scheduler.offload.keeps import FIRST_PAUSE
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.orders import Done, FetchChunks, KeepChunks, LoadChunks, Order, StoreChunks
 
@@ -244,13 +246,15 @@ def test_a_preempted_request_asks_the_tiers_outside() -> None:
     assert engine.outputs["a"] == expected_output(prompt, params(30), 0, LENGTH)
 
 
-def test_what_could_not_be_kept_is_kept_later() -> None:
+def test_what_could_not_be_kept_is_kept_later(monkeypatch: pytest.MonkeyPatch) -> None:
     outside: Outside = {}
     engine = engine_of(outside=outside)
     engine.tiers.fails = 1.0
     run_one(engine, "hot", prompt_of(300))
     assert not outside
     engine.tiers.fails = 0.0
+    now = time.monotonic() + FIRST_PAUSE
+    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now)
     run_one(engine, "other", prompt_of(100, 1))
     assert run_one(engine_of(outside=outside), "elsewhere", prompt_of(300)) == 256
 

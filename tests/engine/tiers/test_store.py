@@ -131,6 +131,14 @@ def test_what_is_written_is_read_by_any_client(master: Master, tier: StoreTier) 
         foreign.close()
 
 
+def test_what_its_helper_takes_is_known(tier: StoreTier) -> None:
+    until_written(tier, 1)
+    before, began = tier.cpu_elsewhere, time.monotonic()
+    for number in range(16):
+        tier.write(key(number), value(number, 1 << 20))
+    assert 0 < tier.cpu_elsewhere - before < 64 * (time.monotonic() - began)
+
+
 @pytest.mark.parametrize("damage", ["bit", "short", "long", "foreign"])
 def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> None:
     until_written(tier, 70)
@@ -315,7 +323,7 @@ def test_a_library_that_cannot_be_loaded_is_an_error_that_names_the_extra(tmp_pa
 def test_a_helper_ends_with_its_engine(master: Master) -> None:
     opens = f"""
 import sys
-from starling_engine.tiers.store import open_store
+from starling_engine.tiers.store.tier import open_store
 tier = open_store({master.url!r}, b"")
 assert tier.wait(60)
 print(tier._watch.client.pid, flush=True)

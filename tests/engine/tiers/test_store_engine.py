@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
-from starling_engine.tiers.store import open_store
+from starling_engine.tiers.store.tier import open_store
 
 from tests.engine.running import running
 from tests.engine.tiers import store_master

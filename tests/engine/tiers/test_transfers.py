@@ -10,7 +10,17 @@ import torch
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import GroupPages
 from starling_engine.tiers.host import Chunk
-from starling_engine.tiers.orders import ChunkAt, ChunkMove, Done, FarReport, FetchChunks, FindChunks, KeepChunks, StoreChunks
+from starling_engine.tiers.orders import (
+    ChunkAt,
+    ChunkMove,
+    Done,
+    FarReport,
+    FetchChunks,
+    FindChunks,
+    KeepChunks,
+    Standing,
+    StoreChunks,
+)
 from starling_engine.tiers.share import FarShare
 from starling_engine.worker.transfers import READERS, Transfers
 
@@ -65,6 +75,45 @@ def test_looking_does_not_wait_for_reads() -> None:
     assert answers.get(timeout=15).job == 2
     far.go.set()
     assert answers.get(timeout=30).job == 1
+
+
+class Costly(FarShare):
+    """Takes processor time for each chunk, here and elsewhere."""
+
+    HERE, ELSEWHERE = 0.02, 0.5
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+        self.elsewhere = 100.0
+
+    @property
+    def cpu_elsewhere(self) -> float:
+        return self.elsewhere
+
+    def reports(self) -> dict[str, FarReport]:
+        return {}
+
+    def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
+        end = time.thread_time() + self.HERE
+        while time.thread_time() < end:
+            pass
+        time.sleep(0.05)  # waiting takes nothing from anyone
+        self.elsewhere += self.ELSEWHERE
+        return True
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("processors, share", [(0, 0.0), (1, 1.0), (2, 1.0), (8, 0.25)])
+def test_what_writing_takes_from_steps_is_told(processors: int, share: float) -> None:
+    answers = queue.SimpleQueue[Done | Standing]()
+    pages = [GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)]
+    transfers = Transfers(pages, Arena(40, 64), Costly(), answers.put, processors=processors)
+    for job in range(2):
+        transfers.order(KeepChunks(job, [ChunkAt(slot, 0, bytes([slot])) for slot in range(4)]))
+        while isinstance(done := answers.get(timeout=30), Standing):
+            pass
+        assert done.seconds >= 4 * 0.05
+        assert share * 4 * 0.52 <= done.taken <= share * 4 * 0.56
 
 
 @pytest.mark.timeout(60)

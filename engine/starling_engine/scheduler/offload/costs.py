@@ -12,13 +12,22 @@ PATIENCE = 0.05
 ALLOWED = 1 / 32
 """What may have been waited in vain by all asks that still have weight: so many seconds, and this share of what it takes to compute
 what they asked for. Quick tiers that find nothing are always asked, also on a machine that has much to do."""
+KEEPING = 1 / 100
+"""Share of the steps' time that writing outside may take while nobody finds there what was written."""
+REPAID = 1 / 2
+"""What it may take besides, of the time that steps need not compute for what was found."""
+SAVED_UP, REPAID_AT_ONCE = 0.02, 1.0
+"""Seconds that it may take at once of either, when it has taken none for a while."""
+LONGEST_DEBT = 0.2
+"""Seconds of what it took too much that are held against it: what was measured wrongly is forgotten after 20 s of steps."""
 PROBE = 16
 """Of so many requests that do not ask the tiers outside, one does beside its computing, to see whether that is still right."""
 
 
 class Costs:
-    """Seconds a chunk to store and to load, and a token to compute; None until it has been seen. Of the tiers outside, what was
-    waited for them, and the tokens that this was worth.
+    """Seconds a chunk to store and to load, a token to compute, and a chunk to keep outside (what it takes from steps that compute
+    with the same processors); None until it has been seen. Of the tiers outside, what was waited for them, and the tokens that this
+    was worth.
     """
 
     def __init__(self, preempt: Preempt) -> None:
@@ -27,6 +36,9 @@ class Costs:
         self.store: float | None = None
         self.load: float | None = None
         self.token: float | None = None
+        self.keep: float | None = None
+        self._for_keeping = 0.0
+        """Seconds that may be taken from steps; below 0, that were taken beforehand."""
 
     def stored(self, chunks: int, seconds: float) -> None:
         self.store = _mean(self.store, seconds / chunks)
@@ -42,8 +54,18 @@ class Costs:
         for _ in range(PROBE if is_probe else 1):
             self._waited = FADE * self._waited + seconds
             self._worth = FADE * self._worth + max(spared, ALLOWED * wanted)
+        if not is_probe:
+            self._allow(REPAID * spared * (self.token or 0.0), REPAID_AT_ONCE)
+
+    def kept(self, chunks: int, taken: float, *, free: bool) -> None:
+        """So many chunks have been written outside; `free`: while no step wanted the processors that this has taken."""
+        if chunks:
+            self.keep = _mean(self.keep, taken / chunks)
+        if not free:
+            self._for_keeping = max(self._for_keeping - taken, -LONGEST_DEBT)
 
     def computed(self, tokens: int, seconds: float) -> None:
+        self._allow(KEEPING * seconds, SAVED_UP)
         if tokens >= MIN_TOKENS and seconds:
             self.token = _mean(self.token, seconds / tokens)
 
@@ -55,9 +77,17 @@ class Costs:
             return True
         return chunks * (self.store + (self.store if self.load is None else self.load)) < tokens * self.token
 
+    @property
+    def may_keep(self) -> bool:
+        """Whether steps can do without what writing outside takes from them."""
+        return self._for_keeping >= 0
+
     def asking_pays(self) -> bool:
         """Whether to ask the tiers outside at all: one that works but is slow must not make requests slower than none."""
         return self.token is None or self._waited <= self._worth * self.token + PATIENCE
+
+    def _allow(self, seconds: float, most: float) -> None:
+        self._for_keeping = max(self._for_keeping, min(self._for_keeping + seconds, most))
 
 
 def _mean(mean: float | None, value: float) -> float:

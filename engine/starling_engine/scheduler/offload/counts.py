@@ -31,6 +31,11 @@ class Counts:
         for name in self.tiers.keys() - {"cpu"}:
             self.tiers[name].bypassed_total += 1
 
+    def left_unwritten(self, chunks: int) -> None:
+        """So many left their slots before they could be written to any tier outside."""
+        for name in self.tiers.keys() - {"cpu"}:
+            self.tiers[name].unwritten_total += chunks
+
     def look(self) -> None:
         """Once the CPU tier may hold something else than before."""
         cpu, held = self.tiers["cpu"], len(self._host)

@@ -39,9 +39,9 @@ class Offload:
         self._host = host
         self._jobs = jobs
         self._claims = claims
-        self._keeps = Keeps(host, jobs) if config.far else None
         self.costs = Costs(preempt)
         self.counts = Counts(config, host, chunk_bytes)
+        self._keeps = Keeps(host, jobs, self.costs, self.counts) if config.far else None
         self.fetches = Fetches(chunks, host, jobs, claims, self.costs, self.counts, far=config.far)
         self.loads = Loads(kv, chunks, host, jobs, self.costs)
         self.saves = Saves(kv, chunks, host, jobs, self.costs, self._keeps)
@@ -49,12 +49,24 @@ class Offload:
     @property
     def moving(self) -> bool:
         """Whether answers are to come, or something is to be written that a crash would lose."""
-        return len(self._jobs) > 0 or self.saves.urgent
+        return len(self._jobs) > 0 or self.saves.urgent or self._keeps_more
 
     @property
     def answers_soon(self) -> bool:
         """Whether it is worth looking for answers all the time: not for those of a tier outside that hangs."""
-        return len(self._jobs) > len(self._jobs.older_than(HUNG_SECONDS)) or self.saves.urgent
+        hung = len(self._jobs.older_than(HUNG_SECONDS))
+        return len(self._jobs) > hung or self.saves.urgent or (not hung and self._keeps_more)
+
+    @property
+    def writing(self) -> bool:
+        """Whether something is on its way to the tiers outside, or to be, that is not held up by one that hangs."""
+        hung = self._jobs.older_than(HUNG_SECONDS)
+        under_way = [job for job in (*self._jobs.of(StoreChunks), *self._jobs.of(KeepChunks)) if job not in hung]
+        return self._keeps is not None and (bool(under_way) or self.saves.urgent or self._keeps.waiting)
+
+    @property
+    def _keeps_more(self) -> bool:
+        return self._keeps is not None and self._keeps.waiting
 
     @property
     def uses_device(self) -> bool:
@@ -67,10 +79,14 @@ class Offload:
         refs = self._kv.pool.refs
         return any(refs[block] == 1 for job in self._jobs for block in job.blocks)
 
-    def begin_step(self, running: int) -> None:
-        """Before a step with `running` requests is made: who has waited too long goes on, and the next chunks are copied."""
+    def begin_step(self, running: int, *, idle: bool) -> None:
+        """Before a step with `running` requests is made: who has waited too long goes on, and the next chunks are copied, written.
+        `idle`: there is no request.
+        """
         self.fetches.open_late()
         self.saves.save(running)
+        if self._keeps is not None:
+            self._keeps.go_on(idle=idle)
 
     def end_step(self, step: int, tokens: int, seconds: float) -> None:
         """The results of a step are known, which computed so many tokens."""
@@ -98,7 +114,7 @@ class Offload:
                 self.saves.stored(job, done.done, done.seconds)
             case KeepChunks():
                 assert self._keeps is not None, "nobody else orders it"
-                self._keeps.kept(job, done.done)
+                self._keeps.kept(job, done.done, done.taken)
         self.counts.answered(job.order, done)
         job.let_go()
         self._claims.look_again()

@@ -25,6 +25,7 @@ class FolderTier:
     """A FarTier. A read or a write is a file opened, moved by one system call, closed; nothing is kept open between them."""
 
     name = "filesystem"
+    cpu_elsewhere = 0.0
 
     def __init__(self, layout: Layout, fingerprint: Fingerprint, limit: int, direct: bool, empty: bool = False) -> None:
         """Unless it is known to be `empty`, nothing is written before it has been counted, or its count has been heard."""

@@ -24,6 +24,8 @@ from starling_engine.tiers.store.space import Space
 
 CHATTER = re.compile(rb"[IW]\d{4} ")
 """What the library logs and is no error; it does not heed glog's own setting."""
+PROCESS_CLOCK = 2
+"""With a process's number above it, the clock of its processor time on Linux: see clock_getcpuclockid(3)."""
 GRACE = 4.0
 """Seconds that a helper has to take leave of the store."""
 
@@ -87,7 +89,7 @@ class StoreClient:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
+                process_group=0,
             )
         os.close(memory)
         self._last_words: deque[str] = deque(maxlen=1)
@@ -183,6 +185,14 @@ class StoreClient:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that the helper has taken so far; 0 when it has ended."""
+        try:
+            return time.clock_gettime(~self._process.pid << 3 | PROCESS_CLOCK)
+        except OSError:
+            return 0.0
 
     def _listen(self) -> None:
         while packet := self._receive():

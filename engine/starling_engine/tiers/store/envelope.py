@@ -1,17 +1,18 @@
 """What an object is called in the store, and the header that tells a whole value from a damaged or foreign one.
 
-| magic "STKV" | version u16 | zero u16 | CRC-32 of the payload u32 | payload's bytes u64 | key's SHA-256, first 12 bytes | payload
+| magic "STKV" | version u16 | zero u16 | payload's bytes u32 | XXH3 of the payload u64 | key's SHA-256, first 12 bytes | payload
 """
 
 import struct
-import zlib
 from hashlib import sha256
+
+from xxhash import xxh3_64_intdigest
 
 from starling_engine.tiers.far import ObjectKey
 
 HEADER = struct.Struct("<4sHHIQ12s")
 MAGIC = b"STKV"
-VERSION = 1
+VERSION = 2
 
 
 def store_key(fingerprint: bytes, key: ObjectKey) -> str:
@@ -22,7 +23,7 @@ def store_key(fingerprint: bytes, key: ObjectKey) -> str:
 
 def seal(key: str, payload: memoryview) -> bytes:
     """The header that goes before the payload."""
-    return HEADER.pack(MAGIC, VERSION, 0, zlib.crc32(payload), payload.nbytes, _digest(key))
+    return HEADER.pack(MAGIC, VERSION, 0, payload.nbytes, xxh3_64_intdigest(payload), sha256(key.encode()).digest()[:12])
 
 
 def is_whole(key: str, value: memoryview, payload_bytes: int) -> bool:
@@ -30,8 +31,4 @@ def is_whole(key: str, value: memoryview, payload_bytes: int) -> bool:
     if value.nbytes != HEADER.size + payload_bytes:
         return False
     payload = value[HEADER.size :]
-    return bytes(value[: HEADER.size]) == HEADER.pack(MAGIC, VERSION, 0, zlib.crc32(payload), payload_bytes, _digest(key))
-
-
-def _digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()[:12]
+    return bytes(value[: HEADER.size]) == seal(key, payload)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from starling_engine.child import die_with_parent
+from starling_engine.niceness import be_nice
 from starling_engine.tiers.store.address import own_host
 from starling_engine.tiers.store.messages import (
     LATE,
@@ -69,7 +70,7 @@ class Helper:
             self.send(Failed(f"it answers {code} to a new client"))
             return
         rest = self._lane(self._rest)
-        self._lanes = {"get": self._lane(self._get), "put": self._lane(self._put), "find": rest, "drop": rest}
+        self._lanes = {"get": self._lane(self._get), "put": self._lane(self._put, nice=True), "find": rest, "drop": rest}
         self.send(Ready())
 
     def _await_master(self) -> None:
@@ -86,10 +87,12 @@ class Helper:
     def take(self, call: Call) -> None:
         self._lanes[call.what].put(call)
 
-    def _lane(self, run: Callable[[list[Call]], list[list[int]]]) -> "queue.SimpleQueue[Call]":
+    def _lane(self, run: Callable[[list[Call]], list[list[int]]], *, nice: bool = False) -> "queue.SimpleQueue[Call]":
         waiting: queue.SimpleQueue[Call] = queue.SimpleQueue()
 
         def work() -> None:
+            if nice:
+                be_nice()
             while True:
                 calls = [waiting.get()]
                 while len(calls) < BATCH and not waiting.empty():

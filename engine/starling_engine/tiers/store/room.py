@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from starling_engine.tiers.breaker import Breaker
 from starling_engine.tiers.seldom import Seldom
-from starling_engine.tiers.store.breaker import Breaker
 
 logger = logging.getLogger("starling.store")
 

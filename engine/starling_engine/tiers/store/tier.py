@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from starling_engine.errors import ConfigError
 from starling_engine.tiers.far import FarCounters, FarError, Missing, ObjectKey
 from starling_engine.tiers.store.address import StoreAddress, parse_address
@@ -59,6 +61,10 @@ class StoreTier:
                 "kv_store",
             )
 
+    @property
+    def cpu_elsewhere(self) -> float:
+        return self._watch.cpu_seconds
+
     def wait(self, timeout: float) -> bool:
         """Whether the store is in use, now or within so many seconds."""
         return self._watch.wait(timeout)
@@ -91,7 +97,7 @@ class StoreTier:
             self._watch.worked(client)
             if code < 0 or not is_whole(name, place.view[:code], into.nbytes):
                 self._drop(client, name)
-            into.cast("B")[:] = place.view[HEADER.size :]
+            _copy(place.view[HEADER.size :], into)
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
@@ -100,7 +106,7 @@ class StoreTier:
             raise FarError("the store is full")
         with self._use() as client, client.space(HEADER.size + data.nbytes, deadline) as place:
             place.view[: HEADER.size] = seal(name, data)
-            place.view[HEADER.size :] = data.cast("B")
+            _copy(data, place.view[HEADER.size :])
             code = client.call("put", [name], deadline, place)[0]
             if code < 0:
                 raise self._failed(client, "put", code)
@@ -147,3 +153,8 @@ class StoreTier:
     def _count(self, counter: str) -> None:
         with self._lock:
             setattr(self.counters, counter, getattr(self.counters, counter) + 1)
+
+
+def _copy(what: memoryview, to: memoryview) -> None:
+    """As a slice's assignment does, but others may run Python meanwhile: the thread that makes steps, for one."""
+    np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(what, np.uint8))

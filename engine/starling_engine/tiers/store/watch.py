@@ -4,8 +4,8 @@ import logging
 import threading
 import time
 
+from starling_engine.tiers.breaker import Breaker
 from starling_engine.tiers.store.address import StoreAddress
-from starling_engine.tiers.store.breaker import Breaker
 from starling_engine.tiers.store.client import GRACE, Gone, Late, StoreClient
 
 logger = logging.getLogger("starling.store")
@@ -42,6 +42,12 @@ class Watch:
     def client(self) -> StoreClient | None:
         """None while the store is left alone."""
         return self._usable
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the helper, also while it is of no use yet; begins anew with another one."""
+        helper = self._helper
+        return 0.0 if helper is None else helper.cpu_seconds
 
     def unusable(self, timeout: float) -> str | None:
         """Why the library cannot be loaded; None where it can."""
