@@ -5,6 +5,7 @@
 Writes bench/results/kv_store_serving.md. The engines take turns in one run on the same cores, with prompts that nobody has seen.
 """
 
+import math
 import random
 import signal
 import statistics
@@ -23,7 +24,7 @@ from run import machine, model_asked_for
 from starling_engine import LLM
 
 RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"
-TRIES = 5
+TRIES = 12
 SETTLED, UNSETTLED = 1.2, 10.0
 """Seconds in which nothing was written any more, and for which at most that is waited for: the other engine has the cores alone."""
 Process = subprocess.Popen[bytes]
@@ -111,8 +112,14 @@ def compared(off: LLM, on: LLM, rng: random.Random) -> str:
                     settle(on)
             in_all += written(on) - before
             shares.append(measured[on] / measured[off])
-    cells = [f"{statistics.median(each):.1%} ({min(each):.0%} to {max(each):.0%})" for each in (served, waited)]
+    cells = [f"{statistics.median(each):.1%} ± {error(each):.1%}" for each in (served, waited)]
     return " | ".join([*cells, f"{at_once / in_all:.0%}" if in_all else ""])
+
+
+def error(shares: list[float]) -> float:
+    """The standard error of their median, from the range of their middle half, as of a normal distribution."""
+    first, _, third = statistics.quantiles(shares, n=4)
+    return math.sqrt(math.pi / 2 / len(shares)) * (third - first) / 1.349
 
 
 def rows(model: Path, folder: Path) -> Iterator[str]:
@@ -139,7 +146,7 @@ def main() -> None:
         "# Serving with a store that has nothing of use",
         "",
         f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads; the store and its memory are on the same cores.",
-        f"Medians of {TRIES} pairs in turns, and their range. Throughput: 16 prompts of 256 tokens, 32 new.",
+        f"Medians of {TRIES} pairs in turns, and their standard errors. Throughput: 16 prompts of 256 tokens, 32 new.",
         "First token: prompts of 512 tokens, one at a time. What was put off is written before the other engine's turn.",
         "",
         "| store | throughput to that without | first token to that without | written while requests were served |",
