@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kv_store import master
-from kv_tiers import GIB, THREADS, seconds, start, words
+from kv_tiers import GIB, THREADS, seconds, settle, start, words
 from run import machine, model_asked_for
 from starling_engine import LLM
 
 RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"
 TRIES = 12
-SETTLED, UNSETTLED = 1.2, 10.0
+SETTLED = {"calm": 1.2, "most": 10.0}
 """Seconds in which nothing was written any more, and for which at most that is waited for: the other engine has the cores alone."""
 Process = subprocess.Popen[bytes]
 Case = Callable[[Process], object]
@@ -89,14 +89,6 @@ def written(engine: LLM) -> int:
     return tiers["store"].stored_bytes_total if "store" in tiers else 0
 
 
-def settle(engine: LLM) -> None:
-    """Waits until what was put off has been written."""
-    end, before = time.monotonic() + UNSETTLED, -1
-    while before != (now := written(engine)) and time.monotonic() < end:
-        before = now
-        time.sleep(SETTLED)
-
-
 def compared(off: LLM, on: LLM, rng: random.Random) -> str:
     """A row's cells: throughput and time to first token of `on`, in shares of `off`'s, and the share that was written meanwhile."""
     served: list[float] = []
@@ -109,7 +101,7 @@ def compared(off: LLM, on: LLM, rng: random.Random) -> str:
                 measured[engine] = measure(engine, rng)
                 if engine is on:
                     at_once += written(on) - before
-                    settle(on)
+                    settle(on, **SETTLED)
             in_all += written(on) - before
             shares.append(measured[on] / measured[off])
     cells = [f"{statistics.median(each):.1%} ± {error(each):.1%}" for each in (served, waited)]
@@ -133,7 +125,7 @@ def rows(model: Path, folder: Path) -> Iterator[str]:
             with master(folder, segment) as (url, process), start(model, max_model_len=2048, kv_cpu_bytes=GIB, kv_store=url) as on:
                 for engine in (off, on) * 3:  # until all memory has been touched, and the small store is full
                     throughput(engine, rng)
-                    settle(engine)
+                    settle(engine, **SETTLED)
                 for name, case in cases.items():
                     with case(process):
                         yield f"| {name} | {compared(off, on, rng)} |"

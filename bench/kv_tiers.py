@@ -6,6 +6,7 @@ Writes bench/results/kv_tiers.md. A question's engines take turns in one run on 
 """
 
 import asyncio
+import math
 import random
 import shutil
 import statistics
@@ -81,12 +82,12 @@ def fill(engine: LLM, rng: random.Random) -> None:
     settle(engine)
 
 
-def settle(engine: LLM) -> None:
-    """Until nothing is written any more."""
-    before = -1
-    while before != (now := sum(tier.stored_bytes_total for tier in engine.engine.stats.tiers.values())):
+def settle(engine: LLM, calm: float = 2.5, most: float = math.inf) -> None:
+    """Until nothing has been written for `calm` seconds, or `most` have passed."""
+    end, before = time.monotonic() + most, -1
+    while before != (now := sum(tier.stored_bytes_total for tier in engine.engine.stats.tiers.values())) and time.monotonic() < end:
         before = now
-        time.sleep(2.5)
+        time.sleep(calm)
 
 
 def found(engine: LLM, prompt: Prompt) -> float:
