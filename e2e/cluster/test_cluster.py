@@ -105,6 +105,18 @@ def test_pods_spread_and_reach_each_other_by_service_and_by_name(web: ClusterUnd
     assert _ask(web, "web-1.web:8080") == "web-1"
 
 
+def test_a_policy_keeps_out_whom_it_does_not_name(web: ClusterUnderTest) -> None:
+    """On the same node and on another, by address and by Service."""
+    metadata = {"name": "nobody", "namespace": "strict"}
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata}
+    spec = {"podSelector": {"matchLabels": LABELS}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "none"}}}]}]}
+    kubectl(web, "apply", "-f", "-", text=json.dumps(policy | {"spec": spec}))
+    wait_until(lambda: _answer(web, "web-0.web:8080") is None)
+    assert _answer(web, "front") is None
+    kubectl(web, "-n", "strict", "delete", "networkpolicy", "nobody")
+    wait_until(lambda: _answer(web, "web-0.web:8080") == "web-0")
+
+
 def test_a_node_without_power_comes_back(web: ClusterUnderTest) -> None:
     web.harness("stop-node", "1")
     wait_until(lambda: _ready(web) == {"n1": False, "n2": True})

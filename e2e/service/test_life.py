@@ -22,6 +22,8 @@ def test_apply_to_first_token(service: MakeService, kubectl: Kubectl, cluster: C
     assert chat.now["metadata"].get("finalizers", []) == []
     traffic = Traffic(kubectl, chat, cluster.agent_image)
     traffic.wait_for_more(5)
+    (pod,) = chat.pods()
+    assert [traffic.reaches(pod["status"]["podIP"], port) for port in (8000, 8001)] == [True, False], "policies keep strangers out"
     requests = traffic.stop()
     assert not failures(requests) and all(request["tokens"] > 0 for request in requests)
 

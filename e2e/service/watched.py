@@ -135,6 +135,12 @@ class Traffic:
             f"{count} more requests", lambda: len(self.requests()) >= before + count, seconds, lambda: str(self.requests()[-3:])
         )
 
+    def reaches(self, address: str, port: int) -> bool:
+        """Whether its pod, which is none of the service's, gets a connection."""
+        ask = f"import socket; print(socket.socket().connect_ex(({address!r}, {port})) == 0)"
+        timed = f"import socket; socket.setdefaulttimeout(3); {ask}"
+        return self._kubectl("exec", self._name, "--", "python", "-c", timed).strip() == "True"
+
     def stop(self) -> list[Manifest]:
         """Ends it when its open streams have ended; all its records."""
         self._kubectl("exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")

@@ -6,8 +6,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from starling_cluster import builder, cluster, faults, go_builds, packages, place, watch
+from starling_cluster import builder, cluster, enforcement, faults, go_builds, packages, place, watch
 from starling_cluster.errors import HarnessError
+from starling_cluster.network import Network
 from starling_cluster.place import Owner, Place
 
 
@@ -54,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_images(commands.group("image", "build images and bring them to nodes"))
     watching = "take DIR down when its owner ends (`up --owner` starts it)"
     commands.of_cluster("watch", watching, lambda options: watch.wait_and_take_down(options.directory))
+    enforcing = commands.of_cluster("policies", "enforce NetworkPolicies on the nodes of DIR (`up` starts it)", _enforce)
+    enforcing.add_argument("network", metavar="INDEX", type=int, help="the number of its network")
+    enforcing.add_argument("nodes", metavar="COUNT", type=int)
     return parser
 
 
@@ -125,3 +129,7 @@ def _image_build(options: Namespace) -> None:
 
 def _image_load(options: Namespace) -> None:
     builder.load(options.directory, options.image, cluster.nodes_of(options.directory, options.node))
+
+
+def _enforce(options: Namespace) -> None:
+    enforcement.enforce(options.directory, Network(options.network), range(1, options.nodes + 1))

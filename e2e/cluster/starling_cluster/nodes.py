@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from starling_cluster import control_plane, dns, images, kubelet, network, processes, proxy, runtime
+from starling_cluster import control_plane, dns, enforcement, images, kubelet, network, processes, proxy, runtime
 from starling_cluster.control_plane import Endpoint
 from starling_cluster.errors import HarnessError
 from starling_cluster.place import Place
@@ -27,6 +27,7 @@ def start_all(place: Place, kube: Path, count: int) -> tuple[Endpoint, int]:
         proxy.start(place, kube, net, number)
     control_plane.start_scheduler(place, kube)
     dns.start(place, kube, net)
+    enforcement.start(place, net, numbers)
     control_plane.start_controllers(place, kube, made, {"allocate-node-cidrs": "true", "cluster-cidr": net.pods})
     for number in numbers:
         runtime.wait_until_answering(place, number)

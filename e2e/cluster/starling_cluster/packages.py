@@ -14,6 +14,7 @@ NODES = {
     "nsenter": "util-linux",
     "sysctl": "procps",
     "iptables": "iptables",
+    "nft": "nftables",
     "conntrack": "conntrack",
     "containerd": "containerd",
     "runc": "runc",
