@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from e2e import images
 from e2e.service.kubectl import Kubectl
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
@@ -56,8 +58,23 @@ def image_values(prefix: str, image: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: ClusterUnderTest, helm: str) -> str:
+def built_images(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> Iterator[Future[None] | None]:
+    """Done when the Dockerfiles' images are on the nodes; None where no test looks at them.
+
+    They are built beside the scenarios: a build that downloads gigabytes is mostly waiting.
+    """
+    wanted = any(item.path.name == "test_images.py" for item in request.session.items)
+    if not wanted or cluster.folder is None:
+        yield None
+        return
+    with ThreadPoolExecutor(1) as beside:
+        yield beside.submit(images.build_and_load, cluster.folder)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: ClusterUnderTest, helm: str, built_images: Future[None] | None) -> str:
     """The chart, installed as a user installs it; its namespace."""
+    del built_images  # begun here: from now on nobody cuts a node's power
     command = [
         *(helm, "upgrade", "--install", "starling", str(ROOT / "charts" / "starling")),
         *("--kubeconfig", str(cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace"),
@@ -79,15 +96,27 @@ def _why(cluster: ClusterUnderTest) -> str:
 
 @pytest.fixture
 def kubectl(cluster: ClusterUnderTest, operator: str, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """In a namespace of its own that enforces restricted Pod Security; gone afterwards."""
+    """In a namespace of the test's own."""
     del operator  # it has to run, nothing more
+    yield from namespace(cluster, request.session)
+
+
+@pytest.fixture(scope="module")
+def shared_kubectl(cluster: ClusterUnderTest, operator: str, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """In a namespace of the file's own, for what its tests share."""
+    del operator
+    yield from namespace(cluster, request.session)
+
+
+def namespace(cluster: ClusterUnderTest, session: pytest.Session) -> Iterator[Kubectl]:
+    """One that enforces restricted Pod Security; gone afterwards, and told of when something has failed."""
     name = f"e2e-{next(_numbers)}"
     anywhere = Kubectl(cluster.kubectl, cluster.kubeconfig)
     anywhere("create", "namespace", name)
     anywhere("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     own = Kubectl(cluster.kubectl, cluster.kubeconfig, name)
-    failed_before = request.session.testsfailed
+    failed_before = session.testsfailed
     yield own
-    if request.session.testsfailed > failed_before:
+    if session.testsfailed > failed_before:
         print(own("get", "all,infsvc,events", "-o", "wide", check=False))
     anywhere("delete", "namespace", name, "--wait=false")

@@ -2,24 +2,19 @@
 
 import json
 import subprocess
+from concurrent.futures import Future
 
 import pytest
 
+from e2e.images import AGENT, OPERATOR, harness
 from e2e.service.kubectl import Kubectl, wait_until
 from e2e.service.watched import Traffic, Watched, failures
-from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
+from e2e.under_test import OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
-OPERATOR, AGENT = "localhost/starling-operator:built", "localhost/starling-agent:built"
 OPERATOR_MEGABYTES = 250
 
 # Wheels of torch with CUDA's libraries are gigabytes: built, saved and imported once.
 pytestmark = pytest.mark.timeout(1800)
-
-
-def harness(*arguments: str) -> str:
-    done = subprocess.run([*HARNESS, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(arguments)}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return done.stdout
 
 
 def megabytes(image: str) -> float:
@@ -28,16 +23,11 @@ def megabytes(image: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def built(cluster: ClusterUnderTest) -> ClusterUnderTest:
-    """The operator's image on every node, the agent's on the first."""
-    if cluster.folder is None:
+def built(cluster: ClusterUnderTest, built_images: Future[None] | None) -> ClusterUnderTest:
+    """A cluster with both images."""
+    if built_images is None:
         pytest.skip("images are brought to the nodes of a cluster of our own; another one runs its own images in every scenario")
-    folder = str(cluster.folder)
-    harness("image", "build", "--tag", OPERATOR, "--file", str(ROOT / "Dockerfile.operator"))
-    harness("image", "load", folder, OPERATOR)
-    # torch as the package index has it: PyTorch's own index, with the smaller wheels, cannot be reached from everywhere.
-    harness("image", "build", "--tag", AGENT, "--file", str(ROOT / "Dockerfile.agent"), "--build-arg", "TORCH_BACKEND=")
-    harness("image", "load", folder, AGENT, "--node", "1")
+    built_images.result()
     return cluster
 
 

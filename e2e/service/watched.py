@@ -1,5 +1,6 @@
 """One InferenceService as a user sees it: applied, waited for, asked, changed."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from e2e.service.kubectl import Kubectl, Manifest, condition, wait_until
 MODEL = "file:///opt/starling/models/starling-pydoc"
 ENGINE = {"kvMemory": "64Mi", "maxSequences": 16, "maxBatchedTokens": 512, "extraArgs": {"num_threads": 1}}
 TRAFFIC = Path(__file__).with_name("traffic.py")
+_numbers = itertools.count(1)
 SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -92,7 +94,7 @@ class Traffic:
         self, kubectl: Kubectl, service: Watched, image: str, *, streams: int = 2, model: str = "", key: str = "none"
     ) -> None:
         self._kubectl = kubectl
-        self._name = f"traffic-{service.name}"
+        self._name = f"traffic-{next(_numbers)}"
         metadata = {"name": self._name}
         source = {
             "apiVersion": "v1",
