@@ -12,10 +12,10 @@ ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 
-.PHONY: help setup kube libraries router manifests demo demo-cluster test lint format bench e2e constraints clean
+.PHONY: help setup kube libraries router manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 setup: $(STAMP) ## make the virtual environment
 
@@ -56,6 +56,9 @@ router: setup ## NVIDIA Dynamo's index of KV events, which a test has listen to 
 
 test: setup kube libraries router ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
+
+test-all: setup kube libraries router ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check

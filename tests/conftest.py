@@ -4,10 +4,13 @@ import gc
 import importlib
 import importlib.util
 import os
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.matrices import Case, sample
 
 TESTS = Path(__file__).parent
 WAITING = ("agent", "charts", "examples", "operator")
@@ -33,7 +36,36 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists() an
     del os.environ["TRITON_INTERPRET"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run the whole of each matrix, not the sample of it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--whole"):
+        _leave_samples(items)
+    _mix(items)
+
+
+def _leave_samples(items: list[pytest.Item]) -> None:
+    """Of each test that is marked as a matrix, leaves the cases of its sample."""
+    matrices: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
+            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set[pytest.Item]()
+    for cases in matrices.values():
+        taken = set(sample([_case(case) for case in cases]))
+        left_out |= {case for at, case in enumerate(cases) if at not in taken}
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _case(item: pytest.Function) -> Case:
+    """The values of its parameters; of one that cannot be compared, its place in the list."""
+    spec = item.callspec
+    return {name: value if isinstance(value, Hashable) else spec.indices[name] for name, value in spec.params.items()}
+
+
+def _mix(items: list[pytest.Item]) -> None:
     """Files of tests that mostly wait come evenly between those that compute: who shares the tests then shares the CPUs well."""
     files: dict[bool, dict[Path, list[pytest.Item]]] = {True: {}, False: {}}
     for item in items:

@@ -74,6 +74,7 @@ def whole(q: torch.Tensor, c: torch.Tensor, k_rope: torch.Tensor, layer: MlaWeig
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str)
+@pytest.mark.matrix
 def test_equals_attention_written_out(
     name: str, form: str, dtype: torch.dtype, tolerance: float, tight: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.matrix
 def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
     reference = reference_of(name)
     driver = PagedDriver(build(reference, backend), torch.float32, block_size=16)
@@ -62,6 +63,7 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
 @pytest.mark.parametrize(
     "name", ["llama3.1", "qwen2-mixed", "mistral-window", "qwen3-moe", "mixtral-window", "deepseek-v2-lite-dense", "deepseek-v3"]
 )
+@pytest.mark.matrix
 def test_chunks_of_a_prompt_do_not_change_the_logits(
     name: str, chunks: list[int], backend: AttentionBackend, reference_of: ReferenceOf
 ) -> None:
@@ -122,6 +124,7 @@ EXPERTS = ("qwen3-moe", "mixtral", "deepseek-v2-lite", "deepseek-v3")
     ],
     ids=str,
 )
+@pytest.mark.matrix
 def test_half_precision_agrees_in_its_first_choice(
     name: str, dtype: torch.dtype, least: float, backend: AttentionBackend, reference_of: ReferenceOf
 ) -> None:

@@ -45,6 +45,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{name}-{layout}" for name, layout in CASES])
+@pytest.mark.matrix
 def test_the_same_greedy_tokens(name: str, layout: ParallelLayout, references: dict[str, Reference]) -> None:
     check_layout(references[name], layout=layout)
 

@@ -35,6 +35,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "qwen3-mixed", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.matrix
 def test_greedy_tokens_equal_the_reference(name: str, device: Callable[[], None], tmp_path: Path) -> None:
     reference = make_reference(tmp_path, VARIANTS[name])
     device()
