@@ -10,6 +10,7 @@ StarlingError
 ├── RequestFailed         the engine accepted the request but could not finish it
 │   └── EngineDead        the engine core died or makes no progress
 ├── RankLost              a rank of the group died, hangs or did not come; the message says which
+│   ├── PeerLost          a rank missed another one, and cannot know why: that one's core does
 │   └── DeviceLost        its device failed, so that no later step would run there
 ├── EpochFailed           a change of membership came to nothing, and the old one goes on
 ├── OperationRunning      the group's size is being changed already
@@ -70,6 +71,15 @@ class EngineDead(RequestFailed):
 
 class RankLost(StarlingError):
     """A rank of the group died, hangs or did not come, so the others cannot go on; the message says which where it is known."""
+
+
+class PeerLost(RankLost):
+    """A rank missed another one. Its connection tells neither which rank was first to go nor why: that one's core does."""
+
+    @classmethod
+    def told_by(cls, last_words: str) -> bool:
+        """Whether a process that said this, as `Kind: text`, ended only because another one had."""
+        return last_words.startswith(f"{cls.__name__}: ")
 
 
 class DeviceLost(RankLost):

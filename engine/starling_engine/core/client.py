@@ -14,7 +14,7 @@ from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
-from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, SleepFailed, SleepRefused
+from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
 from starling_engine.parallel.placement import Layer
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
 
@@ -22,6 +22,10 @@ PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
 SILENCE_SECONDS = 5.0
 """A core that has not answered for so long is dead: it answers at least every COLLECT_SECONDS."""
+
+CAUSE_SECONDS = 2.0
+"""For which, beyond the progress timeout, a core that only missed another one waits for that one's own words."""
+CAUSE_LOOK_SECONDS = 0.05
 
 DeltaSink = Callable[[Delta], None]
 
@@ -42,14 +46,18 @@ class CoreClient:
         progress_timeout: float,
         process: CoreHandle | None = None,
         name: str = "the engine core",
+        group: "Callable[[], Iterable[CoreClient]]" = tuple,
     ) -> None:
-        """`name` is what errors call it."""
+        """`name` is what errors call it; `group` gives the cores that it may miss, and itself."""
         self.name = name
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
         self.rearranged: dict[int, dict[int, Layer]] = {}
         """By epoch, the newest of them alone: where the experts of each layer lie that were rearranged in it."""
+        self._group = group
+        self._missed_another = False
+        """Whether it ended, or ends, only because another core of the group had."""
         self._process = process
         self._progress_timeout = progress_timeout
         self._sinks: dict[str, tuple[int, DeltaSink]] = {}
@@ -144,6 +152,8 @@ class CoreClient:
         finally:
             self._orders.pop(number, None)
         if isinstance(answer, Unprepared):
+            if PeerLost.told_by(answer.error):
+                await self._cause_of_group()
             raise EpochFailed(f"{self.name}: {answer.error}")
         return answer
 
@@ -245,11 +255,31 @@ class CoreClient:
             await asyncio.sleep(PING_SECONDS)
             reason = self._process.exit_reason() if self._process is not None else None
             if reason is not None:
-                self._fail(f"{self.name} died: {reason}")
+                await self._fail_with(reason)
             elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
                 self._fail(f"{self.name} has not answered for {SILENCE_SECONDS:g} s")
             elif self._stalled * PING_SECONDS > self._progress_timeout:
                 self._fail(f"{self.name} has work but made no progress for {self._progress_timeout:g} s")
+
+    async def _fail_with(self, last_words: str) -> None:
+        """One that only missed another says whom, as soon as that is known."""
+        died = f"{self.name} died: {last_words}"
+        self._missed_another = PeerLost.told_by(last_words)
+        cause = await self._cause_of_group() if self._missed_another else None
+        self._fail(f"{self.name} ended because {cause}" if cause else died)
+
+    async def _cause_of_group(self) -> str | None:
+        """What ended a core of the group that knows it. Waits until one does, or all that could only missed others, too."""
+        end = time.monotonic() + self._progress_timeout + CAUSE_SECONDS
+        while time.monotonic() < end:
+            others = [core for core in self._group() if core is not self]
+            for core in others:
+                if core.failure is not None and not core._missed_another:
+                    return core.failure
+            if all(core._missed_another for core in others):
+                break
+            await asyncio.sleep(CAUSE_LOOK_SECONDS)
+        return None
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from starling_engine import errors
-from starling_engine.errors import RankLost, StarlingError
+from starling_engine.errors import PeerLost, RankLost, StarlingError
 from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.layout import ParallelLayout
@@ -54,11 +54,11 @@ class Health:
 
     def failure(self, rank: int, kind: str, text: str) -> StarlingError:
         """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
-        if kind == RankLost.__name__:
+        if kind in (RankLost.__name__, PeerLost.__name__):
             self._gave_up.add(rank)
             self.check_alive(patience=1.0)
             if self._lockstep:
-                return RankLost(text)
+                return PeerLost(text) if kind == PeerLost.__name__ else RankLost(text)
             return RankLost(f"{self._behind()} is gone or stuck: {text}")
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StarlingError):

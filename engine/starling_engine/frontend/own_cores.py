@@ -43,7 +43,7 @@ class OwnCores:
         for rank in ranks:
             name = "the engine core" if alone else f"engine core {rank}"
             process = CoreHandle(self._config.of_core(rank), self._host)
-            client = CoreClient(self._context, process.address, self._config.progress_timeout, process, name)
+            client = CoreClient(self._context, process.address, self._config.progress_timeout, process, name, lambda: self.clients)
             self._processes[client] = process
             started.append(client)
         try:

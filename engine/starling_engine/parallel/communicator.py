@@ -5,7 +5,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
-from starling_engine.errors import RankLost
+from starling_engine.errors import PeerLost
 from starling_engine.parallel.shard import Shard
 
 P = ParamSpec("P")
@@ -16,20 +16,21 @@ Arriving = Callable[[], torch.Tensor]
 
 def of_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """What a process group's `call` gives. It says that another rank is gone, at once or when waited for, by a RuntimeError: here
-    that is RankLost. A fault of this rank's own device is raised as it is.
+    that is PeerLost. A fault of this rank's own device is raised as it is.
     """
     try:
         return call(*args, **options)
     except torch.AcceleratorError:
         raise
     except RuntimeError as error:
-        raise RankLost(f"another rank is gone or stuck: {error}") from error
+        raise PeerLost(f"another rank is gone or stuck: {error}") from error
 
 
 class Communicator(Protocol):
     """The ranks that split one thing among them; `shard` says which of them this one is.
 
-    Every rank makes the same calls in the same order. A call raises RankLost when another rank is gone or does not come in time.
+    Every rank makes the same calls in the same order. A call raises RankLost when another rank is gone or does not come in time:
+    PeerLost where it cannot tell which one.
     """
 
     shard: Shard

@@ -13,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 from torch.distributed import DistError
 
-from starling_engine.errors import RankLost
+from starling_engine.errors import PeerLost
 from starling_engine.parallel.communicator import Arriving, of_group
 from starling_engine.parallel.rendezvous import Rendezvous
 from starling_engine.parallel.shard import Shard
@@ -41,7 +41,7 @@ def serve_store(host: str, timeout: float) -> TCPStore:
 
 
 def join_store(rendezvous: Rendezvous) -> TCPStore:
-    """Raises RankLost when nobody serves it, or whoever does has stopped: then TCPStore itself would wait for ever."""
+    """Raises PeerLost when nobody serves it, or whoever does has stopped: then TCPStore itself would wait for ever."""
     _look_up_no_names()
     joined: SimpleQueue[TCPStore | DistError] = SimpleQueue()
     Thread(target=_join_store, args=(rendezvous, joined.put), name="rendezvous", daemon=True).start()
@@ -49,9 +49,9 @@ def join_store(rendezvous: Rendezvous) -> TCPStore:
     try:
         store = joined.get(timeout=rendezvous.timeout)
     except Empty:
-        raise RankLost(f"{place}: no answer within {rendezvous.timeout:g} s") from None
+        raise PeerLost(f"{place}: no answer within {rendezvous.timeout:g} s") from None
     if isinstance(store, DistError):
-        raise RankLost(f"{place}: {store}") from store
+        raise PeerLost(f"{place}: {store}") from store
     return store
 
 
@@ -69,7 +69,7 @@ class GlooCommunicator:
     capturable = False
 
     def __init__(self, store: Store, name: str, shard: Shard, rendezvous: Rendezvous, tick: Callable[[], None]) -> None:
-        """`name` must be the group's own within the store. Blocks until all ranks are there; raises RankLost if one does not come.
+        """`name` must be the group's own within the store. Blocks until all ranks are there; raises PeerLost if one does not come.
 
         `tick` as in `Communicator`.
         """
@@ -83,7 +83,7 @@ class GlooCommunicator:
         try:
             self._group = gloo(PrefixStore(name, store), shard.index, shard.count, options)
         except RuntimeError as error:
-            raise RankLost(f"the ranks of {name} did not all come: {error}") from error
+            raise PeerLost(f"the ranks of {name} did not all come: {error}") from error
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         self._wait(of_group(self._group.allreduce, [x]))

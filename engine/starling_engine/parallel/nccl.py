@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
-from starling_engine.errors import ConfigError, RankLost
+from starling_engine.errors import ConfigError, PeerLost
 from starling_engine.parallel.communicator import Arriving, Communicator, of_group
 from starling_engine.parallel.gloo import MAX_SENT
 from starling_engine.parallel.one_shot import OneShot
@@ -23,7 +23,7 @@ def join_nccl(
 ) -> "NcclCommunicator":
     """The ranks of `host` once more, for tensors on `device`; `name` as in `GlooCommunicator`.
 
-    Raises ConfigError where this torch has no NCCL, RankLost where a rank does not come.
+    Raises ConfigError where this torch has no NCCL, PeerLost where a rank does not come.
     """
     if not torch.distributed.is_nccl_available():
         raise ConfigError("several ranks on cuda need a torch that is built with NCCL; possible: cpu", "device")
@@ -36,7 +36,7 @@ def join_nccl(
         group = nccl(PrefixStore(f"{name}/nccl", store), host.shard.index, host.shard.count, options)
         group.eager_connect_single_device(device)  # else the first sum would, while a step runs
     except (RuntimeError, ValueError) as error:
-        raise RankLost(f"the ranks of {name} did not all come: {error}") from error
+        raise PeerLost(f"the ranks of {name} did not all come: {error}") from error
     return NcclCommunicator(host, group, device, one_shot)
 
 

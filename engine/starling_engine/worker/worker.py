@@ -16,7 +16,7 @@ from torch.distributed import DistError
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.epoch import Balance, EpochPlan, Rearranged
-from starling_engine.errors import RankLost
+from starling_engine.errors import PeerLost
 from starling_engine.kv.spec import KVGroup
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger
@@ -196,7 +196,7 @@ class Worker:
             meet(join_store(plan.rendezvous), plan, layout, place, loaded, cancelled)
             return Epoch(plan, layout, place, zmq.Context.instance(), self._tick, address, self._device)
         except DistError as error:
-            raise RankLost(f"the rank that serves the rendezvous is gone: {error}") from error
+            raise PeerLost(f"the rank that serves the rendezvous is gone: {error}") from error
 
     def balancing(self, moves: Rearrangement, tell: Callable[[Balance | Rearranged], None]) -> Balancing:
         """How they come to be others because of what they have to do."""
