@@ -89,12 +89,14 @@ def test_cors(guarded):
 
 
 def test_a_full_queue_is_told_with_a_time_to_come_back(guarded):
+    guarded.wait_until_idle()
     body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: guarded.http.post(COMPLETION, json=body), range(16)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert {answer.status_code for answer in answers} == {200, 429}
+    assert len(answers) - len(refused) >= 4, "two run, and two wait"
     for answer in refused:
         assert answer.json()["error"]["code"] == "queue_full"
         assert int(answer.headers["retry-after"]) >= 1

@@ -73,6 +73,12 @@ class ToyWorker:
         self.last_step = -1
         self.fail_on: set[int] = set()
         """Steps with a row whose prompt begins with one of these tokens fail as a whole."""
+        self.fail_from: dict[int, int] = {}
+        """By a prompt's first token, the number of tokens from which on steps that compute it fail as a whole."""
+        self.broken: set[int] = set()
+        """Rows whose prompt begins with one of these tokens, and that would sample, have an error of their own."""
+        self._lost: set[int] = set()
+        """Slots of a step that failed: what later steps in flight make of them is worth nothing, and is discarded."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.batch.apply(plan)
@@ -80,10 +86,17 @@ class ToyWorker:
         for copy in plan.copies:
             self.pages[copy.target] = self.pages[copy.source]
         inputs = self.batch.inputs(plan)
-        if any(int(self.batch.tokens[slot, 0]) in self.fail_on for slot in plan.slots):
+        firsts = [int(self.batch.tokens[slot, 0]) for slot in plan.slots]
+        ends = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
+        late = any(end >= self.fail_from.get(first, end + 1) for first, end in zip(firsts, ends, strict=True))
+        self._lost -= {new.slot for new in plan.new}
+        if late or not self.fail_on.isdisjoint(firsts):
+            self._lost |= set(plan.slots)
             return StepResult(plan.step_id, plan.epoch, [], error="boom")
         assert len(set(plan.slots)) == len(plan.slots)
         for r, slot in enumerate(plan.slots):
+            if slot in self._lost:
+                continue
             self._store(slot, plan.starts[r], int(inputs.ends[r]), inputs.metadata, int(inputs.last_token[r]))
         return StepResult(plan.step_id, plan.epoch, [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))])
 
@@ -98,6 +111,8 @@ class ToyWorker:
 
     def _row(self, plan: StepPlan, r: int, end: int) -> RowResult:
         slot = plan.slots[r]
+        if slot in self._lost:
+            return RowResult(tokens=[0] if plan.sample[r] else [])
         tokens = self.batch.tokens[slot, :end].tolist()
         hashes = prefix_hashes(tokens)
         for group, table in zip(self.groups, self.batch.tables, strict=True):
@@ -108,6 +123,8 @@ class ToyWorker:
         scores = self._prompt_rows(plan, r, end)
         if not plan.sample[r]:
             return RowResult(prompt_logprobs=scores)
+        if tokens[0] in self.broken:
+            return RowResult(error="not finite")
         if self.batch.occupant(slot).pooling is not None:
             return RowResult(pooled=[float(hashes[-1])])
         token = _token(hashes[-1], int(self.batch.seed[slot]))
@@ -194,9 +211,11 @@ class ToyEngine:
         num_blocks: int = 64,
         block_size: int = 8,
         window: int = 0,
+        groups: list[KVGroup] | None = None,
         depth: int = 1,
         max_num_seqs: int = 8,
         budget: int = 64,
+        max_num_waiting: int = 1024,
         max_model_len: int = 128,
         policy: str = "fcfs",
         prefix_caching: bool = True,
@@ -207,12 +226,13 @@ class ToyEngine:
         rng: random.Random | None = None,
         events: bool = False,
     ) -> None:
-        groups = groups_of(block_size, window)
+        groups = groups or groups_of(block_size, window)
         self.log = EventLog(groups) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            max_num_waiting=max_num_waiting,
             policy=policy,
             prefix_caching=prefix_caching,
         )

@@ -22,8 +22,14 @@ class Holding:
     tables: list[list[int]]
     chain: HashChain
     reserved: int = 0
+    known_tokens: int = 0
+    """That it was admitted with: blocks for them are promised."""
     cached_blocks: int = 0
     """Logical blocks that are named in the pool, or were found there."""
+    found_blocks: int = 0
+    """Logical blocks of these that were found: it has named those behind them."""
+    sought: tuple[int, int, list[list[int]]] | None = None
+    """What was found last, of so many tokens, and the state of the pool's names then."""
     saved_chunks: int = 0
     """Chunks that the tiers have been told of, or come from there."""
     window_starts: list[int] = field(default_factory=list)
@@ -73,6 +79,8 @@ class KVManager:
         self.max_tokens = self._longest_sequence()
         """The longest sequence that the pool can hold alone."""
         self._windows = [g for g, group in enumerate(groups) if group.spec.window]
+        self._search_order = sorted(range(len(groups)), key=lambda g: bool(groups[g].spec.window))
+        """Full groups first: where one of them has nothing, windows need not be looked through."""
 
     def holding(self, root: bytes) -> Holding:
         return Holding([[] for _ in self.groups], HashChain(root, self.block_size), window_starts=[0] * len(self.groups))
@@ -105,24 +113,27 @@ class KVManager:
         """
         if not self.prefix_caching:
             return [[] for _ in self.groups]
+        if holding.sought is not None and holding.sought[:2] == (len(tokens), self.pool.version):
+            return holding.sought[2]
         holding.chain.extend(tokens, len(tokens))
         names = holding.chain.names[: (len(tokens) - 1) // self.block_size]
-        groups = range(len(self.groups))
-        length = agreed_length(groups, len(names), lambda group, limit: self._hit_length(group, names, limit))
-        return [self._hit_table(group, names[:length]) for group in groups]
+        length = agreed_length(self._search_order, len(names), lambda group, limit: self._hit_length(group, names, limit))
+        tables = [self._hit_table(group, names[:length]) for group in range(len(self.groups))]
+        holding.sought = (len(tokens), self.pool.version, tables)
+        return tables
 
     def _hit_length(self, group: int, names: list[bytes], limit: int) -> int:
-        """The largest length <= limit, in blocks, of which the group has all that a next token would read."""
-        spec, find = self.groups[group].spec, self.pool.find
-        if not spec.window:
-            return next((i for i in range(limit) if find(group, names[i]) is None), limit)
-        while limit:
-            needed = range(limit - 1, spec.first_needed_block(limit * self.block_size) - 1, -1)
-            missing = next((i for i in needed if find(group, names[i]) is None), None)
-            if missing is None:
-                return limit
-            limit = missing
-        return 0
+        """The largest length <= limit, in blocks, of which the group has all that a next token would read.
+
+        No loop in Python goes over the blocks: a prompt may have thousands.
+        """
+        window = self.groups[group].spec.window
+        if not window:
+            return self.pool.num_leading(group, names[:limit])
+        there = self.pool.which(group, names[:limit])
+        needed = -(-(window - 1) // self.block_size)
+        at = there.rfind(b"\1" * needed)
+        return at + needed if at >= 0 else len(there) - len(there.lstrip(b"\1"))
 
     def _hit_table(self, group: int, names: list[bytes]) -> list[int]:
         first = self.groups[group].spec.first_needed_block(len(names) * self.block_size)
@@ -141,7 +152,9 @@ class KVManager:
         for block in held:
             self.pool.share(block)
         holding.tables = [list(table) for table in tables]
-        holding.cached_blocks = len(tables[0])
+        holding.cached_blocks = holding.found_blocks = len(tables[0])
+        holding.known_tokens = num_tokens
+        holding.sought = None
         holding.reserved = rest
         self.reserved += rest
         return True
@@ -213,14 +226,34 @@ class KVManager:
             return
         for group in self._windows:
             first = self.groups[group].spec.first_needed_block(num_computed)
-            table = holding.tables[group]
+            table, freed = holding.tables[group], 0
             for index in range(holding.window_starts[group], first):
                 if table[index] != NULL_BLOCK:
                     self.pool.release(table[index])
+                    freed += self.pool.is_free(table[index])
                     table[index] = NULL_BLOCK
+            self._promise_again(holding, freed)
             holding.window_starts[group] = max(first, holding.window_starts[group])
         ends = ((holding.window_starts[group] + 1) * self.block_size + self.groups[group].spec.window for group in self._windows)
         holding.leaves_at = min(ends) - 1
+
+    def _promise_again(self, holding: Holding, freed: int) -> None:
+        """What a window has left goes to the same sequence, as far as its known tokens still want blocks."""
+        missing = -(-holding.known_tokens // self.block_size) - holding.num_blocks
+        more = min(freed, missing * len(self.groups) - holding.reserved)
+        if more > 0:
+            holding.reserved += more
+            self.reserved += more
+
+    def forget_own(self, holding: Holding) -> list[bytes]:
+        """Takes back the names that the sequence itself has given: returns them."""
+        names = holding.chain.names[holding.found_blocks : holding.cached_blocks]
+        for index, name in enumerate(names, holding.found_blocks):
+            for group, table in enumerate(holding.tables):
+                if self.pool.find(group, name) == table[index]:
+                    self.pool.forget(table[index])
+        holding.cached_blocks = min(holding.cached_blocks, holding.found_blocks)
+        return names
 
     def remember(self, holding: Holding, tokens: Sequence[int], num_confirmed: int) -> None:
         """Names the blocks that are full of confirmed tokens, so that others can find them."""
@@ -251,6 +284,6 @@ class KVManager:
                     self.pool.release(block)
             table.clear()
         self.reserved -= holding.reserved
-        holding.reserved = holding.cached_blocks = holding.saved_chunks = 0
+        holding.reserved = holding.cached_blocks = holding.found_blocks = holding.saved_chunks = holding.known_tokens = 0
         holding.window_starts = [0] * len(self.groups)
         holding.leaves_at = 0

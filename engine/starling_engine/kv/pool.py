@@ -1,6 +1,7 @@
 """The pool of pages that all KV groups share: reference counts, an LRU free list, and the names of cached blocks."""
 
 from collections import OrderedDict
+from itertools import takewhile
 
 from starling_engine.kv.events import EventLog
 
@@ -26,6 +27,8 @@ class BlockPool:
         self.num_blank = num_blocks - 1
         """Free blocks without a name: taking them loses nothing."""
         self._names: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self.version = 0
+        """Grows whenever a name is given or taken back: what was found at one version is there while it lasts."""
         self._log = log
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
@@ -85,7 +88,21 @@ class BlockPool:
             return False
         self._cached[group][name] = block
         self._names[block] = (group, name)
+        self.version += 1
         return True
+
+    def num_leading(self, group: int, names: list[bytes]) -> int:
+        """How many of the names, from the first on, are known without a gap."""
+        return sum(1 for _ in takewhile(self._cached[group].__contains__, names))
+
+    def which(self, group: int, names: list[bytes]) -> bytes:
+        """For each name a byte: 1 where it is known."""
+        return bytes(map(self._cached[group].__contains__, names))
+
+    def forget(self, block: int) -> None:
+        """Takes the name of a block that is in use back; one without a name is left alone."""
+        assert self.refs[block], "the names of free blocks are counted"
+        self._forget(block)
 
     def forget_free(self) -> None:
         """Drops the names of all free blocks."""
@@ -100,6 +117,7 @@ class BlockPool:
         if key is not None:
             del self._cached[key[0]][key[1]]
             self._names[block] = None
+            self.version += 1
             if self._log is not None:
                 self._log.removed(key[0], [key[1]])
 

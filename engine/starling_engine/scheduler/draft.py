@@ -1,5 +1,6 @@
 """A step while the scheduler makes it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from starling_engine.scheduler.state import RequestState
@@ -57,6 +58,10 @@ class Draft:
         tokens, done = request.tokens.copy(), request.planned
         request.given = len(tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
+
+    def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:
+        """Of each row the request, its run, the position of its first token and the number of its tokens."""
+        return zip(self.requests, self.runs, self.starts, self.num_tokens, strict=True)
 
     def plan(self, freed_slots: list[int]) -> StepPlan:
         return StepPlan(

@@ -17,14 +17,12 @@ from starling_engine.scheduler.offload.offload import Offload
 from starling_engine.scheduler.prefix import Prefix, Prefixes
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
+from starling_engine.scheduler.suspects import Suspects
 from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
 from starling_engine.tiers.far import CHUNK
 from starling_engine.tiers.orders import Done
 
 logger = logging.getLogger("starling.scheduler")
-
-MAX_FAULTS = 3
-"""Failed steps that a request may be part of before it counts as their cause."""
 
 
 class Scheduler:
@@ -38,8 +36,11 @@ class Scheduler:
         self.requests: dict[str, RequestState] = {}
         self.waiting = make_queue(config.policy)
         self.running: list[RequestState] = []
-        self.suspects: list[RequestState] = []
-        """Requests of a step that failed as a whole: each runs alone, until the culprit has shown itself."""
+        self._suspects = Suspects()
+        self._trial = -1
+        """The last step that ran suspects; there is one such step in flight at a time."""
+        self._forks: dict[str, list[RequestState]] = {}
+        """By their parent's id, the requests that wait for its prompt."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
         self._prefixes = Prefixes(kv, offload, self.requests)
         self._in_flight: dict[int, Draft] = {}
@@ -66,10 +67,12 @@ class Scheduler:
         elif params.max_tokens is not None and params.min_tokens > params.max_tokens:
             problem = (f"must be at most max_tokens ({params.max_tokens})", "min_tokens")
         if problem is not None:
+            logger.info("%s is refused: %s: %s", record.id, problem[1], problem[0])
             return Delta(record.id, record.attempt, finish_reason="error", error=problem[0], error_param=problem[1])
-        # One that another core handed over was accepted there.
-        if not record.attempt and len(self.waiting) >= self.config.max_num_waiting:
+        # One that another core handed over was accepted there. Free seats will be taken by some of those that wait.
+        if not record.attempt and len(self.waiting) >= self.config.max_num_waiting + len(self._free_slots):
             text = f"{len(self.waiting)} requests are waiting already"
+            logger.info("%s is refused: %s", record.id, text)
             return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
         if params.max_tokens is not None and len(record.output_ids) >= params.max_tokens:
             return Delta(record.id, record.attempt, finish_reason="length")
@@ -87,6 +90,7 @@ class Scheduler:
         parent = self._prefixes.parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
+            self._forks.setdefault(parent.record.id, []).append(request)
         self.requests[record.id] = request
         self.waiting.add(request)
         if self.offload is not None:
@@ -106,6 +110,7 @@ class Scheduler:
         """Ends all requests here, for a `finish_reason` that each is told. What is in flight is discarded."""
         requests = list(self.requests.values())
         for request in requests:
+            logger.info("%s ends here (%s) with %d tokens", request.record.id, reason, len(request.tokens))
             self._finish(request)
         return [Delta(r.record.id, r.record.attempt, finish_reason=reason) for r in requests]
 
@@ -124,16 +129,13 @@ class Scheduler:
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
             self.offload.begin_step(len(self.running), idle=not self.has_work)
-        preempted = self.stats.preemptions_total
-        if self.suspects:
-            self._plan_suspect(draft)
-        else:
-            prompts: list[RequestState] = []
-            self._plan_running(draft, prompts)
-            for request in prompts:
-                self._plan_prompt(draft, request)
-            if self.stats.preemptions_total == preempted:
-                self._admit_waiting(draft)
+        trial = bool(self._suspects) and self._trial not in self._in_flight
+        if trial and self._trial != self._step_id - 1:  # others have every second step
+            self._plan_trial(draft)
+        if not draft.requests:
+            self._plan_step(draft)
+        if not draft.requests and trial:
+            self._plan_trial(draft)
         if not draft.requests:
             return None
         self._step_id += 1
@@ -141,6 +143,16 @@ class Scheduler:
         plan = draft.plan(self._freed_slots)
         self._freed_slots = []
         return plan
+
+    def _plan_step(self, draft: Draft) -> None:
+        """Decodes first, then prompts that are under way, then new requests."""
+        preempted = self.stats.preemptions_total
+        prompts: list[RequestState] = []
+        self._plan_running(draft, prompts)
+        for request in prompts:
+            self._plan_prompt(draft, request)
+        if self.stats.preemptions_total == preempted:
+            self._admit_waiting(draft)
 
     def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
         """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
@@ -172,6 +184,8 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
+        if not draft.budget or not self._free_slots:
+            return
         for request in [r for r in self.waiting if not r.gates]:
             if not draft.budget or not self._free_slots or not self._admit(draft, request):
                 return
@@ -182,7 +196,9 @@ class Scheduler:
         if prefix is None:
             return True
         length = len(request.tokens) + (self.kv.block_size if prefix.forked else 0)  # a fork gets a copy of the last block
-        if not self.kv.admit(request.holding, prefix.tables, length, headroom=len(self.running)):
+        headroom = len(self.running) * len(self.kv.groups)
+        if not self.kv.admit(request.holding, prefix.tables, length, headroom):
+            self._tell_put_off(request, length, headroom)
             return False
         self._take_slot(request)
         request.planned = request.computed = request.cached_tokens = prefix.length
@@ -196,6 +212,13 @@ class Scheduler:
             self._plan_first(draft, request, prefix)
         return True
 
+    def _tell_put_off(self, request: RequestState, length: int, headroom: int) -> None:
+        """Once a run: it may be first in the queue for many steps."""
+        if request.put_off_run != request.run:
+            request.put_off_run = request.run
+            text = "%s is put off: up to %d blocks wanted for %d tokens and %d left for others to grow into, %d free"
+            logger.info(text, request.record.id, self.kv.blocks_for(length), length, headroom, self.kv.num_available)
+
     def _load_prefix(self, request: RequestState, prefix: Prefix) -> None:
         """The request has no part in steps until its blocks have come."""
         assert self.offload is not None, "nothing else has more than the device"
@@ -207,7 +230,7 @@ class Scheduler:
         """Its first chunk, behind what it has found on the device."""
         holding = request.holding
         if prefix.forked:
-            holding.cached_blocks = prefix.hit // self.kv.block_size
+            holding.cached_blocks = holding.found_blocks = prefix.hit // self.kv.block_size
             draft.copies.extend(self.kv.make_writable(holding, prefix.hit))
         holding.saved_chunks = prefix.hit // CHUNK
         count = min(len(request.tokens) - prefix.hit, draft.budget)
@@ -233,7 +256,7 @@ class Scheduler:
                     if request.entered:
                         draft.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
-            except OutOfBlocks:
+            except OutOfBlocks as missing:
                 if self.offload is not None and self.offload.freeing:
                     return False
                 victim = self._victim()
@@ -241,6 +264,8 @@ class Scheduler:
                     return False
                 if self.offload is not None:
                     self.offload.saves.swap_out(victim)
+                why = "%s is preempted at %d of %d tokens and waits to be computed again: %s needs more (%s)"
+                logger.info(why, victim.record.id, victim.computed, len(victim.tokens), request.record.id, missing)
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -293,11 +318,12 @@ class Scheduler:
         if result.error is not None:
             return self._blame(draft, result.error)
         deltas: list[Delta] = []
-        for request, run, start, count, row in zip(
-            draft.requests, draft.runs, draft.starts, draft.num_tokens, result.rows, strict=True
-        ):
+        for (request, run, start, count), row in zip(draft.rows(), result.rows, strict=True):
             if request.run == run:
-                self._confirm(request, start + count)
+                if row.error is None:
+                    self._confirm(request, start + count)
+                else:
+                    self._disown(request)
                 delta = self._take(request, start, row)
                 deltas += [delta] if delta is not None else []
         return deltas
@@ -314,11 +340,18 @@ class Scheduler:
         self.kv.leave_window(holding, computed)
         if prompt_done:
             self._open_forks(request)
+        if Gate.SUSPECT in request.gates and computed >= request.failed_at:
+            self._suspects.clear(request)
+
+    def _disown(self, request: RequestState) -> None:
+        """What it has computed may be as wrong as the row that says so: nobody finds it any more."""
+        chunks = self.kv.forget_own(request.holding)
+        if self.offload is not None:
+            self.offload.saves.forget(chunks)
 
     def _open_forks(self, parent: RequestState) -> None:
-        for request in self.waiting:
-            if request.record.fork_of == parent.record.id:
-                request.gates.discard(Gate.FORK_PARENT)
+        for request in self._forks.pop(parent.record.id, ()):
+            request.gates.discard(Gate.FORK_PARENT)
 
     def _take(self, request: RequestState, start: int, row: RowResult) -> Delta | None:
         delta = request.take(row, start)
@@ -342,6 +375,7 @@ class Scheduler:
             if self.offload is not None:
                 self.offload.fetches.forget(request)
         request.status = Status.FINISHED
+        self._suspects.clear(request)
         del self.requests[request.record.id]
         self._open_forks(request)
 
@@ -349,6 +383,7 @@ class Scheduler:
         """Takes into account that chunks have moved, or have not."""
         assert self.offload is not None, "nothing else asks for moves"
         for request in self.offload.take(done):
+            logger.info("%s computes its prompt: chunks of it that a tier had did not come", request.record.id)
             self._preempt(request)
             request.skips_tiers = True
 
@@ -365,25 +400,31 @@ class Scheduler:
     # ---- faults ----
 
     def _blame(self, draft: Draft, error: str) -> list[Delta]:
-        """A step failed as a whole. Its only request is to blame; of several, each runs again alone until one fails."""
-        current = [r for r, run in zip(draft.requests, draft.runs, strict=True) if r.run == run]
-        guilty = [r for r in current if len(draft.requests) == 1 or r.faults >= MAX_FAULTS]
-        for request in reversed(current):
-            request.faults += 1
-            if request in guilty:
+        """A step failed as a whole. Its only request is to blame; several run again by halves, until one fails alone."""
+        current = [(r, start + count) for r, run, start, count in draft.rows() if r.run == run]
+        if len(draft.requests) == 1:
+            for request, _ in current:
                 self._finish(request)
-            else:
-                self._preempt(request)
-                request.skips_tiers = True
-                self.suspects.append(request)
-        return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r in guilty]
+            return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r, _ in current]
+        for request, end in reversed(current):
+            logger.info("%s is computed again: step %d, which it was part of, failed: %s", request.record.id, draft.step_id, error)
+            request.failed_at = end
+            request.skips_tiers = True
+            self._preempt(request)
+        self._suspects.add([request for request, _ in current])
+        return []
 
-    def _plan_suspect(self, draft: Draft) -> None:
-        """Starts one suspect in a step of its own, with nothing else in flight."""
-        while self.suspects and not draft.requests and not self._in_flight:
-            request = self.suspects.pop()
-            if request.status is Status.WAITING:
+    def _plan_trial(self, draft: Draft) -> None:
+        """A step of suspects alone, as many of those that are tried as fit."""
+        for request in tuple(self._suspects.tried):
+            if not draft.budget:
+                break
+            if request.status is Status.RUNNING:
+                self._plan_prompt(draft, request)
+            elif self._free_slots:
                 self._admit(draft, request)
+        if draft.requests:
+            self._trial = draft.step_id
 
     # ---- reports ----
 
@@ -405,3 +446,6 @@ class Scheduler:
         assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)
+        self._suspects.check_integrity()
+        assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)
+        assert self._forks.keys() <= self.requests.keys()

@@ -17,6 +17,8 @@ class Gate(Enum):
     """What the tiers outside have of its prompt comes to the CPU tier."""
     KV_LOAD = auto()
     """Its blocks come from the CPU tier to the device; it may be running already, and have no part in steps yet."""
+    SUSPECT = auto()
+    """A step that it was part of has failed: it runs only in the steps that look for the culprit, and may be running already."""
 
 
 class Status(Enum):
@@ -33,6 +35,7 @@ class RequestState:
     planned    tokens whose computation has been submitted
     computed   tokens whose keys and values are known to be in the cache
     pending    output tokens that steps in flight will sample
+    failed_at  tokens that it is to have computed before it is no suspect any more
     run        grows whenever the request leaves its slot: what an older run still has in flight is discarded
     """
 
@@ -44,7 +47,7 @@ class RequestState:
         "computed",
         "entered",
         "eos_ids",
-        "faults",
+        "failed_at",
         "gates",
         "given",
         "holding",
@@ -52,6 +55,7 @@ class RequestState:
         "num_prompt",
         "pending",
         "planned",
+        "put_off_run",
         "record",
         "run",
         "scored",
@@ -69,7 +73,9 @@ class RequestState:
         self.holding = holding
         self.tokens = record.prompt_ids + record.output_ids
         self.num_prompt = len(record.prompt_ids)
-        self.given = self.planned = self.computed = self.pending = self.run = self.faults = 0
+        self.given = self.planned = self.computed = self.pending = self.run = self.failed_at = 0
+        self.put_off_run = -1
+        """The run of which the log says that it waits for blocks."""
         self.scored = record.scored
         self.status = Status.WAITING
         self.gates: set[Gate] = set()

@@ -132,6 +132,17 @@ class HostIndex:
             name = self._before[held, name]
         return path
 
+    def give_up(self, chunk: Chunk) -> None:
+        """It is found no more, and its slot is free as soon as it is not pinned."""
+        if chunk not in self._slots:
+            return
+        if self._told is not None and self.has(chunk):
+            self._told.gone(chunk)
+        if chunk in self._pins:
+            self._doomed.add(chunk)
+        else:
+            self._drop(chunk)
+
     def clear(self) -> None:
         """Gives up all of it; what is pinned, once it is not."""
         if self._told is not None:

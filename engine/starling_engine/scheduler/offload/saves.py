@@ -79,6 +79,12 @@ class Saves:
             self._keeps.add(job.chunks)
         self._save()
 
+    def forget(self, names: list[bytes]) -> None:
+        """Chunks that end in one of these names hold what may be wrong. What lies outside already stays there."""
+        for chunk in [(group, name) for group in self._map.groups for name in names]:
+            self._unsaved.pop(chunk, None)
+            self._host.give_up(chunk)
+
     def clear(self) -> None:
         self._unsaved.clear()
 

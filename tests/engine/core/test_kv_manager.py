@@ -1,0 +1,105 @@
+"""Reservations, windows and prefix hits: what the manager promises is there when it is wanted."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
+from starling_engine.params import SamplingParams
+
+from tests.engine.toy import ToyEngine, expected_output, groups_of
+
+FULL = KVSpec(8, 1, 8, 4)
+
+
+def params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(16, 32), (20, 24), (64, 8)])
+def test_a_prompt_that_was_let_in_gets_its_blocks_whatever_others_take(window: int, chunk: int) -> None:
+    """What its window gives back stays its own until it is computed; else it is preempted half-way."""
+    kv = KVManager(groups_of(8, window), 60, chunk=chunk)
+    holding = kv.holding(b"root")
+    assert kv.admit(holding, [[], []], 240)
+    for end in [*range(chunk, 240, chunk), 240]:
+        kv.pool.take(kv.num_available)
+        kv.grow(holding, end)
+        kv.leave_window(holding, end)
+    assert holding.num_blocks == 30 and holding.reserved == 0
+    kv.release(holding)
+    assert kv.reserved == 0
+
+
+def test_who_is_let_in_leaves_all_groups_of_the_others_a_block() -> None:
+    groups = [KVGroup(FULL, (0,)), *(KVGroup(WindowSpec(8, 1, 8, 4, 64), (layer,)) for layer in range(1, 7))]
+    engine = ToyEngine(groups=groups, num_blocks=64, prefix_caching=False)
+    for number in range(3):
+        engine.add(f"first {number}", [number, *range(11)], params(40))
+    engine.step()
+    engine.add("next", [9, *range(8)], params(3))
+    while not any(request.record.id == "next" for request in engine.scheduler.running):
+        engine.step()
+    assert engine.kv.num_available >= 7 * (len(engine.scheduler.running) - 1), "each block boundary wants one a group"
+    engine.run()
+
+
+def test_a_row_with_an_error_leaves_nothing_that_others_find() -> None:
+    engine = ToyEngine(budget=16)
+    engine.worker.broken = {7}
+    prompt = [7, *range(40)]
+    engine.add("a", prompt, params(4))
+    engine.run()
+    assert engine.finished["a"].error == "not finite"
+    engine.worker.broken = set()
+    engine.add("b", prompt, params(4))
+    engine.run()
+    assert engine.cached["b"] == 0
+    assert engine.outputs["b"] == expected_output(prompt, params(4), 0, 128)
+
+
+def test_what_was_there_before_the_error_stays() -> None:
+    engine = ToyEngine()
+    shared = [7, *range(31)]
+    engine.add("a", shared, params(4))
+    engine.run()
+    engine.worker.broken = {7}
+    engine.add("b", [*shared, *range(20)], params(4))
+    engine.run()
+    engine.worker.broken = set()
+    engine.add("c", [*shared, *range(20)], params(4))
+    engine.run()
+    assert (engine.finished["b"].error, engine.cached["c"]) == ("not finite", 32)
+
+
+def test_a_prefix_is_not_looked_for_again_while_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of the queue may wait for blocks for many steps."""
+    engine = ToyEngine(num_blocks=14, block_size=8, max_model_len=128)
+    engine.add("running", list(range(60)), params(40))
+    engine.step()
+    engine.add("waiting", list(range(1, 61)), params(4))
+    looks = itertools.count()
+    look = KVManager._hit_table
+    monkeypatch.setattr(KVManager, "_hit_table", lambda *args: (next(looks), look(*args))[1])
+    for _ in range(3):
+        engine.step()
+    assert next(looks) == 1, "no block was named or taken"
+    engine.run()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_hit_is_the_longest_that_every_group_can_go_on_from(data: st.DataObject) -> None:
+    window, count = data.draw(st.sampled_from([0, 1, 2, 8, 9, 20])), data.draw(st.integers(0, 12))
+    kv = KVManager(groups_of(8, window)[-1:], 40)
+    names = [bytes([number]) * 32 for number in range(count)]
+    there = data.draw(st.sets(st.sampled_from(range(count)))) if count else set()
+    for number in there:
+        (block,) = kv.pool.take(1)
+        kv.pool.remember(0, names[number], block)
+    limit = data.draw(st.integers(0, count))
+    spec = kv.groups[0].spec
+    possible = [length for length in range(limit + 1) if there.issuperset(range(spec.first_needed_block(length * 8), length))]
+    assert kv._hit_length(0, names, limit) == max(possible)

@@ -1,0 +1,121 @@
+"""A step that fails: the request to blame is found by halves, and nobody else ends for it."""
+
+import logging
+
+import pytest
+from starling_engine.params import SamplingParams
+
+from tests.engine.toy import ToyEngine, expected_output
+
+BAD = 49
+
+
+def params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_failing_request_is_found_and_the_others_go_on(depth: int) -> None:
+    engine = ToyEngine(depth=depth)
+    engine.worker.fail_on = {BAD}
+    engine.add("good", [1, 2, 3], params(20))
+    engine.step()
+    engine.add("bad", [BAD, 2, 3], params(20))
+    engine.add("fine", [4, 5, 6], params(20))
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+    for name, prompt in (("good", [1, 2, 3]), ("fine", [4, 5, 6])):
+        assert engine.outputs[name] == expected_output(prompt, params(20), 0, 128)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_bystander_of_many_faults_is_not_to_blame(depth: int) -> None:
+    engine = ToyEngine(depth=depth)
+    engine.worker.fail_on = {BAD}
+    engine.add("bystander", [1, 2, 3], params(100))
+    for number in range(6):
+        engine.step()
+        engine.add(f"bad {number}", [BAD, number, 3], params(20))
+        while f"bad {number}" not in engine.finished:
+            engine.step()
+    engine.run()
+    assert engine.outputs["bystander"] == expected_output([1, 2, 3], params(100), 0, 128)
+    assert {delta.error for name, delta in engine.finished.items() if name != "bystander"} == {"boom"}
+
+
+def test_who_fails_late_in_a_prompt_is_found_too() -> None:
+    """Each passes its first chunk alone, so nothing is known before it has come as far as the step that failed."""
+    engine = ToyEngine(budget=32, prefix_caching=False)
+    engine.worker.fail_from = {BAD: 50}
+    prompts = {name: [first, *range(40)] for name, first in (("a", 1), ("bad", BAD), ("b", 2))}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, params(30))
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+    for name in ("a", "b"):
+        assert engine.outputs[name] == expected_output(prompts[name], params(30), 0, 128)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_of_many_is_found_in_few_steps(depth: int) -> None:
+    engine = ToyEngine(depth=depth, max_num_seqs=64, budget=256, num_blocks=256)
+    engine.worker.fail_on = {BAD}
+    for number in range(63):
+        engine.add(str(number), [1, number % 50, 3], params(60))
+    engine.add("bad", [BAD, 2, 3], params(20))
+    steps = 0
+    while len([tokens for name, tokens in engine.outputs.items() if tokens and name != "bad"]) < 63:
+        engine.step()
+        steps += 1
+    assert steps <= 4 * 6, "halves of halves, and others have every second step"
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+
+
+def test_new_requests_run_while_the_culprit_is_looked_for() -> None:
+    engine = ToyEngine(max_num_seqs=32, budget=128, num_blocks=128)
+    engine.worker.fail_on = {BAD}
+    for number in range(15):
+        engine.add(str(number), [1, number, 3], params(60))
+    engine.add("bad", [BAD, 2, 3], params(20))
+    engine.step()
+    engine.add("new", [7, 8, 9], params(3))
+    while "new" not in engine.finished:
+        engine.step()
+    assert "bad" not in engine.finished, "it ran before the search was over"
+    engine.run()
+
+
+def test_a_suspect_that_is_aborted_is_forgotten() -> None:
+    engine = ToyEngine()
+    engine.worker.fail_on = {BAD}
+    engine.add("good", [1, 2, 3], params(20))
+    engine.add("bad", [BAD, 2, 3], params(20))
+    engine.step()
+    engine.scheduler.abort("bad")
+    engine.scheduler.check_integrity()
+    engine.run()
+    assert engine.outputs["good"] == expected_output([1, 2, 3], params(20), 0, 128)
+
+
+def test_the_log_says_of_each_request_what_became_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """By its id: refused, put off, preempted, computed again."""
+    caplog.set_level(logging.INFO, "starling.scheduler")
+    engine = ToyEngine(num_blocks=9, max_num_waiting=1, max_num_seqs=3, prefix_caching=False)
+    engine.worker.fail_on = {BAD}
+    engine.add("long", list(range(30)), params(40))
+    engine.add("short", list(range(20)), params(40))
+    engine.add("late", list(range(25)), params(4))
+    engine.add("much", list(range(8)) * 16, params(4))
+    engine.run()
+    engine.add("bad", [BAD, 2, 3], params(20))
+    engine.add("fine", [4, 5, 6], params(20))
+    engine.run()
+    said = {name: [line for line in caplog.messages if line.startswith(f"{name} ")] for name in ("short", "late", "much", "fine")}
+    assert said["short"][0].startswith("short is preempted at 24 of 25 tokens")
+    assert said["short"][0].endswith("short needs more (1 blocks wanted, 0 free and not promised)")
+    assert said["late"][0].startswith("late is put off: up to 4 blocks wanted for 25 tokens")
+    assert said["much"] == [
+        "much is refused: prompt: the prompt has 128 tokens, but at most 64 fit the model's length and the KV cache"
+    ]
+    assert said["fine"][0].startswith("fine is computed again") and said["fine"][0].endswith("failed: boom")
