@@ -15,6 +15,10 @@ from starling_engine.core.log_lines import LogLineFormatter
 
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
+YIELDING = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that wait for others sleep, unless the environment says otherwise: by default OpenMP has them spin for milliseconds, on
+the very core that the thread they wait for needs where there is a neighbour.
+"""
 
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
@@ -23,7 +27,8 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess
     Ctrl-C goes to a terminal's whole process group: in a session of its own it lives on until its parent has drained.
     """
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True)
+    environment = YIELDING | os.environ
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True)
 
 
 def import_for_good(name: str) -> ModuleType:
