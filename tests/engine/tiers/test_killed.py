@@ -23,7 +23,7 @@ def test_200_kills_leave_a_folder_that_serves_right(tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     done = re.match(r"(\d+) objects, (\d+) kills", run.stdout)
-    assert done is not None and int(done[1]) > 40 and int(done[2]) > 0, f"it has tried what it should: {run.stdout}"
+    assert done is not None and int(done[1]) > killed.FITS and int(done[2]) > 0, f"some were evicted, some cut off: {run.stdout}"
 
     assert [wrong for _, wrong in verify(tmp_path) if wrong] == []
     tier = quiet_tier(tmp_path, killed.LIMIT)
