@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import time
+import uuid
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -30,6 +31,14 @@ CAUSE_LOOK_SECONDS = 0.05
 DeltaSink = Callable[[Delta], None]
 
 _decode = msgspec.msgpack.Decoder(FromCore).decode
+
+
+class OpenRequest(NamedTuple):
+    """`wire_id` is what the core calls it: the request's id and what no other Add has."""
+
+    wire_id: str
+    attempt: int
+    sink: DeltaSink
 
 
 class CoreClient:
@@ -60,8 +69,9 @@ class CoreClient:
         """Whether it ended, or ends, only because another core of the group had."""
         self._process = process
         self._progress_timeout = progress_timeout
-        self._sinks: dict[str, tuple[int, DeltaSink]] = {}
-        """Attempt and sink of each open request."""
+        self._open: dict[str, OpenRequest] = {}
+        """By id. The core may still answer one that was closed, so an id that comes again must be another one there."""
+        self._nonce = uuid.uuid4().hex[:8]
         self._tasks: list[asyncio.Task[None]] = []
         self.taking = False
         """Whether the core takes requests now."""
@@ -85,12 +95,12 @@ class CoreClient:
     @property
     def load(self) -> int:
         """How busy the core is, for choosing among several."""
-        return 4 * self.stats.waiting + max(self.stats.running, len(self._sinks) - self.stats.waiting)
+        return 4 * self.stats.waiting + max(self.stats.running, len(self._open) - self.stats.waiting)
 
     @property
     def idle(self) -> bool:
         """No request of this frontend is there."""
-        return not self._sinks
+        return not self._open
 
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
@@ -123,14 +133,16 @@ class CoreClient:
         """Sends a request whose deltas go to `sink`. Raises EngineDead, or InvalidRequest for an id that is in use."""
         self.check()
         request = message.request
-        if request.id in self._sinks and self._sinks[request.id][0] >= request.attempt:
+        if request.id in self._open:
             raise InvalidRequest(f"a request with id {request.id!r} is running already", "request_id")
-        self._sinks[request.id] = (request.attempt, sink)
-        await self.send(message)
+        wire_id = f"{request.id}#{self._nonce}-{next(self._numbers)}"
+        parent = self._open.get(request.fork_of or "")
+        self._open[request.id] = OpenRequest(wire_id, request.attempt, sink)
+        await self.send(Add(msgspec.structs.replace(request, id=wire_id, fork_of=parent.wire_id if parent else None)))
 
     def abort(self, ids: list[str]) -> None:
         """Ends requests, without waiting; those that have ended are ignored."""
-        own = [i for i in ids if self._sinks.pop(i, None) is not None]
+        own = [closed.wire_id for i in ids if (closed := self._open.pop(i, None)) is not None]
         if own and self.failure is None:
             sent = asyncio.ensure_future(self.send(Abort(own)))
             self._sends.add(sent)
@@ -238,12 +250,14 @@ class CoreClient:
         self._progress = pong.progress
 
     def _deliver(self, delta: Delta) -> None:
-        attempt, sink = self._sinks.get(delta.id, (None, None))
-        if sink is None or attempt != delta.attempt:
+        request_id = delta.id.rpartition("#")[0]
+        request = self._open.get(request_id)
+        if request is None or request.wire_id != delta.id:
             return
         if delta.finish_reason is not None:
-            del self._sinks[delta.id]
-        sink(delta)
+            del self._open[request_id]
+        delta.id = request_id
+        request.sink(delta)
 
     # ---- health ----
 
@@ -288,8 +302,8 @@ class CoreClient:
 
     def _end_all(self, reason: str | None) -> None:
         """Without a reason they are only at the wrong core."""
-        sinks, self._sinks = self._sinks, {}
-        for request_id, (attempt, sink) in sinks.items():
+        requests, self._open = self._open, {}
+        for request_id, (_, attempt, sink) in requests.items():
             sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))
 
 

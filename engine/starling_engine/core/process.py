@@ -4,6 +4,7 @@ Started by `launcher` with its configuration on standard input, which stays open
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -51,6 +52,10 @@ IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
 SWITCH_POLL_MS = 5
 """While workers prepare an epoch or switch to it, move chunks between tiers, fall asleep or wake."""
+RECEIVE_SECONDS = 0.005
+"""For which messages are taken before the next step, however many there are; one that takes longer is taken alone."""
+ALIVE_SECONDS = 0.5
+"""Between two words to frontends whose pings lie behind what could not be taken yet."""
 FRONTEND_TIMEOUT = 15.0
 """Seconds without a word from a frontend after which its requests are aborted."""
 
@@ -70,6 +75,7 @@ class CoreProcess:
         self._owners: dict[str, bytes] = {}
         self._last_heard: dict[bytes, float] = {}
         self._greeted: set[bytes] = set()
+        self._said_alive = 0.0
         self._leader: tuple[int, bytes] | None = None
         """The epoch of the order that has not been answered yet, and who gave it."""
         self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
@@ -122,8 +128,13 @@ class CoreProcess:
             logger.warning("not all of the cached keys and values has been written: %s", error)
 
     def _receive(self, timeout_ms: int) -> None:
-        """Takes all messages that are there; waits for the first one at most `timeout_ms`."""
+        """Takes messages that are there, for RECEIVE_SECONDS at most; waits for the first one at most `timeout_ms`."""
+        end = math.inf
         while self._socket.poll(timeout_ms):
+            if time.monotonic() > end:
+                self._say_alive()
+                return
+            end = min(end, time.monotonic() + RECEIVE_SECONDS)
             identity, *frames = self._socket.recv_multipart()
             payload = b"".join(frames)
             self._last_heard[identity] = time.monotonic()
@@ -134,6 +145,12 @@ class CoreProcess:
                 continue
             self._handle(identity, message)
             timeout_ms = 0
+
+    def _say_alive(self) -> None:
+        """To all: a frontend hears a core by any answer, and a ping comes behind the requests that were sent before it."""
+        if self.core is not None and time.monotonic() - self._said_alive > ALIVE_SECONDS:
+            self._said_alive = time.monotonic()
+            self._tell_all(self._pong(self.core))
 
     def _handle(self, identity: bytes, message: FromFrontend) -> None:
         match message:
@@ -170,7 +187,10 @@ class CoreProcess:
         if identity not in self._greeted:
             self._greeted.add(identity)
             self._send(identity, self._hello(self.core))
-        self._send(identity, Pong(self.incarnation, self.executor.progress, self.core.has_work, self._stats()))
+        self._send(identity, self._pong(self.core))
+
+    def _pong(self, core: EngineCore) -> Pong:
+        return Pong(self.incarnation, self.executor.progress, core.has_work, self._stats())
 
     def _hello(self, core: EngineCore) -> Hello:
         held = core.scheduler.kv.max_tokens
@@ -227,7 +247,7 @@ class CoreProcess:
         if self._publisher is not None and core.events is not None and (events := core.events.take()):
             self._publisher.publish(events)
 
-    def _tell_all(self, message: Member | Rearranged | SleepState) -> None:
+    def _tell_all(self, message: Member | Rearranged | SleepState | Pong) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 

@@ -1,0 +1,68 @@
+"""What comes from frontends: an id that comes again, and more messages than a step should wait for."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from starling_engine.core import process
+from starling_engine.core.messages import Add, FromCore, Ping, Pong, Shutdown
+from starling_engine.delta import Delta
+from starling_engine.params import SamplingParams
+from starling_engine.request import EngineRequest
+
+from tests.engine.held import HeldExecutor, core_process
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def request(prompt: list[int], tokens: int = 5) -> Add:
+    return Add(EngineRequest(id="x", prompt_ids=prompt, params=SamplingParams(max_tokens=tokens, ignore_eos=True)))
+
+
+async def ended(deltas: asyncio.Queue[Delta]) -> list[int]:
+    """The tokens of a request, to its end."""
+    tokens: list[int] = []
+    while True:
+        delta = await asyncio.wait_for(deltas.get(), 20)
+        assert delta.error is None
+        tokens += delta.tokens
+        if delta.finish_reason is not None:
+            return tokens
+
+
+async def test_an_id_that_comes_again_gets_no_token_of_the_one_that_was_closed(tmp_path: Path) -> None:
+    executor = HeldExecutor()
+    async with core_process(tmp_path, executor) as (client, _):
+        old: asyncio.Queue[Delta] = asyncio.Queue()
+        new: asyncio.Queue[Delta] = asyncio.Queue()
+        await client.add(request([1, 1]), old.put_nowait)
+        assert await asyncio.to_thread(executor.submitted.wait, 20)
+        client.abort(["x"])  # while its step runs
+        await client.add(request([2, 2]), new.put_nowait)
+        executor.released.set()
+        assert await ended(new) == [2] * 5
+        assert old.empty()
+
+
+async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end that was ordered behind very many messages comes after a stream that began before them. Nobody thinks it dead."""
+    monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0, raising=False)
+    executor = HeldExecutor()
+    async with core_process(tmp_path, executor) as (client, address):
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        await client.add(request([1]), deltas.put_nowait)
+        assert await asyncio.to_thread(executor.submitted.wait, 20)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as flood:
+            flood.setsockopt(zmq.SNDHWM, 0)
+            flood.setsockopt(zmq.LINGER, 0)
+            flood.connect(address)
+            flood.send(encode(Ping()))
+            for _ in range(5000):
+                flood.send(encode(request([])))  # is refused
+            flood.send(encode(Shutdown()))
+            executor.released.set()
+            assert await ended(deltas) == [1] * 5
+            answers = [msgspec.msgpack.decode(flood.recv(), type=FromCore) for _ in range(200)]
+        assert sum(isinstance(answer, Pong) for answer in answers) > 1  # besides that to its only ping
