@@ -19,6 +19,8 @@ Preempt = Literal["auto", "recompute", "swap"]
 BLOCK_SIZES = (8, 16, 32)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+MAX_NUM_WAITING_TOKENS = 1 << 23
+"""Of 4 bytes each in the core, and some 36 in the frontend: 0.3 GB."""
 SIZES = ("kv_cache_memory_bytes", "kv_cpu_bytes", "kv_fs_bytes")
 """Arguments in bytes, which may also be written like "4GiB"."""
 
@@ -58,6 +60,7 @@ class EngineArgs:
                              "auto" takes what has been measured to be faster
     kv_events                ZeroMQ endpoint at which blocks that are cached and removed are published: tcp://*:5557, or tcp://*:5557/TOPIC
     max_num_waiting          requests that may queue before new ones are refused
+    max_num_waiting_tokens   tokens of all requests that may queue; one that would be alone in the queue is never too long for it
     enforce_eager            on a GPU, launch every kernel of a step by itself in place of replaying recorded steps (CUDA graphs)
     async_scheduling         plan step n+1 while step n runs; None lets the platform decide
     enable_sleep_mode        clients of the endpoint may have the engine sleep and wake; scripts and the admin endpoint always may
@@ -75,6 +78,7 @@ class EngineArgs:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_num_waiting: int = 1024
+    max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
@@ -122,7 +126,7 @@ class EngineArgs:
         _one_of("kv_cpu_policy", self.kv_cpu_policy, get_args(EvictionPolicy))
         _one_of("kv_fs_direct", self.kv_fs_direct, get_args(Direct))
         _one_of("preempt", self.preempt, get_args(Preempt))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "max_num_waiting_tokens"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_threads"):
             if getattr(self, name) is not None:
@@ -161,6 +165,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_waiting: int = 1024
+    max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
     policy: Policy = "fcfs"
     prefix_caching: bool = True
     stages: int = 1

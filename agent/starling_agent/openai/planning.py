@@ -47,7 +47,7 @@ def plan(
     )
     _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
     _check_answer_size(prompts, params)
-    _check_sequences(endpoint, len(prompts) * params.n)
+    _check_sequences(endpoint, len(prompts) * params.n, sum(map(len, prompts)) * params.n)
     options = body.stream_options
     return Generation(
         answer_id=f"{kind}-{body.request_id or request_id}",
@@ -88,11 +88,14 @@ def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None
         )
 
 
-def _check_sequences(endpoint: Endpoint, count: int) -> None:
+def _check_sequences(endpoint: Endpoint, count: int, tokens: int) -> None:
     """They enter the queue together: more than it holds could never be served, however often it is tried again."""
-    limit = endpoint.engine.config.scheduler.max_num_waiting
+    scheduler = endpoint.engine.config.scheduler
+    limit, most = scheduler.max_num_waiting, scheduler.max_num_waiting_tokens
     if count > limit:
         raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
+    if count > 1 and tokens > most:
+        raise InvalidRequest(f"{tokens} tokens (prompts times n) were sent; at most {most} are possible at once", "prompt")
 
 
 def _priority(endpoint: Endpoint, priority: int | None) -> int:

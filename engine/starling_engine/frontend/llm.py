@@ -90,7 +90,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes one prompt or many, with one set of parameters for all or one for each; results in the prompts' order."""
         jobs = self._jobs(parse_prompts(prompts), sampling_params, priority)
-        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), use_tqdm)
+        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), self._longest(jobs), use_tqdm)
 
     def chat(
         self,
@@ -120,7 +120,7 @@ class LLM:
         # Templates write the special tokens themselves.
         prompts = [ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         jobs = self._jobs(prompts, sampling_params, 0)
-        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), use_tqdm)
+        return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), self._longest(jobs), use_tqdm)
 
     def embed(
         self,
@@ -133,7 +133,7 @@ class LLM:
         each = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
         checked = self._check(parsed, each)
         calls = [partial(self.engine.embed, ids, params) for ids, params in zip(checked, each, strict=True)]
-        return self._run_all(calls, 1, use_tqdm)
+        return self._run_all(calls, 1, max(map(len, checked), default=1), use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -147,7 +147,7 @@ class LLM:
             if len(job.ids) + params.max_tokens > longest:
                 counts = f"the prompt has {len(job.ids)} tokens and max_tokens is {params.max_tokens}"
                 raise PromptTooLong(f"{counts}, but at most {longest} are possible in all", "prompt")
-        return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, use_tqdm)
+        return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, self._longest(jobs), use_tqdm)
 
     def reset_prefix_cache(self) -> None:
         """Forgets cached prompts that no request uses."""
@@ -218,9 +218,17 @@ class LLM:
 
     # ---- many requests ----
 
-    def _run_all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], width: int, use_tqdm: bool) -> list[T]:
-        """Results in the order of `calls`, each of which runs up to `width` sequences. The first error ends the rest."""
-        at_once = max(1, self.engine.config.scheduler.max_num_waiting // width)
+    def _longest(self, jobs: Sequence[_Job]) -> int:
+        """Tokens, with the output, of the longest sequence that may come of them."""
+        limit = self.engine.config.scheduler.max_model_len
+        return max((min(limit, len(job.ids) + (job.params.max_tokens or limit)) for job in jobs), default=1)
+
+    def _run_all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], width: int, longest: int, use_tqdm: bool) -> list[T]:
+        """Results in the order of `calls`, each of which runs up to `width` sequences of at most `longest` tokens. The first error
+        ends the rest.
+        """
+        most = self.engine.config.scheduler
+        at_once = max(1, min(most.max_num_waiting // width, most.max_num_waiting_tokens // (width * longest)))
         with tqdm(total=len(calls), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             return self._thread.run(_gather(calls, at_once, lambda: bar.update()))
 

@@ -31,6 +31,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_waiting=args.max_num_waiting,
+        max_num_waiting_tokens=args.max_num_waiting_tokens,
         policy=args.scheduling_policy,
         prefix_caching=args.enable_prefix_caching,
         stages=args.pipeline_parallel_size,

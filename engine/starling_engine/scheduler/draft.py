@@ -55,7 +55,7 @@ class Draft:
         record = request.record
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.holding.tables]
-        tokens, done = request.tokens.copy(), request.planned
+        tokens, done = request.tokens.tolist(), request.planned
         request.given = len(tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
 

@@ -1,71 +1,74 @@
 """The waiting requests, in the order in which they may start."""
 
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
 
 from starling_engine.config import Policy
 from starling_engine.scheduler.state import RequestState
 
 
-class WaitingQueue(Protocol):
+class WaitingQueue(ABC):
     """Iteration goes from first to last; only the request that it stands at may be removed meanwhile, which ends it."""
 
-    def add(self, request: RequestState) -> None: ...
+    _items: deque[RequestState] | list[RequestState]
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Of all requests, prompts and output: none grows while it waits."""
+
+    def add(self, request: RequestState) -> None:
+        self.num_tokens += len(request.tokens)
+        self._insert(request)
 
     def put_back(self, request: RequestState) -> None:
         """A preempted request: before all that arrived later."""
-        ...
+        self.num_tokens += len(request.tokens)
+        self._insert_again(request)
 
-    def remove(self, request: RequestState) -> None: ...
+    def remove(self, request: RequestState) -> None:
+        self._items.remove(request)
+        self.num_tokens -= len(request.tokens)
 
-    def __iter__(self) -> Iterator[RequestState]: ...
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._items)
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @abstractmethod
+    def _insert(self, request: RequestState) -> None: ...
+
+    @abstractmethod
+    def _insert_again(self, request: RequestState) -> None: ...
 
 
-class FcfsQueue:
+class FcfsQueue(WaitingQueue):
     """First come, first served."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: deque[RequestState] = deque()
 
-    def add(self, request: RequestState) -> None:
+    def _insert(self, request: RequestState) -> None:
         self._items.append(request)
 
-    def put_back(self, request: RequestState) -> None:
+    def _insert_again(self, request: RequestState) -> None:
         self._items.appendleft(request)
 
-    def remove(self, request: RequestState) -> None:
-        self._items.remove(request)
 
-    def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
-class PriorityQueue:
+class PriorityQueue(WaitingQueue):
     """Lower priority number first, then by arrival."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: list[RequestState] = []
 
-    def add(self, request: RequestState) -> None:
+    def _insert(self, request: RequestState) -> None:
         insort(self._items, request, key=lambda r: r.order)
 
-    put_back = add
-
-    def remove(self, request: RequestState) -> None:
-        self._items.remove(request)
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
+    _insert_again = _insert
 
 
 def make_queue(policy: Policy) -> WaitingQueue:

@@ -74,6 +74,9 @@ class Scheduler:
             text = f"{len(self.waiting)} requests are waiting already"
             logger.info("%s is refused: %s", record.id, text)
             return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
+        if not record.attempt and self.waiting.num_tokens and self.waiting.num_tokens + length > self.config.max_num_waiting_tokens:
+            text = f"{self.waiting.num_tokens} tokens are waiting already, and {length} more are too many"
+            return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
         if params.max_tokens is not None and len(record.output_ids) >= params.max_tokens:
             return Delta(record.id, record.attempt, finish_reason="length")
         return None

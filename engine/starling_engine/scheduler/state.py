@@ -1,6 +1,9 @@
 """What the scheduler knows of one request."""
 
+from array import array
 from enum import Enum, auto
+
+import msgspec
 
 from starling_engine.delta import Delta
 from starling_engine.kv.manager import Holding
@@ -30,7 +33,7 @@ class Status(Enum):
 class RequestState:
     """Counts of one request, all in tokens.
 
-    tokens     prompt and confirmed output
+    tokens     prompt and confirmed output; int32, for many prompts may wait
     given      tokens that the workers were sent with it: of later ones each knows what its own device sampled
     planned    tokens whose computation has been submitted
     computed   tokens whose keys and values are known to be in the cache
@@ -69,9 +72,10 @@ class RequestState:
 
     def __init__(self, record: EngineRequest, holding: Holding, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
         params = record.params
-        self.record = record
+        self.record = msgspec.structs.replace(record, prompt_ids=[], output_ids=[])
+        """Without its tokens, which are held once."""
         self.holding = holding
-        self.tokens = record.prompt_ids + record.output_ids
+        self.tokens = array("i", record.prompt_ids) + array("i", record.output_ids)
         self.num_prompt = len(record.prompt_ids)
         self.given = self.planned = self.computed = self.pending = self.run = self.failed_at = 0
         self.put_off_run = -1

@@ -83,6 +83,9 @@ def serve(
     max_num_waiting: Annotated[
         int, _option("--max-num-waiting", text="Requests that may queue; further ones get 429.", panel=ENGINE)
     ] = 1024,
+    max_num_waiting_tokens: Annotated[
+        int, _option("--max-num-waiting-tokens", text="Tokens that may queue; further ones get 429.", panel=ENGINE)
+    ] = 1 << 23,
     scheduling_policy: Annotated[str, _option("--scheduling-policy", text="fcfs or priority.", panel=ENGINE)] = "fcfs",
     async_scheduling: Annotated[
         bool | None,

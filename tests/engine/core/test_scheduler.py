@@ -1,11 +1,14 @@
 """The scheduler over a toy worker that checks every page it reads."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starling_engine.config import Policy
 from starling_engine.params import SamplingParams
+from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import StepResult
 
 from tests.engine.toy import ToyEngine, expected_output
@@ -183,6 +186,47 @@ def test_a_full_queue_refuses() -> None:
     engine.run()
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_queue_is_full_of_tokens_too(policy: Policy) -> None:
+    engine = ToyEngine()
+    engine.scheduler.config = replace(engine.scheduler.config, max_num_waiting_tokens=30)
+    engine.scheduler.waiting = make_queue(policy)
+    assert engine.add("alone", prompt_of(40), params(1)) is None, "one that is alone may be of any length"
+    refused = engine.add("more", prompt_of(4), params(1))
+    assert refused is not None and refused.refused and "40 tokens" in (refused.error or "")
+    assert engine.add("moved", prompt_of(4), params(1), attempt=1) is None, "another core had accepted it"
+    engine.run()
+    assert engine.scheduler.waiting.num_tokens == 0
+    assert [engine.add(str(i), prompt_of(10), params(1)) is None for i in range(4)] == [True, True, True, False]
+    engine.run()
+
+
+def test_a_token_that_waits_takes_four_bytes() -> None:
+    engine = ToyEngine()
+    ids = list(range(1000, 1060))
+    engine.add("a", ids, params(1))
+    waiting = next(iter(engine.scheduler.waiting))
+    assert len(memoryview(waiting.tokens)) * waiting.tokens.itemsize == 4 * len(ids)
+    assert not waiting.record.prompt_ids, "nor are they held twice"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failing_request_is_found_and_the_others_go_on(depth: int) -> None:
+    engine = ToyEngine(depth=depth)
+    engine.worker.fail_on = {49}
+    engine.add("good", [1, 2, 3], params(20))
+    engine.step()
+    engine.add("bad", [49, 2, 3], params(20))
+    engine.add("fine", [4, 5, 6], params(20))
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+    for name, prompt in (("good", [1, 2, 3]), ("fine", [4, 5, 6])):
+        assert engine.outputs[name] == expected_output(prompt, params(20), 0, 128)
+
+
+>>>>>>> 6843abb (Scheduler: the queue is bounded in tokens as well, and a token that waits takes four bytes)
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
