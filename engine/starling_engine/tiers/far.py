@@ -73,7 +73,7 @@ class FarTier(Protocol):
         ...
 
     def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Whether there is an object, for each key; a hint. Raises FarError."""
+        """Whether there is an object, for each key, of few chunks: they have one time limit. A hint. Raises FarError."""
         ...
 
     def read(self, key: ObjectKey, into: memoryview) -> None:

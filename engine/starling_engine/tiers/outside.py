@@ -39,5 +39,6 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
         row = group.spec.page_bytes // (planes * group.spec.num_kv_heads * config.block_size)
         own = part_of(model, group, tensor, stage)
         writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != own for lower in range(place.tp))
-        shares.append(GroupShare(covers(model, group, tensor, stage), planes, row * CHUNK, writes))
+        window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk
+        shares.append(GroupShare(covers(model, group, tensor, stage), planes, row * CHUNK, writes, window))
     return shares

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,6 +18,10 @@ from starling_engine.tiers.parts import overlap
 
 PROBES = 4
 """Chunks of a group with which a layout is tried."""
+FIND_SLICE = 64
+"""Chunks that are looked for at once: each has the time limits of one operation, and after a miss none is looked for."""
+FIND_SECONDS = 1.5
+"""After which what was not looked for counts as missing: requests wait 3 s, and are to get what was found by then."""
 REMEMBERED = 65536
 """Chunks of which is known where they were found."""
 
@@ -31,6 +35,8 @@ class GroupShare:
     run_bytes: int
     writes: bool = True
     """Whether it is this rank that writes what several hold alike."""
+    window: int = 0
+    """Chunks from the end of a prefix that a next token reads; 0 for all of them."""
 
     def shape(self, part: Part) -> tuple[int, int, int, int]:
         """[layers, planes, heads, bytes of a run]."""
@@ -63,14 +69,50 @@ class FarShare:
                 setattr(report, name, getattr(report, name) + value)
 
     def find(self, chunks: Sequence[Chunk]) -> list[bool]:
-        """Whether all that this rank needs of each is in one tier, under one layout."""
+        """Whether all that this rank needs of each is in one tier, under one layout.
+
+        The chunks of each group are in the order of one prefix. What is missing in a group without a window ends it: nothing behind
+        is looked for, nor anything after FIND_SECONDS.
+        """
+        end = time.monotonic() + FIND_SECONDS
         found = [not self._groups[group].covers for group, _ in chunks]
-        for tier in self.tiers:
-            before = sum(found)
-            with suppress(FarError):
-                self._find_in(tier, chunks, found)
-            self._count(tier, queries=len(chunks) - before, hits=sum(found) - before)
+        whole = [i for i, (group, _) in enumerate(chunks) if not self._groups[group].window]
+        places = {name: at for at, name in enumerate(dict.fromkeys(name for _, name in chunks))}
+        hit = len(places)
+        for part in _slices(whole):
+            if time.monotonic() < end:
+                self._find_slice(chunks, part, found)
+            missing = next((i for i in part if not found[i]), None)
+            if missing is not None:
+                hit = places[chunks[missing][1]]
+                break
+        for group in range(len(self._groups)):
+            if self._groups[group].window:
+                own = [i for i, (g, name) in enumerate(chunks) if g == group and places[name] < hit]
+                self._find_tail(chunks, own, self._groups[group].window, found, end)
         return found
+
+    def _find_tail(self, chunks: Sequence[Chunk], own: list[int], window: int, found: list[bool], end: float) -> None:
+        """Of a group with a window, what the longest prefix needs that has all of it, and no more."""
+        while own and time.monotonic() < end:
+            needed = own[-window:]
+            for part in _slices(needed):
+                self._find_slice(chunks, part, found)
+            missing = next((at for at, i in enumerate(needed) if not found[i]), None)
+            if missing is None:
+                return
+            own = own[: len(own) - len(needed) + missing]
+
+    def _find_slice(self, chunks: Sequence[Chunk], which: list[int], found: list[bool]) -> None:
+        asked = [i for i in which if not found[i]]
+        there = [False] * len(asked)
+        for tier in self.tiers:
+            before = sum(there)
+            with suppress(FarError):
+                self._find_in(tier, [chunks[i] for i in asked], there)
+            self._count(tier, queries=len(asked) - before, hits=sum(there) - before)
+        for i, has in zip(asked, there, strict=True):
+            found[i] = has
 
     def _find_in(self, tier: FarTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
         """One layout after another; most are unlike what anybody wrote, so each is tried with a few chunks of each group first."""
@@ -148,6 +190,10 @@ class FarShare:
     def close(self) -> None:
         for tier in self.tiers:
             tier.close()
+
+
+def _slices(which: list[int]) -> Iterator[list[int]]:
+    return (which[start : start + FIND_SLICE] for start in range(0, len(which), FIND_SLICE))
 
 
 def _probes(chunks: Sequence[Chunk], missing: list[int]) -> list[int]:

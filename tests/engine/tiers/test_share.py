@@ -1,8 +1,10 @@
 """What ranks of one layout keep outside, ranks of any other layout find and put together."""
 
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from starling_engine.layout import ParallelLayout
 from starling_engine.models.config import ModelConfig, load_model_config
 from starling_engine.models.kv import kv_specs
 from starling_engine.tiers.far import FarCounters, FarError, Missing, ObjectKey, Part
+from starling_engine.tiers.folder import outage
 from starling_engine.tiers.outside import group_shares
 from starling_engine.tiers.share import FarShare, GroupShare
+
+from tests.engine.tiers.objects import PART, key, quiet_tier
 
 MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
 NAMES = [bytes([i]) * 32 for i in range(4)]
@@ -109,12 +114,47 @@ def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows:
             chunks = [(group, name) for group in range(len(groups)) for name in range(len(NAMES))]
             found = share.find([(group, NAMES[name]) for group, name in chunks])
             for (group, name), has in zip(chunks, found, strict=True):
-                assert has == (not rank[group].covers or bool(group or name or not windows[0])), (writer, reader, group, name)
+                needed = name >= len(NAMES) - (rank[group].window or len(NAMES))
+                assert has == (needed or not rank[group].covers), (writer, reader, group, name)
                 if has and rank[group].covers:
                     expected = own(rank[group], whole[group][name])
                     into = bytearray(expected.nbytes)
                     assert share.fetch((group, NAMES[name]), memoryview(into))
                     assert bytes(into) == expected.tobytes()
+
+
+def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() -> None:
+    shelf, part = Shelf(), Part(0, 1, 0, 1)
+    names = [n.to_bytes(32, "big") for n in range(300)]
+    shelf.objects = {ObjectKey(name, 0, part): b"" for name in names[:100]} | {ObjectKey(name, 1, part): b"" for name in names}
+    del shelf.objects[ObjectKey(names[98], 1, part)]
+    share = FarShare([shelf], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
+    chunks = [(group, name) for name in names for group in range(2)]
+    found = {chunk for chunk, there in zip(chunks, share.find(chunks), strict=True) if there}
+    assert {names.index(name) for group, name in found if group == 0} == set(range(100))
+    assert {names.index(name) for group, name in found if group == 1} == {95, 96, 97, 99}, "what 98 chunks need, and those of 100"
+    assert share.reports()["shelf"].queries < 150
+
+
+def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount with 2 ms a stat takes longer for a long prompt than a folder may that works."""
+    monkeypatch.setattr(outage, "SLOW_READ", 3.0)
+    clock, tier = [0.0], quiet_tier(tmp_path)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    tier._health.folder._clock = lambda: clock[0]
+    stat, names = os.stat, [key(n).name for n in range(2048)]
+    there = {str(tier._layout.path_of(key(n))) for n in range(2000)}
+
+    def slow(path: str | Path, **more: Any) -> object:
+        clock[0] += 0.002
+        return stat(tmp_path) if str(path) in there else stat(path, **more)
+
+    monkeypatch.setattr("os.stat", slow)
+    found = FarShare([tier], [GroupShare([[PART]], 1, 1)]).find([(0, name) for name in names])
+    count = sum(found)
+    assert found == [True] * count + [False] * (2048 - count)
+    assert count >= 700, "those of 1.5 s"
+    assert not tier._health.folder.is_open and not tier.counters.errors
 
 
 def test_a_tier_that_is_out_of_order_keeps_nothing_from_the_others() -> None:

@@ -77,10 +77,9 @@ class StoreTier:
     def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
         names = [store_key(self._fingerprint, key) for key in keys]
         found: list[bool] = []
-        deadline = self._deadline()
         with self._use() as client:
             for start in range(0, len(names), FIND_KEYS):
-                codes = client.call("find", names[start : start + FIND_KEYS], deadline)
+                codes = client.call("find", names[start : start + FIND_KEYS], self._deadline())
                 if min(codes) < 0:
                     raise self._failed(client, "find", min(codes))
                 found += [code == 1 for code in codes]
