@@ -1,9 +1,11 @@
 """What the endpoint is told at start-up, resolved and frozen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starling_engine.errors import ConfigError
+
+from starling_agent.server.keys import ApiKeys
 
 MIB = 1024 * 1024
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -41,7 +43,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
     allowed_origins: tuple[str, ...] = ()
     rate_limit: RateLimit | None = None
     max_body_bytes: int = 32 * MIB

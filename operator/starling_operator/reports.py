@@ -17,6 +17,7 @@ from starling_operator.logs import Key, about
 from starling_operator.plan.config import TOKEN_KEY
 from starling_operator.plan.names import admin_secret
 from starling_operator.plan.observed import Manifest, Pod
+from starling_operator.plan.pin import pin_of
 
 WAIT = 30.0
 """Well below the 60 s after which an agent that does not answer counts as silent."""
@@ -40,10 +41,11 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """One task asks one address with one token. `tried`: it has had an answer, or none."""
+    """One task asks one address with one token, and tells one commit. `tried`: it has had an answer, or none."""
 
     address: str
     token: str
+    commit: str | None
     task: asyncio.Task[None]
     tried: asyncio.Event
 
@@ -64,15 +66,17 @@ class Reports:
     def follow(self, key: Key, pods: Iterable[Pod], children: Mapping[tuple[str, str], Manifest]) -> None:
         """From now on asks these pods of the service, and no others."""
         token = token_of(key, children)
+        commits = {pod.uid: pin_of(key[1], pod.revision, children) for pod in pods}
         wanted = {pod.uid: pod.address for pod in pods if token and pod.phase == "Running" and pod.address}
         polls = self._polls.setdefault(key, {})
-        for uid in [uid for uid, poll in polls.items() if wanted.get(uid) != poll.address or poll.token != token]:
+        current = {uid: (address, token, commits[uid]) for uid, address in wanted.items()}
+        for uid in [uid for uid, poll in polls.items() if current.get(uid) != (poll.address, poll.token, poll.commit)]:
             polls.pop(uid).task.cancel()
         for uid, address in wanted.items():
             if uid not in polls:
                 tried = asyncio.Event()
-                task = asyncio.create_task(self._ask(key, uid, address, token, tried), name=f"reports of {address}")
-                polls[uid] = _Poll(address, token, task, tried)
+                task = asyncio.create_task(self._ask(key, uid, *current[uid], tried), name=f"reports of {address}")
+                polls[uid] = _Poll(*current[uid], task, tried)
         self._forget_gone(key, {pod.uid for pod in pods})
 
     async def first_answers(self, key: Key) -> None:
@@ -102,12 +106,12 @@ class Reports:
             self._heard.pop(uid, None)
         self._known[key] = present
 
-    async def _ask(self, key: Key, uid: str, address: str, token: str, tried: asyncio.Event) -> None:
+    async def _ask(self, key: Key, uid: str, address: str, token: str, commit: str | None, tried: asyncio.Event) -> None:
         """Never ends by itself. While an agent does not answer its last report is kept, and grows old."""
         failures = 0
         while True:
             try:
-                changed = await self._ask_once(uid, address, token)
+                changed = await self._ask_once(uid, address, token, commit)
             except (ClientError, TimeoutError, OSError, ValueError) as error:
                 failures += 1
                 log.debug("%s does not answer: %r", address, error, extra=about(key))
@@ -121,10 +125,10 @@ class Reports:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
-    async def _ask_once(self, uid: str, address: str, token: str) -> bool:
+    async def _ask_once(self, uid: str, address: str, token: str, commit: str | None) -> bool:
         """Whether the report is another one than before. Raises what says that there was no report."""
         before = self._heard.get(uid)
-        query = {"wait": f"{WAIT:.0f}", "after": "0"}
+        query = {"wait": f"{WAIT:.0f}", "after": "0"} | ({"commit": commit} if commit is not None else {})
         if before is not None:
             query |= {"after": str(before.report.version), "incarnation": before.report.incarnation}
         host = f"[{address}]" if ":" in address else address

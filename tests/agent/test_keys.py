@@ -1,7 +1,7 @@
 """Where API keys come from."""
 
 import pytest
-from starling_agent.server.keys import KEY_VARIABLE, api_keys
+from starling_agent.server.keys import KEY_VARIABLE, ApiKeys, api_keys
 from starling_engine.errors import ConfigError
 
 
@@ -33,3 +33,22 @@ def test_a_file_without_keys_would_too(tmp_path):
         api_keys((), file)
     with pytest.raises(ConfigError, match="cannot be read"):
         api_keys((), tmp_path / "absent")
+
+
+def test_a_file_counts_as_it_is_now_and_fails_closed(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("leaked\nkept\n")
+    keys = ApiKeys(["given"], file)
+    for content, known in (
+        ("kept\n", {"given", "kept"}),
+        ("# none\n", {"given"}),
+        ("new\n", {"given", "new"}),
+        (None, {"given"}),
+        ("leaked\n", {"given", "leaked"}),
+    ):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        assert {key for key in ("given", "leaked", "kept", "new", "") if keys.knows(key.encode())} == known
+        assert keys, "the endpoint never opens to all"
+    assert not ApiKeys()

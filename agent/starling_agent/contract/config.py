@@ -4,6 +4,7 @@ What depends on replicas, data or expert parallel size is not in it: that change
 pod (its name, group, addresses) comes from the environment; see `identity`.
 """
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,7 @@ SCHEMA_VERSION = 1
 CONFIG_PATH = "/etc/starling/agent.json"
 ENDPOINT_PORT = 8000
 ADMIN_PORT = 8001
+_PINNED = re.compile(r"hf://[^@]+@[0-9a-f]{40}")
 
 
 class ContractModel(BaseModel):
@@ -23,13 +25,20 @@ class ContractModel(BaseModel):
 class ModelConfig(ContractModel):
     """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable.
 
-    A download that brings no byte for `download_stall_seconds` is begun again.
+    A download that brings no byte for `download_stall_seconds` is begun again. pin_file is where the operator writes the commit
+    that all pods of the revision load; it may come later than the pod. None: nobody pins.
     """
 
     source: str
     cache_dir: str
     served_names: list[str]
     download_stall_seconds: float = 60.0
+    pin_file: str | None = None
+
+
+def is_pinned(source: str) -> bool:
+    """Whether a source of the hub names its commit, so that it can never mean anything else."""
+    return _PINNED.fullmatch(source) is not None
 
 
 class ElasticConfig(ContractModel):
@@ -53,7 +62,10 @@ class LayoutConfig(ContractModel):
 
 
 class EndpointConfig(ContractModel):
-    """service_url: base URL of the Service, for the token that proves it; None where there is no Service."""
+    """service_url: base URL of the Service, for the token that proves it; None where there is no Service.
+
+    api_key_secret and tls_secret name the Secrets that the files are of, which may come later than the pod: it waits for them.
+    """
 
     host: str = "0.0.0.0"
     port: int = ENDPOINT_PORT
@@ -62,6 +74,8 @@ class EndpointConfig(ContractModel):
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     service_url: str | None = None
+    api_key_secret: str | None = None
+    tls_secret: str | None = None
 
 
 class AdminConfig(ContractModel):

@@ -1,5 +1,6 @@
 """An agent's report: `GET /admin/report?after=N&wait=S` with `Authorization: Bearer TOKEN`.
 
+With `&commit=SHA` the operator says which commit of a hub's repository all pods of the revision load; the first one stays.
 Answers at once when the report's version is above `after` or of another incarnation (`&incarnation=ID`), else when it changes or
 after `wait` seconds (at most 60): a long poll. A quiet agent's report does not change.
 """
@@ -85,6 +86,8 @@ class Report(ContractModel):
     engine_restarts      in place, of this process
     last_error           the cause of the last failure in words, with the fix where one is known
     starts               of the workers of this node's engine cores, wherever these workers are
+    commit               of the hub's repository: what the name means, until the operator has chosen; then what is loaded
+    weights              SHA-256 over the checkpoint's files, without the tensors themselves; None until they are here
     leader               whether this node leads its group; the next two are the leader's alone
     size                 of the group, as its nodes have it
     operation            the newest change of size; None before the first
@@ -115,6 +118,8 @@ class Report(ContractModel):
     engine_restarts: int = 0
     open_streams: int = 0
     last_error: str | None = None
+    commit: str | None = None
+    weights: str | None = None
     leader: bool = True
     size: GroupSize = Field(default_factory=GroupSize)
     operation: Operation | None = None

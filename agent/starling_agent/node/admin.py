@@ -15,12 +15,13 @@ from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
+from starling_agent.node.pin import Pin
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
 
 
 def create_admin(
-    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None, bed: Bed
+    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None, bed: Bed, pin: Pin
 ) -> Starlette:
     """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
 
@@ -37,6 +38,7 @@ def create_admin(
     async def report(request: Request) -> Response:
         _check(request, token)
         after, seconds = _poll(request)
+        pin.tell(request.query_params.get("commit", ""))
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
 

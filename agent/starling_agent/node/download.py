@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -24,21 +23,22 @@ log = structlog.get_logger("starling.download")
 
 
 class Download:
-    """`plain` leaves out the hub's faster protocol, which has been seen to stall for ever."""
+    """`plain` leaves out the hub's faster protocol, which has been seen to stall for ever. `only_resolve`: nothing is loaded."""
 
-    def __init__(self, name: str, model: ModelConfig, tell: Tell, *, plain: bool) -> None:
+    def __init__(self, name: str, model: ModelConfig, tell: Tell, *, plain: bool, only_resolve: bool = False) -> None:
         self._name = name
         self._model = model
         self._tell = tell
         self._plain = plain
+        self._words = ("resolve",) if only_resolve else ()
         self._last: Step | None = None
         self._result: Done | Failed | None = None
         self._last_line = "it left no message"
 
-    async def run(self) -> Path:
-        """Raises NodeFailure; the process has ended by then, also when this is cancelled."""
+    async def run(self) -> str:
+        """The folder, or the commit. Raises NodeFailure; the process has ended by then, also when this is cancelled."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "starling_agent.node.fetch", self._name, self._model.cache_dir),
+            *(sys.executable, "-m", "starling_agent.node.fetch", self._name, self._model.cache_dir, *self._words),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -56,7 +56,7 @@ class Download:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-        return self._folder()
+        return self._outcome()
 
     def _environment(self) -> dict[str, str]:
         cache = self._model.cache_dir
@@ -64,10 +64,10 @@ class Download:
         quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         return {**os.environ, **settings, **quiet, **({"HF_HUB_DISABLE_XET": "1"} if self._plain else {})}
 
-    def _folder(self) -> Path:
+    def _outcome(self) -> str:
         match self._result:
-            case Done(folder):
-                return Path(folder)
+            case Done(result):
+                return result
             case Failed(message, is_fatal):
                 raise NodeFailure(f"model.source: {message}", fatal=is_fatal)
         raise passing(f"the download of {self._name} ended by itself: {self._last_line}")

@@ -1,5 +1,6 @@
 """`python -m starling_agent.node.fetch NAME CACHE`: downloads one repository into the cache, once a machine, and verifies it.
 
+With the word `resolve` behind, it only tells which commit the name means.
 Another process that wants the same waits for the lock and finds it done. Ends when its standard input does: the parent is gone.
 """
 
@@ -15,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 from starling_engine.errors import ModelError
-from starling_engine.weights.hub import resolve_model, split_name
+from starling_engine.weights.hub import resolve_commit, resolve_model, split_name
 
 from starling_agent.node.failures import NodeFailure, fatal, passing
 from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
@@ -55,6 +56,26 @@ def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
         verified.mkdir(exist_ok=True)
         marker.write_text(fingerprint(folder))
     return folder
+
+
+def resolve(name: str, cache: Path) -> str:
+    """The commit that the name means on the hub, or else in the cache, which keeps it where the hub's own client does.
+
+    Raises ModelError, and what the hub's client raises when it says no.
+    """
+    repo, revision = split_name(name)
+    known = cache / "hub" / f"models--{repo.replace('/', '--')}" / "refs" / (revision or "main")
+    try:
+        commit = resolve_commit(repo, revision)
+    except ModelError as error:
+        if _is_final(error) or not known.is_file():
+            raise
+        return known.read_text().strip()
+    # The download asks for the commit, and so does not write this itself; without it the cache is of no use to a new revision.
+    with contextlib.suppress(OSError):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(commit)
+    return commit
 
 
 def _listing(repo: str, revision: str | None) -> list[RemoteFile]:
@@ -126,7 +147,8 @@ def _exit_with_parent() -> None:
 def main() -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
-        say(Done(str(fetch(sys.argv[1], Path(sys.argv[2])))))
+        asked = resolve if sys.argv[3:] == ["resolve"] else fetch
+        say(Done(str(asked(sys.argv[1], Path(sys.argv[2])))))
     except NodeFailure as failure:
         say(Failed(str(failure), failure.fatal))
     except ModelError as error:

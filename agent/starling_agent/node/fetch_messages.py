@@ -13,7 +13,9 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    folder: str
+    """The folder, or the commit where only that was asked for."""
+
+    result: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -20,16 +20,16 @@ log = structlog.get_logger("starling.agent")
 class FirstToken:
     """Asks for one token of `model`. Certificates are not verified: it asks itself, by a name that no certificate holds."""
 
-    def __init__(self, model: str, api_key: str | None) -> None:
+    def __init__(self, model: str, api_key: Callable[[], str | None]) -> None:
         self._body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._api_key = api_key
 
     async def ask(self, base_url: str) -> str | None:
         """None when a token came, else why not."""
         url = base_url.removesuffix("/").removesuffix("/v1") + "/v1/completions"
         try:
             # Proxies of the environment are for the world outside.
-            async with httpx.AsyncClient(verify=False, trust_env=False, timeout=TIMEOUT, headers=self._headers) as client:
+            async with httpx.AsyncClient(verify=False, trust_env=False, timeout=TIMEOUT, headers=self._headers()) as client:
                 answer = await client.post(url, json=self._body)
                 if answer.status_code != 200:
                     return f"{url} answered {answer.status_code}: {answer.text[:300]}"
@@ -37,6 +37,11 @@ class FirstToken:
                 return None if tokens == 1 else f"{url} answered with {tokens} tokens in place of one"
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
+
+    def _headers(self) -> dict[str, str]:
+        """With a key that is good now: keys change while a node serves."""
+        key = self._api_key()
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     async def insist(self, base_url: str) -> None:
         """Raises NodeFailure when no token comes after some tries."""

@@ -28,11 +28,13 @@ from starling_agent.node.configuration import Configuration
 from starling_agent.node.door import Door
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, own_url
+from starling_agent.node.pin import Pin
 from starling_agent.node.report_state import ReportState
+from starling_agent.node.secrets import secrets_are_there
 from starling_agent.node.supervisor import Supervisor
 from starling_agent.openai.work import OpenWork
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.keys import api_keys
+from starling_agent.server.keys import ApiKeys
 from starling_agent.server.signals import Shutdown
 from starling_agent.settings import ServerSettings, Tls
 from starling_agent.version import starling_version
@@ -56,12 +58,14 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
     lead = lead_of(config, identity, state) if config is not None else None
-    bed = Bed()
-    async with _admin_server(configuration.admin, state, lead, identity.leader, bed):
+    bed, pin = Bed(), Pin(_file(config.model.pin_file) if config is not None else None)
+    async with _admin_server(configuration.admin, state, lead, identity.leader, bed, pin):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            node = _Node(config, identity, state, work, lead, bed)
+            if not await secrets_are_there(config.endpoint, state):
+                return Ending(0)
+            node = _Node(config, identity, state, work, lead, bed, pin)
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -85,14 +89,16 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _admin_server(admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed) -> AsyncIterator[None]:
+async def _admin_server(
+    admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed, pin: Pin
+) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
     leader, scaler = (lead.leader, lead.operations) if lead is not None else (None, None)
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed))
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed, pin))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -123,7 +129,7 @@ class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
     def __init__(
-        self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None, bed: Bed
+        self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None, bed: Bed, pin: Pin
     ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
@@ -138,12 +144,12 @@ class _Node:
         self._server = HttpServer(door, self._tls)
         self.listener = bind(endpoint.host, endpoint.port)
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
-        token = FirstToken(settings.served_model_names[0], next(iter(settings.api_keys), None))
+        token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
         desk = desk_of(config, identity, leader)
         self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
         self._leader = leader
         part = OwnPart(config, identity, self._membership)
-        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave, bed)
+        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave, bed, pin)
         self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:
@@ -198,11 +204,15 @@ def _settings(config: AgentConfig) -> ServerSettings:
         host=endpoint.host,
         port=endpoint.port,
         served_model_names=tuple(config.model.served_names),
-        api_keys=api_keys((), Path(endpoint.api_key_file) if endpoint.api_key_file is not None else None),
+        api_keys=ApiKeys((), _file(endpoint.api_key_file)),
         allowed_origins=tuple(endpoint.allowed_origins),
         accept_seconds=drain.accept_seconds,
         drain_seconds=drain.seconds,
     )
+
+
+def _file(path: str | None) -> Path | None:
+    return Path(path) if path is not None else None
 
 
 def _tls(config: AgentConfig) -> Tls | None:

@@ -24,10 +24,12 @@ from starling_agent.group.connections import Connections
 from starling_agent.group.own_part import OwnPart
 from starling_agent.group.resizing import Resizing
 from starling_agent.node.bed import Bed
+from starling_agent.node.digest import weights_digest
 from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
 from starling_agent.node.first_token import FirstToken
+from starling_agent.node.pin import Pin, pinned
 from starling_agent.node.progress import ProgressTeller
 from starling_agent.node.readback import nothing_left, read_back
 from starling_agent.node.recovery import Restart, after_failure
@@ -60,6 +62,7 @@ class Supervisor:
         own_url: str,
         leave: Callable[[], None],
         bed: Bed,
+        pin: Pin,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -74,6 +77,7 @@ class Supervisor:
         self._own_url = own_url
         self._leave = leave
         self._bed = bed
+        self._pin = pin
         self._progress = ProgressTeller(state)
         self._restarts: list[float] = []
         self._served = False
@@ -125,7 +129,10 @@ class Supervisor:
         if refused is not None:
             raise fatal(refused)
         args = engine_args(self._config)
-        folder = await obtain(self._config.model, self._progress.tell, lambda cause: self._state.update(last_error=cause))
+        model = await pinned(self._config.model, self._pin, self._state)
+        folder = await obtain(model, self._progress.tell, lambda cause: self._state.update(last_error=cause))
+        commit = folder.name if model.source.startswith("hf://") else None
+        self._state.update(commit=commit, weights=await asyncio.to_thread(weights_digest, folder))
         return dataclasses.replace(args, model=str(folder))
 
     async def _one_engine(self, args: EngineArgs) -> Restart:

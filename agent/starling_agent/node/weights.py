@@ -1,7 +1,7 @@
 """From `model.source` to a folder on this machine: a folder that is there, or a repository that is downloaded."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -25,8 +25,18 @@ async def obtain(model: ModelConfig, tell: Tell, on_retry: Callable[[str], None]
         case "file", "://", _:
             return local_folder(model.source)
         case "hf", "://", name:
-            return await _downloaded(name, model, tell, on_retry)
+            return Path(await _tried(name, model, lambda plain: Download(name, model, tell, plain=plain).run(), on_retry))
     raise fatal(f"model.source: must be file:///path or hf://org/name@revision, got {model.source!r}")
+
+
+async def resolve(model: ModelConfig, on_retry: Callable[[str], None]) -> str:
+    """The commit that a name of the hub means now; without the hub, the one that the cache has of it. Raises NodeFailure."""
+    name = model.source.removeprefix("hf://")
+    return await _tried(name, model, lambda plain: Download(name, model, _untold, plain=plain, only_resolve=True).run(), on_retry)
+
+
+def _untold(*_: object) -> None:
+    """To ask for a commit moves no bytes."""
 
 
 def local_folder(source: str) -> Path:
@@ -45,7 +55,10 @@ def local_folder(source: str) -> Path:
     return folder
 
 
-async def _downloaded(name: str, model: ModelConfig, tell: Tell, on_retry: Callable[[str], None]) -> Path:
+async def _tried(
+    name: str, model: ModelConfig, attempt_one: Callable[[bool], Awaitable[str]], on_retry: Callable[[str], None]
+) -> str:
+    """`attempt_one` hears whether to leave out the hub's faster protocol: all attempts but the first do."""
     try:
         split_name(name)
     except ModelError:
@@ -53,7 +66,7 @@ async def _downloaded(name: str, model: ModelConfig, tell: Tell, on_retry: Calla
     delay = FIRST_DELAY
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return await Download(name, model, tell, plain=attempt > 1).run()
+            return await attempt_one(attempt > 1)
         except NodeFailure as failure:
             log.warning("download failed", cause=str(failure), attempt=attempt, attempts=ATTEMPTS)
             if failure.fatal or attempt == ATTEMPTS:

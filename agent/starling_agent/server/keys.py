@@ -1,12 +1,75 @@
 """Where API keys come from: arguments, a file, the environment."""
 
+import hashlib
+import hmac
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
 from starling_engine.errors import ConfigError
 
 KEY_VARIABLE = "STARLING_API_KEY"
+log = structlog.get_logger("starling.agent")
+
+
+class ApiKeys:
+    """The keys that open the endpoint: some for good, and those of a file as it is now, which may be a Secret.
+
+    Keys are compared as digests, in constant time and always all of them, so that time tells nothing about any. Fails closed: while
+    a file is gone or holds no key, none of its keys is known.
+    """
+
+    def __init__(self, given: Sequence[str] = (), file: Path | None = None) -> None:
+        """Raises ConfigError as `api_keys` does."""
+        self._given = api_keys(given, None)
+        self._file = file
+        self._stamp: object = None
+        self._set(_from_file(file) if file is not None else ())
+        self._stamp = _stamp(file) if file is not None else None
+
+    def __bool__(self) -> bool:
+        """Whether a key is asked for."""
+        return bool(self._given) or self._file is not None
+
+    @property
+    def first(self) -> str | None:
+        """One that is known now, to ask oneself with."""
+        self._read_if_changed()
+        return next(iter(self._keys), None)
+
+    def knows(self, key: bytes) -> bool:
+        self._read_if_changed()
+        asked = _digest(key)
+        matches = [hmac.compare_digest(asked, digest) for digest in self._digests]
+        return any(matches)
+
+    def _read_if_changed(self) -> None:
+        if self._file is None or (now := _stamp(self._file)) == self._stamp:
+            return
+        self._stamp = now
+        try:
+            self._set(_from_file(self._file))
+            log.info("API keys read again", file=str(self._file), keys=len(self._keys))
+        except ConfigError as error:
+            log.error("no key of the file is let in", file=str(self._file), cause=str(error))
+            self._set(())
+
+    def _set(self, of_file: Sequence[str]) -> None:
+        self._keys = tuple(dict.fromkeys((*self._given, *of_file)))
+        self._digests = [_digest(key.encode()) for key in self._keys]
+
+
+def _stamp(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def api_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """From the name of a model to a folder on disk: a local folder, or a repository of the Hugging Face hub."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from starling_engine.errors import ModelError
@@ -36,9 +38,25 @@ def split_name(name: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
+def resolve_commit(repo: str, revision: str | None) -> str:
+    """The commit, 40 hex digits, that the revision (None: the main branch) is on the hub now. Raises ModelError with the reason."""
+    from huggingface_hub import HfApi
+
+    with _reasons(repo, revision):
+        return str(HfApi().model_info(repo, revision=revision).sha)
+
+
 def _download(repo: str, revision: str | None) -> Path:
     # Here, for importing it takes longer than the rest of the engine without torch.
     from huggingface_hub import snapshot_download
+
+    with _reasons(repo, revision):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED]))
+
+
+@contextmanager
+def _reasons(repo: str, revision: str | None) -> Iterator[None]:
+    """What the hub's client raises, in words."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -47,7 +65,7 @@ def _download(repo: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED]))
+        yield
     except GatedRepoError as error:
         raise ModelError(f"{repo} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:

@@ -175,14 +175,14 @@ def _engine_args(flags: dict[str, Any]) -> "EngineArgs":
 
 
 def _server_settings(flags: dict[str, Any]) -> "ServerSettings":
-    from starling_agent.server.keys import api_keys
+    from starling_agent.server.keys import ApiKeys
     from starling_agent.settings import ServerSettings
 
     return ServerSettings(
         host=flags["host"],
         port=flags["port"],
         served_model_names=tuple(flags["served_model_name"] or ()),
-        api_keys=api_keys(flags["api_key"] or (), flags["api_key_file"]),
+        api_keys=ApiKeys(flags["api_key"] or (), flags["api_key_file"]),
         allowed_origins=tuple(flags["allowed_origins"] or ()),
         rate_limit=flags["rate_limit"],
         max_body_bytes=flags["max_body_bytes"],

@@ -111,6 +111,7 @@ def _local_config(text: str, mounts: Sequence[Mount], place: Place) -> str:
     model = {
         "source": _source(config.model.source, mounts, place.maps),
         "cache_dir": str(here(config.model.cache_dir, mounts) or place.weights),
+        "pin_file": str(here(config.model.pin_file, mounts)) if config.model.pin_file is not None else None,
     }
     endpoint = {
         "host": LOCALHOST,

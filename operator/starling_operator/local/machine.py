@@ -17,7 +17,7 @@ from starling_operator.local.ports import LOCALHOST, free_ports
 from starling_operator.local.reports import follow_reports, report_client
 from starling_operator.local.sources import Map
 from starling_operator.local.store import Store
-from starling_operator.local.volumes import LaunchError, Object, Objects
+from starling_operator.local.volumes import LaunchError, Object, Objects, bring_late
 from starling_operator.local.workload import Missing, missing_pods, surplus_pods
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Observed, Service, Settings
@@ -93,6 +93,9 @@ class Machine:
             self._runners[pod.name].stop()
         for missing in missing_pods(groups, self.pods):
             self._start(missing)
+        for pod in self.pods:
+            if pod.group in groups:
+                bring_late(groups[pod.group]["spec"]["template"], self._objects(), pod.folder)
         self._front.set_ready([(LOCALHOST, pod.endpoint_port) for pod in self.pods if _takes_requests(pod)])
 
     def remove_all(self) -> None:
@@ -167,12 +170,14 @@ class Machine:
             leader=f"{LOCALHOST}:{leader_port}",
             maps=ground.maps,
         )
-        objects = Objects(
+        return launch(pod.name, pod.uid, group, self._objects(), place)
+
+    def _objects(self) -> Objects:
+        return Objects(
             secrets={**self.given.secrets, **self.store.of_kind("Secret")},
             config_maps={**self.given.config_maps, **self.store.of_kind("ConfigMap")},
-            manifest=ground.manifest,
+            manifest=self._ground.manifest,
         )
-        return launch(pod.name, pod.uid, group, objects, place)
 
     def _leader_port(self, group_uid: str) -> int:
         """The same for the group's life: its other pods know it, however often the leader starts."""

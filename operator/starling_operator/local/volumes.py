@@ -83,6 +83,8 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: 
         return folder
     if "configMap" in volume:
         source = volume["configMap"]
+        if source.get("optional") and source["name"] not in objects.config_maps:
+            return _write(folder, {})
         return _write(folder, _chosen(objects.config_map(source["name"], field), source))
     if "secret" in volume:
         source = volume["secret"]
@@ -96,6 +98,15 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: 
             raise LaunchError(f"{field}: {error}") from None
     kind = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
     raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret and hostPath are")
+
+
+def bring_late(template: Object, objects: Objects, folder: Path) -> None:
+    """Writes optional ConfigMaps that came after the pod, as a kubelet does; `folder` is the one that was filled for it."""
+    for volume in template["spec"].get("volumes") or ():
+        source = volume.get("configMap") or {}
+        mounted = folder / volume["name"]
+        if source.get("optional") and source["name"] in objects.config_maps and mounted.is_dir() and not any(mounted.iterdir()):
+            _materialize(volume, objects, (), mounted)
 
 
 def _node_folder(source: Object, maps: Sequence[Map]) -> Path:

@@ -27,6 +27,8 @@ KV_PATH = "/kv"
 ADMIN_PATH = "/etc/starling-admin"
 KEYS_PATH = "/etc/starling-keys"
 TLS_PATH = "/etc/starling-tls"
+PIN_PATH = "/etc/starling-pin"
+PIN_KEY = "commit"
 TOKEN_KEY = "token"
 DEVICES = {"cpu": "cpu", "nvidia.com/gpu": "cuda"}
 """The engine's device for each type of accelerator."""
@@ -69,14 +71,16 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
 
 def agent_config(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> AgentConfig:
     """What every pod of the revision reads. Neither replicas nor a size within elastic bounds may be in it."""
+    source = parse_source(spec.model.source)
     return AgentConfig(
         namespace=service.namespace,
         service=service.name,
         revision=revision,
         model=ModelConfig(
-            source=parse_source(spec.model.source).url,
+            source=source.url,
             cache_dir=CACHE_PATH,
             served_names=list(spec.model.served_names) or [service.name],
+            pin_file=f"{PIN_PATH}/{PIN_KEY}" if source.moves else None,
         ),
         engine=engine_arguments(spec),
         layout=_layout(spec),
@@ -105,6 +109,8 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
         api_key_file=f"{KEYS_PATH}/{key.key}" if key else None,
         tls_cert_file=f"{TLS_PATH}/tls.crt" if tls else None,
         tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,
+        api_key_secret=key.name if key else None,
+        tls_secret=tls,
         service_url=f"{'https' if tls else 'http'}://{host}:{ENDPOINT_PORT}",
     )
 

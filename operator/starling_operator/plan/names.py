@@ -9,6 +9,11 @@ def revision_object(service: str, revision: str) -> str:
     return f"{service}-{revision}"
 
 
+def pin(service: str, revision: str) -> str:
+    """The ConfigMap with the commit of a revision's weights."""
+    return f"{service}-{revision}-pin"
+
+
 def group(service: str, revision: str, index: int) -> str:
     return f"{service}-{revision}-{index}"
 

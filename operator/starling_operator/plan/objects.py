@@ -7,6 +7,7 @@ from starling_operator.plan.decision import Delete
 from starling_operator.plan.elastic.child import scale_child, scale_deletion
 from starling_operator.plan.group_children import group_children
 from starling_operator.plan.observed import Manifest, Observed
+from starling_operator.plan.pin import new_pin
 from starling_operator.plan.recovery import deletions, released
 from starling_operator.plan.removal import group_deletions, revision_deletions
 from starling_operator.plan.revision import Revisions, outdated
@@ -20,7 +21,7 @@ def made_once(observed: Observed, situation: Situation, revisions: Revisions) ->
     for identifier in sorted({situation.target} | {group.revision for group in situation.kept}):
         revision = revisions.find(identifier)
         if revision is not None:
-            wanted += revision_children(observed.service, revision)
+            wanted += (*revision_children(observed.service, revision), *new_pin(observed, revision))
     return tuple(made for made in wanted if (made["kind"], made["metadata"]["name"]) not in observed.children)
 
 

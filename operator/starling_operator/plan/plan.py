@@ -1,5 +1,7 @@
 """The decision: from everything that is seen to everything that is to be done. Same input, same output; nothing is remembered."""
 
+from dataclasses import replace
+
 from starling_operator.plan import names
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
@@ -11,6 +13,7 @@ from starling_operator.plan.failure import broken
 from starling_operator.plan.group import read_groups
 from starling_operator.plan.objects import applied, deleted, made_once
 from starling_operator.plan.observed import Observed
+from starling_operator.plan.pin import commit_of, common_weights
 from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
 from starling_operator.plan.recovery import heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
@@ -33,7 +36,11 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     revisions = read_revisions(observed, spec)
     groups = read_groups(observed, revisions.target.id, (revisions.target, *revisions.stored))
     desired = desired_size(observed, spec)
-    asked = asked_of(spec, revisions.target, desired)
+    asked = replace(
+        asked_of(spec, revisions.target, desired),
+        commit=commit_of(observed, revisions.target),
+        weights=common_weights(groups.current),
+    )
     unready = {group.name: unproven(group, asked) for group in groups.all}
     failures = {group.name: cause for group in groups.all if (cause := broken(group))}
 

@@ -19,12 +19,15 @@ class Asked:
     """What the agents of the target revision have to report.
 
     expert            None where the spec leaves it to the model
+    commit            of the hub's repository, and weights: the digest of the files that most agents have; None while unknown
     through_service   a token has to have come through the Service, not only through each pod's own endpoint
     """
 
     config_hash: str
     layout: GroupLayout
     expert: int | None = None
+    commit: str | None = None
+    weights: str | None = None
     through_service: bool = False
 
 
@@ -115,7 +118,19 @@ def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
         return f"{pod.name}: no token came through its endpoint yet"
     if report.service_token_seen is False or (asked.through_service and not report.service_token_seen):
         return f"{pod.name}: no token came through the Service yet" + (f": {report.last_error}" if report.last_error else "")
-    return _topology_differs(pod, report, _asked_now(group, asked))
+    return _weights_differ(pod, report, asked) or _topology_differs(pod, report, _asked_now(group, asked))
+
+
+def _weights_differ(pod: Pod, report: Report, asked: Asked) -> str:
+    """Agents of earlier releases report neither."""
+    if asked.commit and report.commit and report.commit != asked.commit:
+        return f"{pod.name}: serves commit {report.commit[:12]} of the model, but its revision is pinned to {asked.commit[:12]}"
+    if asked.weights and report.weights and report.weights != asked.weights:
+        return (
+            f"{pod.name}: serves other weights ({report.weights[:12]}) than the other pods of its revision ({asked.weights[:12]}); "
+            "model.source must hold the same files on each node"
+        )
+    return ""
 
 
 def _asked_now(group: Group, asked: Asked) -> Asked | None:

@@ -19,13 +19,14 @@ def group_deletions(observed: Observed, removed: tuple[Group, ...], groups: Grou
 
 
 def revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[Delete, ...]:
-    """The ControllerRevision last: as long as it is there, its ConfigMap is found through it."""
+    """The ControllerRevision last: as long as it is there, its ConfigMaps are found through it."""
     found: list[Delete] = []
     for revision in gone:
         name = names.revision_object(observed.service.name, revision.id)
-        config = observed.children.get(("ConfigMap", name))
-        if config is not None:
-            found.append(_deletion(config, "its revision is old and unused"))
+        for config in (name, names.pin(observed.service.name, revision.id)):
+            live = observed.children.get(("ConfigMap", config))
+            if live is not None:
+                found.append(_deletion(live, "its revision is old and unused"))
         found.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
     return tuple(found)
 

@@ -60,6 +60,16 @@ class Revision:
         return LayoutConfig.model_validate(json.loads(self.config)["layout"])
 
     @property
+    def source(self) -> str:
+        """Of the weights, as its agents are told."""
+        return str(json.loads(self.config)["model"]["source"])
+
+    @property
+    def awaits_pin(self) -> bool:
+        """Its agents wait until the commit of their weights is chosen. Those of earlier releases do not."""
+        return json.loads(self.config)["model"].get("pin_file") is not None
+
+    @property
     def template(self) -> Manifest:
         return dict(self.data["template"])
 

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from starling_agent.contract.config import is_pinned
+
 MODELS_PATH = "/models"
 """Where a claim with weights is mounted, read-only."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
@@ -19,6 +21,11 @@ class ModelSource:
     scheme: Literal["hf", "pvc", "file"]
     url: str
     claim: str | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether it may mean other weights tomorrow: a name of the hub without a commit."""
+        return self.scheme == "hf" and not is_pinned(self.url)
 
 
 def parse_source(text: str) -> ModelSource:

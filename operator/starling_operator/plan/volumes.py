@@ -8,11 +8,13 @@ from starling_crds.v1alpha1.model import WeightsCache
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
-from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, TLS_PATH, TOKEN_KEY
+from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, TLS_PATH, TOKEN_KEY
 from starling_operator.plan.source import MODELS_PATH, parse_source
 
 HOME = "/home/starling"
 CONFIG_FOLDER = "/etc/starling"
+_LATER: dict[str, Any] = {"optional": True}
+"""A Secret that is missing would keep the container from starting without a word; the agent waits for it, and says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +44,28 @@ def volumes(service: str, spec: InferenceServiceSpec, revision: str, shm: int) -
         Volume("home", {"emptyDir": {}}, HOME),
         Volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}}, "/dev/shm"),
         Volume("cache", _cache(spec.model.cache), CACHE_PATH),
-        *_optional(spec),
+        *_optional(service, spec, revision),
     ]
 
 
-def _optional(spec: InferenceServiceSpec) -> list[Volume]:
+def _optional(service: str, spec: InferenceServiceSpec, revision: str) -> list[Volume]:
     """Those that only some services have."""
-    found = []
-    claim = parse_source(spec.model.source).claim
+    found: list[Volume] = []
+    model = parse_source(spec.model.source)
+    claim = model.claim
+    if model.moves:
+        # Not there before the first pod has asked the hub; a pod that starts later finds it mounted, also without an operator.
+        pin = {"configMap": {"name": names.pin(service, revision), "optional": True}}
+        found.append(Volume("pin", pin, PIN_PATH, read_only=True))
     if claim is not None:
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         found.append(Volume("model", source, MODELS_PATH, read_only=True))
     keys = spec.endpoint.api_key_secret
     if keys is not None:
-        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]}}
+        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]} | _LATER}
         found.append(Volume("api-keys", secret, KEYS_PATH, read_only=True))
     if spec.endpoint.tls_secret is not None:
-        found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret}}, TLS_PATH, read_only=True))
+        found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret} | _LATER}, TLS_PATH, read_only=True))
     if spec.kv_cache.tiers.filesystem is not None:
         found.append(Volume("kv", _kept_kv(spec.kv_cache.tiers.filesystem), KV_PATH))
     return found

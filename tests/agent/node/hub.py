@@ -19,6 +19,7 @@ class Hub(ThreadingHTTPServer):
     delay      seconds before each 64 KiB of a file
     silences   how many more downloads of the weights stop half way and hang
     corrupt    how many more downloads of the weights bring other bytes
+    moves      whether somebody pushes to the main branch each time that somebody has asked what it is
     """
 
     daemon_threads = True
@@ -30,6 +31,8 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
         self.delay = 0.0
         self.silences = self.corrupt = 0
+        self.moves = False
+        self.commits = [COMMIT]
 
     @property
     def url(self) -> str:
@@ -66,19 +69,28 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0].strip("/").split("/"):
             case ["api", "models", "org", "gated", *_]:
                 self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
-            case ["api", "models", "org", "name", "revision", "main" | "v1"]:
-                self._send_json({"id": "org/name", "sha": COMMIT, "siblings": []}, body)
+            case ["api", "models", "org", "name", *revision] if revision in ([], ["revision", "main"], ["revision", "v1"]):
+                self._send_json({"id": "org/name", "sha": self._head(), "siblings": []}, body)
+            case ["api", "models", "org", "name", "revision", commit] if commit in self.server.commits:
+                self._send_json({"id": "org/name", "sha": commit, "siblings": []}, body)
             case ["api", "models", "org", "name", "tree", _]:
                 files = sorted(path for path in self.server.folder.iterdir())
                 self._send_json([_entry(path) for path in files], body)
-            case ["org", "name", "resolve", _, name] if (self.server.folder / name).is_file():
-                self._send_file(self.server.folder / name, body)
+            case ["org", "name", "resolve", revision, name] if (self.server.folder / name).is_file():
+                commit = revision if revision in self.server.commits else self.server.commits[-1]
+                self._send_file(self.server.folder / name, commit, body)
             case _:
                 self._send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
 
-    def _send_file(self, path: Path, body: bool) -> None:
+    def _head(self) -> str:
+        head = self.server.commits[-1]
+        if self.server.moves:
+            self.server.commits.append(f"{len(self.server.commits):040x}")
+        return head
+
+    def _send_file(self, path: Path, commit: str, body: bool) -> None:
         content, large = path.read_bytes(), path.suffix == ".safetensors"
-        headers = {"ETag": f'"{_hash(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{_hash(path)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not body:
             self._send(200, content, headers, body=False)
             return

@@ -15,7 +15,7 @@ async def test_a_connection_that_is_dropped_is_given_up_for_another_one() -> Non
             each.setblocking(False)
             each.connect_ex(address)
         async with asyncio.timeout(30):
-            cause = await FirstToken("m", None).ask(f"http://127.0.0.1:{address[1]}/v1")
+            cause = await FirstToken("m", lambda: None).ask(f"http://127.0.0.1:{address[1]}/v1")
         for each in waiting:
             each.close()
     assert cause == f"http://127.0.0.1:{address[1]}/v1/completions: ConnectTimeout: "

@@ -8,7 +8,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.operator.local.running import MODEL
+from tests.agent.node.hub import running_hub
+from tests.operator.local.running import MODEL, REPOSITORY
 
 
 def write(file, **spec):
@@ -112,3 +113,15 @@ def test_an_open_stream_is_finished_before_the_end(up, manifest):
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert running.process.wait(90) == 0
+
+
+def test_replicas_load_one_commit_though_the_repository_moves(up, manifest, tmp_path, monkeypatch):
+    write(manifest, model={"source": "hf://org/name", "cache": {"hostPath": str(tmp_path / "weights")}}, replicas=2)
+    with running_hub(REPOSITORY / "models" / "starling-pydoc") as hub:
+        hub.moves = True
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("NO_PROXY", "*")
+        running = up(manifest)
+        running.wait_until_ready("2/2")
+        loaded = list((tmp_path / "weights").glob("hub/models--org--name/snapshots/*"))
+        assert len(loaded) == 1 and loaded[0].name in hub.commits

@@ -235,7 +235,7 @@ def test_pods_leave_a_dead_node_after_half_a_minute() -> None:
         (
             {"endpoint": {"apiKeySecret": {"name": "s", "key": "k"}}},
             "api-keys",
-            ({"secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}, "/etc/starling-keys", True),
+            ({"secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}], "optional": True}}, "/etc/starling-keys", True),
         ),
         (
             {"kvCache": {"tiers": {"filesystem": {"bytes": "1Gi", "claim": "c"}}}},
@@ -247,7 +247,7 @@ def test_pods_leave_a_dead_node_after_half_a_minute() -> None:
             "kv",
             ({"hostPath": {"path": "/var/kv", "type": "DirectoryOrCreate"}}, "/kv", False),
         ),
-        ({"endpoint": {"tlsSecret": "t"}}, "tls", ({"secret": {"secretName": "t"}}, "/etc/starling-tls", True)),
+        ({"endpoint": {"tlsSecret": "t"}}, "tls", ({"secret": {"secretName": "t", "optional": True}}, "/etc/starling-tls", True)),
     ],
 )
 def test_volumes(changes: dict[str, Any], volume: str, expected: Any) -> None:

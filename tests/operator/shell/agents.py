@@ -18,6 +18,8 @@ class Agent:
     token: str
     deaf: bool = False
     asked: int = 0
+    pinned: str | None = None
+    """The commit that the operator told it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, **news: object) -> None:
@@ -29,6 +31,7 @@ class Agent:
         self.asked += 1
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.Response(status=401)
+        self.pinned = self.pinned or request.query.get("commit")
         if self.deaf:
             await asyncio.sleep(3600)
         known = request.query.get("incarnation") == self.report.incarnation

@@ -1,0 +1,126 @@
+"""All ranks of a revision load one commit, whenever they start and wherever the name points to by then."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starling_agent.contract.config import ModelConfig
+from starling_agent.node.admin import create_admin
+from starling_agent.node.admin_token import AdminToken
+from starling_agent.node.bed import Bed
+from starling_agent.node.digest import weights_digest
+from starling_agent.node.failures import NodeFailure
+from starling_agent.node.pin import Pin, pinned
+from starling_agent.node.report_state import ReportState
+
+from tests.agent.node.hub import COMMIT, Hub, running_hub
+from tests.operator.plan.building import make_report
+
+OTHER = "f" * 40
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    (tmp_path / "repository").mkdir()
+    with running_hub(tmp_path / "repository") as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("NO_PROXY", "*")
+        yield running
+
+
+class Rank:
+    """One agent until it knows what to load; each has a cache of its own, as on nodes of their own."""
+
+    def __init__(self, folder: Path, source: str = "hf://org/name", file: Path | None = None) -> None:
+        self.model = ModelConfig(source=source, cache_dir=str(folder), served_names=["m"])
+        self.state = ReportState(make_report(phase="starting"), lambda: 0)
+        self.pin = Pin(file)
+
+    async def source(self) -> str:
+        return (await pinned(self.model, self.pin, self.state)).source
+
+    async def commit(self) -> str:
+        """What the name means to it."""
+        report = self.state.report
+        while report.commit is None:
+            report = await self.state.wait(report.version, report.incarnation, 30.0)
+        return report.commit
+
+
+async def test_ranks_load_the_pinned_commit_though_the_repository_moves_between_them(hub: Hub, tmp_path: Path):
+    hub.moves = True
+    first, second = (Rank(tmp_path / name, file=tmp_path / "absent") for name in "ab")
+    loads = [asyncio.create_task(rank.source()) for rank in (first, second)]
+    meant = {await first.commit(), await second.commit()}
+    assert COMMIT in meant and len(meant) == 2, "the name meant two things"
+    assert not any(load.done() for load in loads), "nobody loads before the commit is chosen"
+    for rank in (first, second):
+        rank.pin.tell(COMMIT)
+    assert {await load for load in loads} == {f"hf://org/name@{COMMIT}"}
+    assert {rank.state.report.commit for rank in (first, second)} == {COMMIT}
+
+
+async def test_a_pin_that_is_mounted_is_taken_without_the_hub_or_an_operator(tmp_path: Path):
+    (tmp_path / "commit").write_text(COMMIT + "\n")
+    rank = Rank(tmp_path, source="hf://org/name@v1", file=tmp_path / "commit")
+    assert await rank.source() == f"hf://org/name@{COMMIT}"
+
+
+@pytest.mark.parametrize("source", [f"hf://org/name@{COMMIT}", "file:///models/chat"])
+async def test_what_cannot_move_waits_for_nobody(source: str, tmp_path: Path):
+    assert await Rank(tmp_path, source=source, file=tmp_path / "absent").source() == source
+
+
+@pytest.mark.usefixtures("hub")
+async def test_without_the_hub_a_name_means_what_the_cache_has_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for _ in range(2):
+        rank = Rank(tmp_path, file=tmp_path / "absent")
+        load = asyncio.create_task(rank.source())
+        assert await rank.commit() == COMMIT
+        load.cancel()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("hub")
+async def test_a_repository_that_is_refused_fails_at_once(tmp_path: Path):
+    with pytest.raises(NodeFailure, match="gated: accept its terms") as caught:
+        await Rank(tmp_path, source="hf://org/gated", file=tmp_path / "absent").source()
+    assert caught.value.fatal
+
+
+async def test_the_operator_tells_the_commit_with_its_poll_and_the_first_one_stays(tmp_path: Path):
+    (tmp_path / "token").write_text("secret")
+    pin = Pin(tmp_path / "absent")
+    state = ReportState(make_report(), lambda: 0)
+    app = create_admin(state, AdminToken(tmp_path / "token"), None, "", None, Bed(), pin)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
+        for given, token, known in (
+            (COMMIT, "wrong", None),
+            ("main", "secret", None),
+            (COMMIT, "secret", COMMIT),
+            (OTHER, "secret", COMMIT),
+        ):
+            await client.get("/admin/report", params={"commit": given}, headers={"Authorization": f"Bearer {token}"})
+            assert pin.known == known
+
+
+def test_a_digest_tells_checkpoints_apart_and_not_where_they_are(tmp_path: Path):
+    header = (2).to_bytes(8, "little") + b"{}"
+    contents = [
+        {"config.json": b"{}", "model.safetensors": header + b"1234"},
+        {"config.json": b"{}", "model.safetensors": header + b"1234", "README.md": b"not loaded"},
+        {"config.json": b"{ }", "model.safetensors": header + b"1234"},
+        {"config.json": b"{}", "model.safetensors": header + b"12345"},
+        {"config.json": b"{}", "model.safetensors": (2).to_bytes(8, "little") + b"[]1234"},
+        {"config.json": b"{}", "model-1.safetensors": header + b"1234"},
+    ]
+    digests = []
+    for number, files in enumerate(contents):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        digests.append(weights_digest(folder))
+    assert digests[0] == digests[1] and len(set(digests)) == 5
