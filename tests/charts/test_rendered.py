@@ -81,7 +81,10 @@ def test_services_reach_the_store_s_master_by_its_name(helm: Helm) -> None:
     KVCacheSpec.model_validate({"store": f"mooncake://{service['metadata']['name']}.starling-system:{ports['rpc']}"})
     policy = the(objects, "NetworkPolicy", "starling-mooncake")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-    assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": AGENTS}}]
+    for values, namespace in (({}, "starling-system"), ({"servedNamespace": "blue"}, "blue")):
+        policy = the(helm.objects({"mooncake": {"enabled": True, **values}}), "NetworkPolicy", "starling-mooncake")["spec"]
+        named = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+        assert policy["ingress"][0]["from"] == [{"namespaceSelector": named, "podSelector": {"matchLabels": AGENTS}}]
     assert {port["port"] for port in policy["ingress"][0]["ports"]} == {"rpc", "metadata"}
     assert len(the(helm.objects(SETS["store-of-another-image"]), "NetworkPolicy", "birds-mooncake")["spec"]["ingress"]) == 1
 

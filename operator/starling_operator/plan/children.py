@@ -75,11 +75,11 @@ def disruption_budget(service: Service, spec: InferenceServiceSpec, nodes: int) 
 def network_policy(service: Service, spec: InferenceServiceSpec, settings: Settings) -> Manifest:
     """The endpoint is open to all; everything else to the service's own pods, and the admin port to the operator.
 
-    Pods that use a store read from each other's memory: agents of all namespaces, as the store's master takes them, reach the ports
-    that it is offered at.
+    Pods that use a store read from each other's memory: agents of the same namespace reach the ports that it is offered at. What a
+    label of a pod says is proof of nothing in somebody else's namespace.
     """
     own = {labels.SERVICE: service.name}
-    offered = {"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": labels.AGENTS}}], "ports": [_STORE_PORTS]}
+    offered = {"from": [{"podSelector": {"matchLabels": labels.AGENTS}}], "ports": [_STORE_PORTS]}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
         "podSelector": {"matchLabels": dict(settings.operator_labels)},

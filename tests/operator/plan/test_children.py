@@ -129,7 +129,9 @@ def test_pods_that_share_a_store_read_from_each_other() -> None:
     *usual, offered = child("NetworkPolicy", {"kvCache": {"store": "mooncake://s:50051"}}, ALL)["spec"]["ingress"]
     assert usual == child("NetworkPolicy", settings=ALL)["spec"]["ingress"]
     agents = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
-    assert offered["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": agents}}]
+    assert offered["from"] == [{"podSelector": {"matchLabels": agents}}], (
+        "of this namespace: others may label their pods as they like"
+    )
     (ports,) = offered["ports"]
     assert (ports["port"], ports["endPort"]) == (15000, 17000)
     labels = World().decide().apply[-1]["spec"]["template"]["metadata"]["labels"]
