@@ -69,16 +69,22 @@ class Scheduler:
         if problem is not None:
             logger.info("%s is refused: %s: %s", record.id, problem[1], problem[0])
             return Delta(record.id, record.attempt, finish_reason="error", error=problem[0], error_param=problem[1])
-        # One that another core handed over was accepted there. Free seats will be taken by some of those that wait.
-        if not record.attempt and len(self.waiting) >= self.config.max_num_waiting + len(self._free_slots):
-            text = f"{len(self.waiting)} requests are waiting already"
-            logger.info("%s is refused: %s", record.id, text)
-            return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
-        if not record.attempt and self.waiting.num_tokens and self.waiting.num_tokens + length > self.config.max_num_waiting_tokens:
-            text = f"{self.waiting.num_tokens} tokens are waiting already, and {length} more are too many"
-            return Delta(record.id, record.attempt, finish_reason="error", error=text, refused=True)
+        # One that another core handed over was accepted there.
+        full = self._queue_full(length) if not record.attempt else None
+        if full is not None:
+            logger.info("%s is refused: %s", record.id, full)
+            return Delta(record.id, record.attempt, finish_reason="error", error=full, refused=True)
         if params.max_tokens is not None and len(record.output_ids) >= params.max_tokens:
             return Delta(record.id, record.attempt, finish_reason="length")
+        return None
+
+    def _queue_full(self, length: int) -> str | None:
+        """Why a request of so many tokens cannot wait as well. Free seats will be taken by some of those that wait."""
+        count, tokens = len(self.waiting), self.waiting.num_tokens
+        if count >= self.config.max_num_waiting + len(self._free_slots):
+            return f"{count} requests are waiting already"
+        if tokens and tokens + length > self.config.max_num_waiting_tokens:
+            return f"{tokens} tokens are waiting already, and {length} more are too many"
         return None
 
     def add(self, record: EngineRequest) -> None:

@@ -186,8 +186,6 @@ def test_a_full_queue_refuses() -> None:
     engine.run()
 
 
-<<<<<<< HEAD
-=======
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_a_queue_is_full_of_tokens_too(policy: Policy) -> None:
     engine = ToyEngine()
@@ -212,21 +210,6 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
     assert not waiting.record.prompt_ids, "nor are they held twice"
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_failing_request_is_found_and_the_others_go_on(depth: int) -> None:
-    engine = ToyEngine(depth=depth)
-    engine.worker.fail_on = {49}
-    engine.add("good", [1, 2, 3], params(20))
-    engine.step()
-    engine.add("bad", [49, 2, 3], params(20))
-    engine.add("fine", [4, 5, 6], params(20))
-    engine.run()
-    assert engine.finished["bad"].error == "boom"
-    for name, prompt in (("good", [1, 2, 3]), ("fine", [4, 5, 6])):
-        assert engine.outputs[name] == expected_output(prompt, params(20), 0, 128)
-
-
->>>>>>> 6843abb (Scheduler: the queue is bounded in tokens as well, and a token that waits takes four bytes)
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
