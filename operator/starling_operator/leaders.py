@@ -9,6 +9,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from starling_agent.contract.config import ADMIN_PORT
 from starling_agent.contract.scale import ScaleRequest
 
+from starling_operator.answers import PLAIN, BadAnswer, received
 from starling_operator.logs import Key, about
 from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.elastic.answers import refusal
@@ -73,23 +74,26 @@ class Leaders:
         """Its refusal; None when it takes it, or when nobody knows."""
         self._fence()
         host = f"[{call.address}]" if ":" in call.address else call.address
-        url, headers = f"http://{host}:{ADMIN_PORT}/admin/scale", {"Authorization": f"Bearer {token}"}
+        url, headers = f"http://{host}:{ADMIN_PORT}/admin/scale", {"Authorization": f"Bearer {token}", **PLAIN}
         log.info("%s: %s", call.group, _described(call), extra=about(key))
         try:
             if call.data is None:
-                asked = self._http().delete(url, params={"operation": call.operation}, headers=headers)
+                asked = self._http().delete(url, params={"operation": call.operation}, headers=headers, allow_redirects=False)
             else:
                 body = ScaleRequest(operation=call.operation, data=call.data).model_dump()
-                asked = self._http().put(url, json=body, headers=headers)
+                asked = self._http().put(url, json=body, headers=headers, allow_redirects=False)
             async with asked as response:
-                return None if response.status < 400 else refusal(response.status, await response.text())
-        except (ClientError, TimeoutError, OSError) as error:
+                if response.status < 400:
+                    return None
+                text = await received(response.content.iter_any())
+                return refusal(response.status, text.decode(errors="replace"))
+        except (ClientError, TimeoutError, OSError, BadAnswer) as error:
             log.warning("%s: its leader did not answer, it is told again: %r", call.group, error, extra=about(key))
             return None
 
     def _http(self) -> ClientSession:
         if self._session is None:
-            self._session = ClientSession(timeout=ClientTimeout(total=SECONDS), trust_env=False)
+            self._session = ClientSession(timeout=ClientTimeout(total=SECONDS), trust_env=False, auto_decompress=False)
         return self._session
 
 

@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pydantic import ValidationError
 from starling_crds.parse import parse_spec
@@ -11,6 +10,7 @@ from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.cache import Cache
 from starling_operator.logs import Key
+from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import Answer, Manifest, Observed, Pod, Service, Settings
 from starling_operator.reports import Reports
 
@@ -26,7 +26,7 @@ def observe(
     return Observed(
         service=service,
         children=cache.children(service.uid),
-        pods=tuple(_with_report(pod, reports) for pod in cache.pods(key)),
+        pods=tuple(_with_report(pod, key, reports) for pod in cache.pods(key)),
         answers=answers or {},
         settings=settings,
         now=time.time(),
@@ -58,6 +58,6 @@ def _read_status(status: Manifest) -> InferenceServiceStatus:
         return InferenceServiceStatus()
 
 
-def _with_report(pod: Pod, reports: Reports) -> Pod:
+def _with_report(pod: Pod, key: Key, reports: Reports) -> Pod:
     heard = reports.of(pod.uid)
-    return pod if heard is None else replace(pod, report=heard.report, report_age=heard.age)
+    return pod if heard is None else with_report(pod, key[1], heard.report, heard.age, heard.error)

@@ -13,6 +13,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from starling_agent.contract.config import ADMIN_PORT
 from starling_agent.contract.report import Report
 
+from starling_operator.answers import PLAIN, BadAnswer, read_report, received
 from starling_operator.logs import Key, about
 from starling_operator.plan.config import TOKEN_KEY
 from starling_operator.plan.names import admin_secret
@@ -24,15 +25,18 @@ WAIT = 30.0
 GRACE = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 FIRST_ANSWER = 1.0
+LEAST_PERIOD = 0.1
+"""An agent that answers before there is news, again and again, costs no more than this."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The last report of one agent, and when it last answered at all."""
+    """The last report of one agent, and when it last answered at all. `error`: why its last answer is none."""
 
-    report: Report
+    report: Report | None
     at: float
+    error: str = ""
 
     @property
     def age(self) -> float:
@@ -110,8 +114,12 @@ class Reports:
         """Never ends by itself. While an agent does not answer its last report is kept, and grows old."""
         failures = 0
         while True:
+            began = time.monotonic()
             try:
                 changed = await self._ask_once(uid, address, token, commit)
+            except BadAnswer as error:
+                failures += 1
+                changed = self._refuse(key, uid, address, str(error))
             except (ClientError, TimeoutError, OSError, ValueError) as error:
                 failures += 1
                 log.debug("%s does not answer: %r", address, error, extra=about(key))
@@ -124,28 +132,38 @@ class Reports:
             if failures:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await asyncio.sleep(max(0.0, began + LEAST_PERIOD - time.monotonic()))
+
+    def _refuse(self, key: Key, uid: str, address: str, error: str) -> bool:
+        """Nothing that the agent said before is believed any more. Whether that is news."""
+        before = self._heard.get(uid)
+        self._heard[uid] = Heard(None, time.monotonic(), error)
+        if before is not None and before.error == error:
+            return False
+        log.warning("%s: %s", address, error, extra=about(key))
+        return True
 
     async def _ask_once(self, uid: str, address: str, token: str, commit: str | None) -> bool:
         """Whether the report is another one than before. Raises what says that there was no report."""
-        before = self._heard.get(uid)
+        heard = self._heard.get(uid)
+        before = heard.report if heard is not None else None
         query = {"wait": f"{WAIT:.0f}", "after": "0"} | ({"commit": commit} if commit is not None else {})
         if before is not None:
-            query |= {"after": str(before.report.version), "incarnation": before.report.incarnation}
+            query |= {"after": str(before.version), "incarnation": before.incarnation}
         host = f"[{address}]" if ":" in address else address
-        async with self._http().get(
-            f"http://{host}:{ADMIN_PORT}/admin/report", params=query, headers={"Authorization": f"Bearer {token}"}
-        ) as response:
+        url, headers = f"http://{host}:{ADMIN_PORT}/admin/report", {"Authorization": f"Bearer {token}", **PLAIN}
+        # A redirection could lead to whatever the operator reaches and the pod does not.
+        async with self._http().get(url, params=query, headers=headers, allow_redirects=False) as response:
             response.raise_for_status()
-            text = await response.read()
-        report = Report.model_validate_json(text)
+            report = read_report(await received(response.content.iter_any()))
         self._heard[uid] = Heard(report, time.monotonic())
-        return before is None or before.report != report
+        return before != report
 
     def _http(self) -> ClientSession:
         """Without a limit of connections: each pod holds one, nearly always."""
         if self._session is None:
             timeout = ClientTimeout(total=WAIT + GRACE, connect=GRACE)
-            self._session = ClientSession(connector=TCPConnector(limit=0), timeout=timeout, trust_env=False)
+            self._session = ClientSession(connector=TCPConnector(limit=0), timeout=timeout, trust_env=False, auto_decompress=False)
         return self._session
 
 

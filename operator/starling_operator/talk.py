@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import httpx
 
+from starling_operator.answers import lines, received_at_once
+
 CONNECT_SECONDS = 5.0
 
 
@@ -45,8 +47,8 @@ class Talk:
         body = {"messages": self.messages, "stream": True, **self._options}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
-                raise AnswerError(error_message(response.read()) or f"status {response.status_code}")
-            for line in response.iter_lines():
+                raise AnswerError(error_message(received_at_once(response.iter_bytes())) or f"status {response.status_code}")
+            for line in lines(response.iter_bytes()):
                 data = line.removeprefix("data: ")
                 if data == line or data == "[DONE]":
                     continue

@@ -29,8 +29,8 @@ PHASES: tuple[Phase, ...] = (
 class Progress(ContractModel):
     """How far the phase is. unit is "bytes" or "tensors"; `eta_seconds` is None while it cannot be told."""
 
-    done: int
-    total: int
+    done: int = Field(ge=0)
+    total: int = Field(ge=0)
     unit: str = "bytes"
     eta_seconds: float | None = None
 
@@ -38,11 +38,11 @@ class Progress(ContractModel):
 class Topology(ContractModel):
     """The layout that serves now, read from the engine's membership, not from the configuration."""
 
-    tensor: int
-    pipeline: int
-    data: int
-    expert: int = 1
-    ranks: int
+    tensor: int = Field(ge=0)
+    pipeline: int = Field(ge=0)
+    data: int = Field(ge=0)
+    expert: int = Field(default=1, ge=0)
+    ranks: int = Field(ge=0)
 
 
 class RankHealth(ContractModel):
@@ -94,14 +94,14 @@ class Report(ContractModel):
     fatal                restarting cannot help (a bad configuration, a model that does not load); phase is "failed"
     """
 
-    version: int
+    version: int = Field(ge=0)
     incarnation: str
     agent: str
     config_hash: str
     service: str
     revision: str
     group: str
-    node: int
+    node: int = Field(ge=0)
     pod: str
     phase: Phase
     progress: Progress | None = None
@@ -111,12 +111,12 @@ class Report(ContractModel):
     token_seen: bool = False
     service_token_seen: bool | None = None
     topology: Topology | None = None
-    epoch: int = 0
+    epoch: int = Field(default=0, ge=0)
     ranks: list[RankHealth] = Field(default_factory=list)
     kv: KVLedger | None = None
     starts: list[WorkerStart] = Field(default_factory=list)
-    engine_restarts: int = 0
-    open_streams: int = 0
+    engine_restarts: int = Field(default=0, ge=0)
+    open_streams: int = Field(default=0, ge=0)
     last_error: str | None = None
     commit: str | None = None
     weights: str | None = None

@@ -49,16 +49,16 @@ class Operation(ContractModel):
     loaded      what ranks loaded for it, by source: "peers" (ranks that held it) or "checkpoint"
     """
 
-    id: str
-    source: int
-    target: int
+    id: str = Field(max_length=200)
+    source: int = Field(ge=0)
+    target: int = Field(ge=0)
     phase: OperationPhase
-    nodes: int
+    nodes: int = Field(ge=0)
     progress: float = 0.0
-    epoch: int = 0
+    epoch: int = Field(default=0, ge=0)
     error: str | None = None
-    seconds: dict[str, float] = Field(default_factory=dict)
-    loaded: dict[str, LoadedExperts] = Field(default_factory=dict)
+    seconds: dict[str, float] = Field(default_factory=dict, max_length=16)
+    loaded: dict[str, LoadedExperts] = Field(default_factory=dict, max_length=16)
 
     @property
     def ended(self) -> bool:
@@ -73,6 +73,6 @@ class GroupSize(ContractModel):
     effective   that step in the serving epoch
     """
 
-    allocated: int = 0
-    joined: int = 0
-    effective: int = 0
+    allocated: int = Field(default=0, ge=0)
+    joined: int = Field(default=0, ge=0)
+    effective: int = Field(default=0, ge=0)

@@ -68,6 +68,7 @@ def _service_url(service: str, kubeconfig: Any, context: str | None, namespace: 
 def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None, question: str | None) -> None:
     import httpx
 
+    from starling_operator.answers import BadAnswer
     from starling_operator.talk import AnswerError, Talk
 
     try:
@@ -76,7 +77,7 @@ def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None
                 talk.ask(question, _show)
             else:
                 _converse(talk)
-    except AnswerError as error:
+    except (AnswerError, BadAnswer) as error:
         fail(str(error), "change the request, or see the server's log")
     except httpx.HTTPError as error:
         fail(f"{url} cannot be reached: {error}", "start a server with `starling serve MODEL`, or give its --url")

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import httpx
 from starling_agent.contract.scale import ScaleRequest
 
+from starling_operator.answers import MOST_SECONDS, PLAIN, BadAnswer, received
 from starling_operator.local.pod import LocalPod
 from starling_operator.local.ports import LOCALHOST
 from starling_operator.plan.decision import ScaleCall
@@ -51,17 +53,21 @@ class LocalLeaders:
     async def _send(self, call: ScaleCall, leader: LocalPod) -> None:
         if leader.launch is None:
             return
-        url, headers = f"http://{LOCALHOST}:{leader.admin_port}/admin/scale", {"Authorization": f"Bearer {leader.launch.token}"}
+        url, headers = (
+            f"http://{LOCALHOST}:{leader.admin_port}/admin/scale",
+            {"Authorization": f"Bearer {leader.launch.token}", **PLAIN},
+        )
+        how: dict[str, Any] = {"params": {"operation": call.operation}}
+        if call.data is not None:
+            how = {"json": ScaleRequest(operation=call.operation, data=call.data).model_dump()}
+        method = "DELETE" if call.data is None else "PUT"
         try:
-            if call.data is None:
-                response = await self._client.delete(url, params={"operation": call.operation}, headers=headers)
-            else:
-                body = ScaleRequest(operation=call.operation, data=call.data).model_dump()
-                response = await self._client.put(url, json=body, headers=headers)
-        except httpx.HTTPError:
+            async with asyncio.timeout(MOST_SECONDS), self._client.stream(method, url, headers=headers, **how) as response:
+                text = await received(response.aiter_raw())
+        except (httpx.HTTPError, TimeoutError, BadAnswer):
             return
         if response.is_error:
-            self._answers[call.operation] = refusal(response.status_code, response.text)
+            self._answers[call.operation] = refusal(response.status_code, text.decode(errors="replace"))
         else:
             self._answers.pop(call.operation, None)
         self._changed()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from starling_operator.local.pod import LocalPod
 from starling_operator.local.ports import LOCALHOST
+from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
 
 
@@ -19,14 +20,14 @@ def observe(
     return Observed(
         service=service,
         children=dict(children),
-        pods=tuple(_pod(pod, host, now) for pod in pods),
+        pods=tuple(_with_report(pod, service.name, host, now) for pod in pods),
         settings=settings,
         now=now,
         new_token=secrets.token_urlsafe(32),
     )
 
 
-def _pod(pod: LocalPod, host: str, now: float) -> Pod:
+def _pod(pod: LocalPod, host: str) -> Pod:
     running = pod.pid is not None
     return Pod(
         name=pod.name,
@@ -45,6 +46,9 @@ def _pod(pod: LocalPod, host: str, now: float) -> Pod:
         restarts=pod.restarts,
         waiting=pod.waiting,
         last_log=pod.last_log,
-        report=pod.report,
-        report_age=None if pod.report_at is None else now - pod.report_at,
     )
+
+
+def _with_report(pod: LocalPod, service: str, host: str, now: float) -> Pod:
+    age = None if pod.report_at is None else now - pod.report_at
+    return with_report(_pod(pod, host), service, pod.report, age)

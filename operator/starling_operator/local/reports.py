@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 import httpx
-from pydantic import ValidationError
 from starling_agent.contract.report import Report
 
+from starling_operator.answers import PLAIN, BadAnswer, read_report, received
 from starling_operator.local.pod import LocalPod
 from starling_operator.local.ports import LOCALHOST
 
@@ -42,12 +42,11 @@ async def _ask(pod: LocalPod, client: httpx.AsyncClient) -> Report | None:
     query: dict[str, str | int] = {"wait": WAIT_SECONDS}
     if known is not None:
         query |= {"after": known.version, "incarnation": known.incarnation}
+    url, headers = f"http://{LOCALHOST}:{pod.admin_port}/admin/report", {"Authorization": f"Bearer {launch.token}", **PLAIN}
     try:
-        answer = await client.get(
-            f"http://{LOCALHOST}:{pod.admin_port}/admin/report", params=query, headers={"Authorization": f"Bearer {launch.token}"}
-        )
-        report = Report.model_validate_json(answer.raise_for_status().content)
-    except (httpx.HTTPError, ValidationError):
+        async with asyncio.timeout(WAIT_SECONDS + 10.0), client.stream("GET", url, params=query, headers=headers) as answer:
+            report = read_report(await received(answer.raise_for_status().aiter_raw()))
+    except (httpx.HTTPError, TimeoutError, BadAnswer):
         return None
     if pod.pid != pid:
         return None

@@ -86,6 +86,8 @@ class Pod:
     report: Report | None = None
     report_age: float | None = None
     """Seconds since the agent last answered; None: it never did."""
+    report_error: str = ""
+    """Why its last answer is not believed; there is no report then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,12 +102,15 @@ def phase_text(report: Report) -> str:
 def loaded(group: Group) -> bool:
     """All its agents have the model in memory."""
     return len(group.members) == group.gang and all(
-        (pod.report is not None and pod.report.phase in LOADED) or (pod.report is None and group.believed) for pod in group.members
+        (pod.report is not None and pod.report.phase in LOADED) or (pod.report is None and group.believed and not pod.report_error)
+        for pod in group.members
     )
 
 
 def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
     report = pod.report
+    if pod.report_error:
+        return pod_message(pod)
     if report is None:
         return "" if group.believed else f"{pod.name}: its agent has not reported yet"
     if report.phase != "serving" or not report.ready or not report.healthy:
@@ -176,6 +179,8 @@ def _state(pod: Pod) -> str:
         return f"ended as {pod.phase}" + (f": {own}" if own else "")
     if not pod.scheduled:
         return "waits for a node"
+    if pod.report_error:
+        return f"its agent is not believed: {pod.report_error}"
     if report is None:
         return "its container starts" if pod.phase == "Pending" else "its agent has not answered yet"
     return phase_text(report) + (f"; last error: {report.last_error}" if report.last_error else "")

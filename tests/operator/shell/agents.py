@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -72,6 +73,44 @@ def serving(pod: str, group: str, revision: str, service: str, config_hash: str)
     )
 
 
+@dataclass
+class Endless(Agent):
+    """Its answer never ends; it counts what was taken of it. `most`: so that no test takes a machine's memory."""
+
+    sent: int = 0
+    most: int = 64 * 1024 * 1024
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        self.asked += 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while self.sent < self.most:
+                await response.write(b" " * 65536)
+                self.sent += 65536
+        return response
+
+
+@dataclass
+class Liar(Agent):
+    """`claims` go over its report, whatever they are."""
+
+    claims: dict[str, object] = field(default_factory=dict)
+
+    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - whatever it is asked
+        return web.json_response(self.report.model_dump(mode="json") | self.claims)
+
+
+@dataclass
+class Hasty(Agent):
+    """It always has news, and waits for none."""
+
+    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - whatever it is asked
+        self.asked += 1
+        self.report = self.report.model_copy(update={"version": self.report.version + 1})
+        return web.Response(text=self.report.model_dump_json(), content_type="application/json")
+
+
 class AgentServer:
     """One process for all agents, each at an address of its own in 127.0.0.0/8; `block` keeps tests apart that run at once."""
 
@@ -95,6 +134,10 @@ class AgentServer:
         await self._sites[address].start()
         return address
 
+    def replace(self, address: str, agent: Agent) -> None:
+        """Another one answers from now on."""
+        self._agents[address] = agent
+
     async def remove(self, address: str) -> None:
         self._agents.pop(address, None)
         site = self._sites.pop(address, None)
@@ -104,7 +147,7 @@ class AgentServer:
     async def close(self) -> None:
         await self._runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         agent = self._asked(request)
         return web.Response(status=503) if agent is None else await agent.answer(request)
 

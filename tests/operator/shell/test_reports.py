@@ -3,14 +3,15 @@
 import asyncio
 import base64
 import os
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Pod
-from starling_operator.reports import Reports
+from starling_operator.reports import LEAST_PERIOD, Reports
 
-from tests.operator.shell.agents import Agent, AgentServer, serving
+from tests.operator.shell.agents import Agent, AgentServer, Endless, Hasty, Liar, serving
 from tests.operator.shell.cluster import Manifest, until
 
 KEY = ("space", "chat")
@@ -68,7 +69,13 @@ async def test_the_last_report_of_a_silent_agent_grows_old(
 
     async def is_old() -> bool:
         heard = reports.of("u")
-        return heard is not None and heard.report.phase == "serving" and heard.age > 0.4 and len(woken) > count
+        return (
+            heard is not None
+            and heard.report is not None
+            and heard.report.phase == "serving"
+            and heard.age > 0.4
+            and len(woken) > count
+        )
 
     await until(is_old, "the report to grow old, and somebody to be woken for it")
 
@@ -94,6 +101,52 @@ async def test_only_running_pods_are_asked_and_gone_ones_are_forgotten(server: A
     assert reports.of("u") is None
 
 
+async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_believed(
+    server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
+) -> None:
+    endless = Endless(agent.report, agent.token)
+    address = await server.add(agent)
+    reports.follow(KEY, [pod(address)], secret("the token"))
+    await until(lambda: _has(reports, "serving"), "the first report")
+    server.replace(address, endless)
+    agent.say(phase="draining")
+    await until(lambda: _refused(reports, "longer than"), "the answer to be refused")
+    assert endless.sent < 16 * 1024 * 1024, "what the sockets' buffers hold, and no more is taken"
+    assert len(woken) >= 2, "it is news"
+
+
+@pytest.mark.parametrize(
+    ("news", "field"),
+    [({"epoch": -5}, "epoch"), ({"topology": {"tensor": -1, "pipeline": 1, "data": 1, "ranks": 1}}, "topology.tensor")],
+)
+async def test_a_report_that_cannot_be_is_refused_by_its_field(
+    server: AgentServer, agent: Agent, reports: Reports, news: dict[str, object], field: str
+) -> None:
+    liar = Liar(agent.report, agent.token, claims=news)
+    reports.follow(KEY, [pod(await server.add(liar))], secret("the token"))
+    await until(lambda: _refused(reports, f"cannot be read: {field}: "), "the report to be refused")
+
+
+async def test_an_agent_that_answers_all_the_time_is_asked_now_and_then(
+    server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
+) -> None:
+    hasty = Hasty(agent.report, agent.token)
+    reports.follow(KEY, [pod(await server.add(hasty))], secret("the token"))
+    began = time.monotonic()
+    await until(lambda: _is_true(hasty.asked >= 5), "five answers")
+    assert time.monotonic() - began > 4 * LEAST_PERIOD
+    assert len(woken) <= hasty.asked
+
+
+async def _is_true(found: bool) -> bool:
+    return found
+
+
+async def _refused(reports: Reports, words: str) -> bool:
+    heard = reports.of("u")
+    return heard is not None and heard.report is None and words in heard.error
+
+
 async def _has(reports: Reports, phase: str) -> bool:
     heard = reports.of("u")
-    return heard is not None and heard.report.phase == phase
+    return heard is not None and heard.report is not None and heard.report.phase == phase

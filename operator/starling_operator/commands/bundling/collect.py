@@ -117,13 +117,15 @@ def _admin_token(cluster: Cluster, name: str, bundle: Bundle) -> str | None:
 def _report(cluster: Cluster, pod: str, token: str) -> str:
     import httpx
 
+    from starling_operator.answers import PLAIN, BadAnswer, received_at_once
     from starling_operator.commands.cluster.port_forward import forwarded
 
     try:
         with forwarded(cluster, pod, ADMIN_PORT) as url:
-            answer = httpx.get(f"{url}/admin/report", headers={"Authorization": f"Bearer {token}"}, timeout=10.0)
-            return answer.raise_for_status().text
-    except httpx.HTTPError as error:
+            headers = {"Authorization": f"Bearer {token}", **PLAIN}
+            with httpx.stream("GET", f"{url}/admin/report", headers=headers, timeout=10.0) as answer:
+                return received_at_once(answer.raise_for_status().iter_raw()).decode(errors="replace")
+    except (httpx.HTTPError, BadAnswer) as error:
         raise ClusterError(f"the agent does not answer: {error}", "see its log") from None
 
 

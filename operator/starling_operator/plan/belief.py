@@ -1,0 +1,24 @@
+"""Whether a report is of the pod that was asked: addresses are given to other pods, and a pod may say what it likes."""
+
+from dataclasses import replace
+
+from starling_agent.contract.report import Report
+
+from starling_operator.plan.observed import Pod
+
+
+def with_report(pod: Pod, service: str, report: Report | None, age: float | None, error: str = "") -> Pod:
+    """The pod with its agent's report. One of somebody else is left out; `error`: why there is none, if the agent did answer."""
+    if report is not None:
+        error = disbelief(pod, service, report)
+    return replace(pod, report=None if error else report, report_age=age, report_error=error)
+
+
+def disbelief(pod: Pod, service: str, report: Report) -> str:
+    """Why a report is not this pod's; "" if it is."""
+    own = {"service": service, "group": pod.group, "revision": pod.revision, "pod": pod.name, "node": pod.number}
+    for name, value in own.items():
+        said = getattr(report, name)
+        if said != value:
+            return f"its report is of another {name} ({str(said)[:60]!r}, not {value!r})"
+    return ""

@@ -1,0 +1,38 @@
+"""A report counts only for the pod that it is of."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starling_operator.plan.belief import disbelief, with_report
+from starling_operator.plan.proof import unproven
+
+from tests.operator.plan.building import make_group, make_pod, make_report
+from tests.operator.plan.test_proof import ASKED
+
+
+def test_a_pods_own_report_is_believed() -> None:
+    assert disbelief(make_pod(), "chat", make_report()) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"revision": "bbbbbbb"}, "revision"),
+        ({"group": "chat-aaaaaaa-1"}, "group"),
+        ({"service": "other"}, "service"),
+        ({"node": 1}, "node"),
+        ({"pod": "chat-aaaaaaa-0-1"}, "pod"),
+    ],
+)
+def test_a_report_of_another_makes_nothing_ready_though_it_was(fields: dict[str, Any], word: str) -> None:
+    seen = with_report(make_pod(), "chat", make_report(**fields), age=1.0)
+    assert seen.report is None
+    told = unproven(make_group(pods=[seen], believed=True), ASKED)
+    assert told.startswith(f"chat-aaaaaaa-0-0: its agent is not believed: its report is of another {word} ")
+
+
+def test_an_answer_that_was_no_report_is_told_in_its_words() -> None:
+    seen = with_report(make_pod(), "chat", None, age=1.0, error="its answer is longer than 9 bytes")
+    assert "longer than 9 bytes" in unproven(make_group(pods=[seen], believed=True), ASKED)
+    assert unproven(make_group(pods=[replace(seen, report_error="")], believed=True), ASKED) == ""
