@@ -73,14 +73,16 @@ class Applier:
                 outcome.wrote = True
                 self._refusals.clear(key, manifest)
                 return
-            except ApiError as error:
-                if not error.is_users:
+            except ApiError as failed:
+                error = await self._judged(failed, manifest)
+                if not error.is_users and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
                     return  # Its CRD was removed a moment ago.
-                refused = self._refusals.add(key, manifest, error.message)
+                refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
-        outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
+        if refused.is_told:
+            outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
         outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
 
     async def _write(self, service: Service, manifest: Manifest, once: bool) -> None:
@@ -99,6 +101,16 @@ class Applier:
         live = self._live(service, manifest)
         if not once and live is not None and not self._matches(live, manifest):
             self._settled.remember(live, manifest)
+
+    async def _judged(self, failed: ApiError, manifest: Manifest) -> ApiError:
+        """An internal error is the user's if the same object, made anew, is refused for what it is."""
+        kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
+        if failed.status == 500:
+            try:
+                await self._kube.judge(kind.path(metadata["namespace"]), manifest)
+            except ApiError as said:
+                return said if said.status in (400, 422) else failed
+        return failed
 
     async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
         """For objects that never change: one that is there already must be ours."""

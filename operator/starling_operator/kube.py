@@ -55,6 +55,14 @@ class Kube:
         query = {"fieldManager": MANAGER, "force": "true"}
         return await self.request("PATCH", path, query, body, content=APPLY, seconds=self._fence())
 
+    async def judge(self, path: str, body: Manifest) -> None:
+        """Raises what the API server says of `body` as a new object, by its strictest reading, and writes nothing.
+
+        A server-side apply of a field that does not exist, or of a malformed quantity, is answered with an internal error.
+        """
+        query = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": MANAGER}
+        await self.request("POST", path, query, body, seconds=READ_SECONDS)
+
     async def remove(self, path: str, pointers: Sequence[str], seen: Manifest) -> Manifest:
         """Parts of an object, by JSON pointers, in this order; only of the version that was seen. What is removed nobody owns."""
         metrics.API_WRITES.labels("patch").inc()

@@ -8,16 +8,23 @@ from starling_operator.logs import Key
 from starling_operator.plan.observed import Manifest
 
 FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
+_PASSING_TRIES = 3
+"""An internal error that comes so often in a row is told: an admission webhook that is gone does not come back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One object, refused `tries` times in a row in this very form."""
+    """One object, refused `tries` times in a row in this very form. `passing`: it may not be the object's fault."""
 
     form: str
     message: str
     tries: int
     again_at: float
+    passing: bool = False
+
+    @property
+    def is_told(self) -> bool:
+        return not self.passing or self.tries >= _PASSING_TRIES
 
     @property
     def seconds_left(self) -> float:
@@ -37,11 +44,11 @@ class Refusals:
             return None
         return known
 
-    def add(self, service: Key, manifest: Manifest, message: str) -> Refusal:
+    def add(self, service: Key, manifest: Manifest, message: str, passing: bool = False) -> Refusal:
         form, before = digest(manifest), self._known.get(service, {}).get(_key(manifest))
         tries = before.tries + 1 if before is not None and before.form == form else 1
         wait = min(MOST_SECONDS, FIRST_SECONDS * 2 ** (tries - 1))
-        refusal = Refusal(form, message, tries, time.monotonic() + wait)
+        refusal = Refusal(form, message, tries, time.monotonic() + wait, passing)
         self._known.setdefault(service, {})[_key(manifest)] = refusal
         return refusal
 

@@ -9,7 +9,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
-from starling_operator.plan.sizes import check_tiers, memory_limit, shm_bytes
+from starling_operator.plan.sizes import check_quantities, check_tiers, memory_limit, shm_bytes
 from starling_operator.plan.volumes import HOME, Volume, volumes
 
 CONTAINER = "agent"
@@ -26,6 +26,7 @@ def pod_template(service: Service, spec: InferenceServiceSpec, settings: Setting
     limit = _memory_limit(draft)
     check_tiers(spec, limit)
     merged = _merged(service, spec, settings, revision, limit=limit)
+    check_quantities(merged)
     metadata = merged.setdefault("metadata", {})
     # Last, so that an overlay cannot take a pod out of its Service.
     metadata["labels"] = metadata.get("labels", {}) | labels.of_pods(service, revision)

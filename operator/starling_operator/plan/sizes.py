@@ -1,5 +1,7 @@
 """Sizes of what a pod needs besides its device."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from starling_crds.quantity import parse_quantity
@@ -10,6 +12,7 @@ from starling_engine.tiers.store.address import parse_address
 MIB = 2**20
 _BASE = 64 * MIB
 _EACH_RANK = 256 * MIB
+_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 
 def shm_bytes(per_node: int, memory_limit: int | None) -> int:
@@ -38,6 +41,17 @@ def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
             f" template.spec.containers[agent].resources.limits.memory above {ranks * sum(each.values())}, got {memory_limit}"
             + ("" if spec.kv_cache.tiers.cpu is not None else "; files and a store take less with a small kvCache.tiers.cpu")
         )
+
+
+def check_quantities(template: Mapping[str, Any]) -> None:
+    """Raises ValueError naming the first resource that is no quantity: the API server says so without its field."""
+    for name in ("containers", "initContainers"):
+        for container in template.get("spec", {}).get(name) or ():
+            for part in ("requests", "limits"):
+                for resource, value in ((container.get("resources") or {}).get(part) or {}).items():
+                    if not _QUANTITY.fullmatch(str(value)):
+                        field = f"template.spec.{name}[{container['name']}].resources.{part}.{resource}"
+                        raise ValueError(f"{field}: must be a quantity such as 500m, 2 or 4Gi, got {value!r}")
 
 
 def _kept_by_a_rank(spec: InferenceServiceSpec) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What the API server refuses stands in the condition, in its own words, and disturbs nobody else."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,32 @@ async def test_a_bad_overlay_is_told_within_two_seconds(cluster: Cluster, start_
     await until(lambda: _tries(proxy, 2), "another try")
     assert len(await _tries(proxy, 0)) <= 3
     assert (await operator.ask("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("pod", "field"),
+    [
+        ({"nodeSelecter": {"disk": "ssd"}}, "spec.template.spec.nodeSelecter"),
+        ({"containers": [{"name": "agent", "resources": {"limits": {"cpu": "abc"}}}]}, "containers[agent].resources.limits.cpu"),
+        ({"priority": "high"}, "spec.template.spec.priority"),
+    ],
+)
+async def test_a_field_that_kubernetes_cannot_read_is_told_on_a_service_that_runs(
+    cluster: Cluster, start_operator: StartOperator, pod: dict[str, Any], field: str
+) -> None:
+    """The API server calls it an internal error of its own."""
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await cluster.apply(manifest(template={"spec": pod}))
+
+    async def is_told() -> bool:
+        condition = await cluster.condition("chat", "Stalled")
+        return condition["status"] == "True" and field in condition["message"]
+
+    await until(is_told, "the field to be told", 30, lambda: cluster.service("chat"))
+    assert (await cluster.condition("chat", "Ready"))["status"] == "False"
+    assert (await cluster.condition("chat", "Available"))["status"] == "True", "what runs goes on"
 
 
 async def test_a_mended_overlay_is_taken_at_once(cluster: Cluster, start_operator: StartOperator) -> None:
