@@ -10,7 +10,8 @@ from typing import TypeVar
 from starling_operator.kinds import INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
 from starling_operator.logs import Key
 from starling_operator.owned import own_fields
-from starling_operator.plan.observed import Manifest, Pod
+from starling_operator.plan.gangs import waiting_gangs
+from starling_operator.plan.observed import Gang, Manifest, Pod
 from starling_operator.pods import read_pod
 
 _TOMBSTONES = 20_000
@@ -37,6 +38,7 @@ class Cache:
         self._seen: dict[str, tuple[Kind, str, str, int]] = {}
         self._where: dict[str, tuple[Key, str]] = {}
         self._gone: dict[str, None] = {}
+        self._unplaced: set[str] = set()
 
     def service(self, key: Key) -> Manifest | None:
         return self._services.get(key)
@@ -49,6 +51,11 @@ class Cache:
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
         return tuple(sorted(self._pods.get(key, {}).values(), key=lambda pod: (pod.group, pod.number, pod.uid)))
+
+    def gangs(self) -> tuple[Gang, ...]:
+        """Of all services, those that wait for nodes. Only services with a pod that has none are looked at."""
+        keys = sorted({self._where[uid][0] for uid in self._unplaced})
+        return tuple(gang for key in keys for gang in waiting_gangs(key, self.pods(key)))
 
     def put(self, kind: Kind, body: Manifest) -> Key | None:
         """The service that this is news for, if it is news."""
@@ -96,6 +103,7 @@ class Cache:
             del self._services[key]
         elif kind is POD:
             _remove(self._pods, key, uid)
+            self._unplaced.discard(uid)
         else:
             held = self._children.get(owner_uid, {}).get((kind.name, name))
             if held is not None and held["metadata"]["uid"] == uid:
@@ -110,7 +118,9 @@ class Cache:
             self._services[key] = body
         elif kind is POD and owner.get("kind") == "StatefulSet":
             key, owner_uid = (metadata["namespace"], metadata["labels"][SERVICE_LABEL]), ""
-            self._pods.setdefault(key, {})[uid] = read_pod(body)
+            pod = self._pods.setdefault(key, {})[uid] = read_pod(body)
+            if not pod.scheduled:
+                self._unplaced.add(uid)
         elif owner.get("kind") == INFERENCE_SERVICE.name:
             key, owner_uid = (metadata["namespace"], owner["name"]), owner["uid"]
             self._children.setdefault(owner_uid, {})[kind.name, metadata["name"]] = body

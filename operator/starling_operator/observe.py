@@ -16,11 +16,16 @@ from starling_operator.reports import Reports
 
 
 def observe(
-    cache: Cache, reports: Reports, settings: Settings, key: Key, answers: Mapping[str, Answer] | None = None
+    cache: Cache,
+    reports: Reports,
+    settings: Settings,
+    key: Key,
+    answers: Mapping[str, Answer] | None = None,
+    class_name: str = "",
 ) -> Observed | None:
-    """None: there is no such service, or it is being deleted, and its children go with it."""
+    """None: there is no such service for this operator, or it is being deleted, and its children go with it."""
     body = cache.service(key)
-    if body is None or "deletionTimestamp" in body["metadata"]:
+    if body is None or "deletionTimestamp" in body["metadata"] or class_of(body) != class_name:
         return None
     service = read_service(body)
     return Observed(
@@ -28,10 +33,16 @@ def observe(
         children=cache.children(service.uid),
         pods=tuple(_with_report(pod, key, reports) for pod in cache.pods(key)),
         answers=answers or {},
+        gangs=cache.gangs(),
         settings=settings,
         now=time.time(),
         new_token=secrets.token_urlsafe(32),
     )
+
+
+def class_of(body: Manifest) -> str:
+    """Which operator serves it, as an ingressClassName tells which controller does."""
+    return str((body.get("spec") or {}).get("className") or "")
 
 
 def read_service(body: Manifest) -> Service:

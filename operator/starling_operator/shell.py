@@ -110,7 +110,8 @@ class Shell:
         return self._waits_for or self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
 
     def _observe(self, key: Key) -> Observed | None:
-        observed = observe(self.cache, self._reports, self._optional.fit(self.settings.plan), key, self._leaders.answers(key))
+        settings, answers = self._optional.fit(self.settings.plan), self._leaders.answers(key)
+        observed = observe(self.cache, self._reports, settings, key, answers, self.settings.class_name)
         if observed is None:
             return None
         pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)

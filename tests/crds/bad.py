@@ -244,6 +244,7 @@ LIFECYCLE = [
     bad("recovery.restartBudget", 1001, "less than or equal to 1000", "at most 1000"),
     bad("recovery.windowSeconds", 59, "greater than or equal to 60", "at least 60"),
     bad("recovery.progressTimeoutSeconds", 0, "greater than or equal to 1", "at least 1"),
+    bad("className", "Blue", "must be lowercase letters, digits"),
     typed("suspend", "true", "boolean", "true or false"),
 ]
 TEMPLATE = [

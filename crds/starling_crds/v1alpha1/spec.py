@@ -11,7 +11,7 @@ from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec, RolloutSpe
 from starling_crds.v1alpha1.model import ModelSpec
 from starling_crds.v1alpha1.overlay import PodOverlay, ShapedBy
 from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
-from starling_crds.v1alpha1.strings import Image
+from starling_crds.v1alpha1.strings import ClassName, Image
 
 _TENSOR, _PER_NODE = "self.parallelism.tensor", "self.accelerators.perNode"
 _DATA = (
@@ -112,4 +112,7 @@ class InferenceServiceSpec(ApiModel):
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How a new revision replaces groups.")
     drain: DrainSpec = Field(default_factory=DrainSpec, description="What a pod does when it is told to go.")
     recovery: RecoverySpec = Field(default_factory=RecoverySpec, description="What happens when a rank dies or hangs.")
+    class_name: ClassName | None = Field(
+        default=None, description="Which operator serves it: one that runs with this --class. Default: the one without a class."
+    )
     suspend: bool = Field(default=False, description="True removes all pods and keeps everything else.")

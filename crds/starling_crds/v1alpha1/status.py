@@ -111,3 +111,6 @@ class InferenceServiceStatus(ApiModel):
     endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods.")
     revision: RevisionStatus = Field(default_factory=RevisionStatus, description="Where a rollout stands.")
     groups: list[GroupStatus] = Field(default_factory=list, json_schema_extra=map_by("name"), description="Each group.")
+    gang_released_at: str = Field(
+        default="", description="When a group that had only some of its nodes let go of them for another service's, RFC 3339."
+    )

@@ -22,6 +22,11 @@ ObjectName = Annotated[
     Field(min_length=1, max_length=253),
     form(f"^{_SUBDOMAIN}$", "must be the name of an object: lowercase letters, digits, '-' and '.', such as my-secret"),
 ]
+ClassName = Annotated[
+    str,
+    Field(min_length=1, max_length=40),
+    form(f"^{_LABEL}$", "must be lowercase letters, digits and '-', such as blue"),
+]
 DataKey = Annotated[
     str,
     Field(min_length=1, max_length=253),

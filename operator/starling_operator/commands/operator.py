@@ -46,6 +46,17 @@ def operator(
     http_address: Annotated[
         str, typer.Option("--http-address", help="HOST:PORT of /healthz, /readyz and /metrics.")
     ] = "0.0.0.0:8080",
+    gang_patience: Annotated[
+        float,
+        typer.Option(
+            "--gang-patience",
+            min=1.0,
+            help="Seconds that a group may hold some of its nodes while another service's waits.",
+        ),
+    ] = 300.0,
+    class_name: Annotated[
+        str, typer.Option("--class", help="Serve only services whose spec.className is this. Default: those that have none.")
+    ] = "",
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least level of lines that are logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the operator: it turns InferenceServices into groups of agent pods, and keeps them so."""
@@ -62,11 +73,14 @@ def operator(
         image_pull_policy=agent_image_pull_policy.value,
         cluster_domain=cluster_domain,
         operator_namespace=own_namespace or pods_namespace(),
+        gang_patience=gang_patience,
     )
     settings = OperatorSettings(
         plan=plan_settings,
         namespaces=tuple(namespace or ()),
-        lease_name=lease_name,
+        class_name=class_name,
+        # Operators of different classes do not exclude each other.
+        lease_name=f"{lease_name}-{class_name}" if class_name else lease_name,
         http_host=host,
         http_port=int(port),
     )

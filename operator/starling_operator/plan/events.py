@@ -14,6 +14,7 @@ def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event,
     return (
         *_spec_changed(situation),
         *_created(situation),
+        *_let_go(situation),
         *_restarted(situation),
         *_resized(situation),
         *_conditions_changed(situation.service.status, status),
@@ -43,6 +44,10 @@ def _created(situation: Situation) -> tuple[Event, ...]:
         return ()
     new = [group for group in situation.kept if group.previous is None]
     return tuple(Event("Normal", "Created", f"Created group {group.name}{_pods(group.nodes)}") for group in new)
+
+
+def _let_go(situation: Situation) -> tuple[Event, ...]:
+    return (Event("Normal", "LetGo", situation.change.waits),) if situation.change.released else ()
 
 
 def _pods(nodes: int) -> str:

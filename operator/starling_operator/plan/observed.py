@@ -19,6 +19,7 @@ class Settings:
     cluster_domain     of in-cluster DNS names
     operator_namespace, operator_labels   who may reach the admin endpoints
     service_monitors, http_routes          whether these kinds exist in the cluster
+    gang_patience      seconds that a group may hold some of its nodes while another service's waits for nodes
     """
 
     agent_image: str
@@ -28,6 +29,7 @@ class Settings:
     operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})
     service_monitors: bool = False
     http_routes: bool = False
+    gang_patience: float = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,16 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Gang:
+    """A group of several pods, of any service, that waits for nodes. `held` pods have one; the newest was made at `since`."""
+
+    service: tuple[str, str]
+    group: str
+    since: float
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A leader's refusal, by its code (see the agent's contract) and in its words."""
 
@@ -106,6 +118,7 @@ class Observed:
     pods        of all groups, those being deleted too
     answers     by operation, the refusals of leaders that were told of it
     refused_pods   by group, why Kubernetes does not make its pods, in its own words
+    gangs       those of all services that wait for nodes
     new_token   a fresh random token, for the admin Secret if there is none yet
     """
 
@@ -114,6 +127,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     refused_pods: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    gangs: tuple[Gang, ...] = ()
     settings: Settings
     now: float
     new_token: str

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from starling_operator.plan import names
+from starling_operator.plan.clock import read_time
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
 from starling_operator.plan.elastic.child import scale_status
@@ -10,6 +11,7 @@ from starling_operator.plan.elastic.desired import desired_size
 from starling_operator.plan.elastic.turns import steps_of
 from starling_operator.plan.events import events, find
 from starling_operator.plan.failure import broken
+from starling_operator.plan.gangs import release
 from starling_operator.plan.group import read_groups
 from starling_operator.plan.objects import applied, deleted, made_once
 from starling_operator.plan.observed import Observed
@@ -18,7 +20,7 @@ from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
 from starling_operator.plan.recovery import heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
 from starling_operator.plan.revision import read_revisions, stored_revisions
-from starling_operator.plan.rollout import Wanted, change_groups
+from starling_operator.plan.rollout import Wanted, change_groups, let_go
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.status import make_status
 from starling_operator.plan.verdict import verdict
@@ -51,6 +53,8 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         ready=lambda group: not unready[group.name],
         name=lambda number: names.group(service.name, revisions.target.id, number),
     )
+    released = release(observed, read_time(service.status.gang_released_at))
+    change = let_go(change, groups, released, nodes=asked.layout.nodes)
     # A group that goes anyway is left to drain.
     healing = heal_groups((group for group in groups.all if group not in change.remove), spec.recovery, observed.now)
 

@@ -129,6 +129,7 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
                 update={name: type(spec.recovery).model_fields[name].default for name in ("restart_budget", "window_seconds")}
             ),
             "suspend": False,
+            "class_name": None,
             "endpoint": spec.endpoint.model_copy(update={"port": type(spec.endpoint).model_fields["port"].default}),
         }
     )

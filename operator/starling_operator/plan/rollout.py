@@ -1,12 +1,13 @@
 """Which groups to make and which to remove: scaling, and the replacement of old revisions group by group."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
+from starling_operator.plan.gangs import Release
 from starling_operator.plan.group import Group, Groups
 
 
@@ -36,11 +37,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """create: numbers of new groups of the target revision; waits: why fewer than wanted are made now."""
+    """create: numbers of new groups of the target revision; waits: why fewer than wanted are made now.
+
+    released   some of those that go only let go of their nodes, for another service's group
+    """
 
     create: tuple[int, ...] = ()
     remove: tuple[Group, ...] = ()
     waits: str = ""
+    released: bool = False
 
 
 Ready = Callable[[Group], bool]
@@ -52,6 +57,16 @@ def change_groups(groups: Groups, wanted: Wanted, ready: Ready, name: Callable[[
     remove = surplus + _outdated(groups, wanted, ready, surplus)
     count, waits = _room(groups, wanted, remove)
     return Change(create=_free_numbers(groups, count, name), remove=remove, waits=waits)
+
+
+def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change:
+    """With what the queue of all services' groups asks; `nodes` are the pods of a new group."""
+    gone = tuple(group for group in groups.all if group.name in asked.groups and group not in change.remove)
+    if gone:
+        return replace(change, create=(), remove=change.remove + gone, waits=asked.why, released=True)
+    if asked.hold and change.create and nodes > 1:
+        return replace(change, create=(), waits=asked.hold)
+    return change
 
 
 def _surplus(groups: Groups, wanted: Wanted, ready: Ready) -> tuple[Group, ...]:

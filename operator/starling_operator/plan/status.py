@@ -34,6 +34,7 @@ def make_status(situation: Situation, conditions: list[Condition]) -> InferenceS
         endpoints=[f"{pod.address}:{ENDPOINT_PORT}" for group in situation.kept for pod in group.live if pod.ready and pod.address],
         revision=RevisionStatus(current=_serving_revision(situation), target=_target(situation)),
         groups=groups,
+        gang_released_at=_released_at(situation),
     )
 
 
@@ -53,6 +54,14 @@ def topology_text(topology: Topology | None) -> str:
         return ""
     text = f"TP{topology.tensor} PP{topology.pipeline} DP{topology.data}"
     return f"{text} EP{topology.expert}" if topology.expert > 1 else text
+
+
+def _released_at(situation: Situation) -> str:
+    """Forgotten when all groups are there again."""
+    if situation.change.released:
+        return rfc3339(situation.now)
+    whole = len(situation.groups.current) >= situation.replicas
+    return "" if whole else situation.service.status.gang_released_at
 
 
 def _target(situation: Situation) -> str:

@@ -23,6 +23,11 @@ def _moments(situation: Situation) -> Iterator[float]:
         return
     if any(pod.evicted and not pod.lost for pod in situation.pods) or any(group.missing for group in situation.kept):
         yield _UNTOLD
+    if situation.nodes > 1 and any(not group.placed for group in situation.kept):
+        # The queue of groups that wait for nodes moves as other services' do.
+        yield _UNTOLD
+    if situation.change.waits and situation.service.status.gang_released_at:
+        yield _UNTOLD
     yield from (step.wake for step in situation.steps.values() if step.wake is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in situation.kept:

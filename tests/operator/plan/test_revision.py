@@ -20,6 +20,7 @@ from tests.operator.plan.world import World
         {"replicas": 0},
         {"replicas": 5},
         {"suspend": True},
+        {"className": "blue"},
         {"parallelism": {"data": 1}},
         {"parallelism": {"expert": 1}},
         {"rollout": {"maxSurge": 3, "maxUnavailable": 2}},

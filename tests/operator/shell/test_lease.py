@@ -31,6 +31,20 @@ async def test_only_one_of_two_leads_and_a_killed_one_is_replaced(cluster: Clust
     await cluster.ready("later")
 
 
+async def test_operators_of_two_classes_serve_their_own_services(cluster: Cluster, start_operator: StartOperator) -> None:
+    plain, blue = await start_operator(), await start_operator("--class", "blue")
+    await until(lambda: _leads(plain), "the one without a class to lead")
+    await until(lambda: _leads(blue), "the other to lead beside it")
+    await blue.stop()
+    await cluster.apply(manifest("ours"))
+    await cluster.apply(manifest("theirs", className="blue"))
+    await cluster.ready("ours")
+    assert not {name for _, name in await cluster.children() if name.startswith("theirs")}
+    await plain.stop()
+    await start_operator("--class", "blue")
+    await cluster.ready("theirs")
+
+
 async def test_a_stopped_operator_hands_over_at_once(cluster: Cluster, start_operator: StartOperator) -> None:
     first = await start_operator()
     await until(lambda: _leads(first), "the first to lead")
