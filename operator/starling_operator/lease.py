@@ -8,13 +8,17 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from starling_operator.kinds import LEASE
 from starling_operator.kube import ApiError, Kube
 from starling_operator.plan.observed import Manifest
 
-DURATION, RENEW, MARGIN = 10.0, 2.5, 2.0
+DURATION, RENEW, MARGIN = 15.0, 2.0, 5.0
+"""As Kubernetes' own controllers have them: 15 s of Lease, given up after 10 s without a renewal, one tried every 2 s."""
+ANSWER = 5.0
+"""Seconds for one request: an API server under load may need longer than the time between two tries."""
 log = logging.getLogger(__name__)
 
 
@@ -50,12 +54,13 @@ class Lease:
             await asyncio.sleep(RENEW * random.uniform(0.4, 0.8))
         log.info("acquired the Lease %s/%s as %s", self._namespace, self._name, self._identity)
 
-    async def keep(self, kube: Kube) -> None:
-        """Renews until it fails for so long that the Lease is lost; raises LeaseLost then."""
+    async def keep(self, kube: Kube, alive: Callable[[], bool]) -> None:
+        """Renews until it fails for so long that the Lease is lost; raises LeaseLost then. Not while nothing else is `alive`."""
         while True:
-            await asyncio.sleep(RENEW if self._until - time.monotonic() > DURATION / 2 else 0.5)
+            await asyncio.sleep(RENEW if self._until - time.monotonic() > DURATION / 3 else 0.5)
             self.fence()
-            await self._renew(kube)
+            if alive():
+                await self._renew(kube)
 
     async def release(self, kube: Kube) -> None:
         """Lets another take over at once."""
@@ -132,7 +137,7 @@ class Lease:
 
     async def _read(self, kube: Kube) -> Manifest | None:
         try:
-            return await kube.request("GET", LEASE.path(self._namespace, self._name), seconds=RENEW)
+            return await kube.request("GET", LEASE.path(self._namespace, self._name), seconds=ANSWER)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -145,7 +150,7 @@ class Lease:
             metadata["resourceVersion"] = self._held["metadata"]["resourceVersion"]
         body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
         path = LEASE.path(self._namespace, self._name if method == "PUT" else "")
-        return await kube.request(method, path, None, body, seconds=RENEW)
+        return await kube.request(method, path, None, body, seconds=ANSWER)
 
 
 def _now() -> str:

@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Self
 
 from starling_operator import metrics
 from starling_operator.absences import Absences
+from starling_operator.apart import run_apart
 from starling_operator.apply import Applier
 from starling_operator.audit import Audit
 from starling_operator.cache import Cache
 from starling_operator.events import post_events
 from starling_operator.health import STUCK_SECONDS, Health
 from starling_operator.kinds import INFERENCE_SERVICE, WATCHED, Kind
-from starling_operator.kube import Kube
+from starling_operator.kube import Kube, connect
 from starling_operator.leaders import Leaders
 from starling_operator.lease import Lease
 from starling_operator.logs import Key
@@ -31,6 +33,8 @@ from starling_operator.waiting import wait_for_api
 
 ECHO_SECONDS = 0.05
 """Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
+LOOP_SECONDS = 20.0
+"""A loop that stands still for so long does nothing any more: another operator may take over."""
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +55,7 @@ class Shell:
         self._gauges = metrics.ConditionGauges()
         self._health = Health(self.sick, self.unready)
         self._tasks: list[asyncio.Task[None]] = []
-        self._leads = False
+        self._leads, self._beaten = False, time.monotonic()
         self._waits_for: str | None = None
 
     def __copy__(self) -> Self:
@@ -154,9 +158,24 @@ class Shell:
         for key in self.cache.all_services():
             self.reconciler.wake(key)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._lease.keep(self._kube))
+            group.create_task(self._beat())
+            group.create_task(run_apart(self._keep_lease))
             group.create_task(self.reconciler.run())
             group.create_task(self._optional.run())
+
+    async def _beat(self) -> None:
+        """Shows the keeper of the Lease that this loop goes on."""
+        while True:
+            self._beaten = time.monotonic()
+            await asyncio.sleep(1.0)
+
+    async def _keep_lease(self) -> None:
+        """In a thread of its own: a long decision, or a burst of events, is no reason to lose the Lease."""
+        kube = Kube(await connect(), self._lease.fence)
+        try:
+            await self._lease.keep(kube, lambda: time.monotonic() - self._beaten < LOOP_SECONDS)
+        finally:
+            await kube.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

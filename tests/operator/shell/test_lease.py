@@ -1,11 +1,16 @@
 """Two operators never act at once, and one takes over from the other."""
 
+import asyncio
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from starling_operator import lease as lease_module
+from starling_operator.apart import run_apart
 from starling_operator.kube import Kube
 from starling_operator.lease import Lease
 
@@ -72,6 +77,36 @@ async def test_a_lease_is_released_though_a_renewal_was_broken_off(cluster: Clus
         lease._held = known
         await lease.release(kube)
         assert await _holder(cluster) == "another"
+    finally:
+        await kube.close()
+
+
+async def test_a_lease_is_kept_while_the_loop_is_busy(cluster: Cluster, apiserver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a decision on thousands of pods."""
+    for name, seconds in {"DURATION": 3.0, "RENEW": 0.3, "MARGIN": 1.0}.items():
+        monkeypatch.setattr(lease_module, name, seconds)
+    settings = Configuration()
+    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
+    kube, lease = Kube(ApiClient(settings), lambda: 10.0), Lease(cluster.namespace, "starling-operator", "this-one")
+
+    async def keep() -> None:
+        own = Kube(ApiClient(settings), lambda: 10.0)
+        try:
+            await lease.keep(own, lambda: True)
+        finally:
+            await own.close()
+
+    try:
+        await lease.acquire(kube)
+        keeping = asyncio.create_task(run_apart(keep))
+        await asyncio.sleep(0.1)
+        time.sleep(4.0)  # noqa: ASYNC251 - this is the point
+        assert lease.held
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+        await lease.release(kube)
+        assert await _holder(cluster) == ""
     finally:
         await kube.close()
 
