@@ -42,11 +42,13 @@ def test_the_server_takes_every_object_without_a_warning(cluster: Kubectl, helm:
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_pods_are_let_in_where_pods_are_restricted(cluster: Kubectl, helm: Helm, name: str) -> None:
-    templates = [item["spec"]["template"] for item in helm.objects(SETS[name]) if item["kind"] == "Deployment"]
-    # The only thing that is not in every cluster.
+    objects = helm.objects(SETS[name])
+    templates = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
+    # What is not in every cluster: priorities and accounts.
     accounts = [template["spec"].get("serviceAccountName", "default") for template in templates]
     made = [{"name": account, "namespace": NAMESPACE} for account in accounts]
-    cluster.apply([{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata} for metadata in made])
+    priorities = [item for item in objects if item["kind"] == "PriorityClass"]
+    cluster.apply([*priorities, *({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata} for metadata in made)])
     own = [{"name": f"pod-{number}", "namespace": NAMESPACE} for number in range(len(templates))]
     pods = [{"apiVersion": "v1", "kind": "Pod", **t, "metadata": m} for t, m in zip(templates, own, strict=True)]
     done = cluster.dry_run(pods)

@@ -234,3 +234,17 @@ def test_the_notes_say_how_to_see_the_quickstart(helm: Helm) -> None:
         f"kubectl -n blue port-forward service/{quickstart} 8000:80",
     ):
         assert command in notes
+
+
+def test_the_operator_comes_before_what_it_serves(helm: Helm) -> None:
+    """On a node and in the API server's queues; where it may not make what is of the whole cluster, it does without."""
+    objects = helm.objects({})
+    pod, made = _pod(objects), the(objects, "PriorityClass")
+    assert pod["priorityClassName"] == made["metadata"]["name"] and made["value"] > 0
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "250m"
+    schema, account = the(objects, "FlowSchema")["spec"], the(objects, "ServiceAccount")["metadata"]
+    [rule] = schema["rules"]
+    assert rule["subjects"][0]["serviceAccount"] == {"name": account["name"], "namespace": account["namespace"]}
+    assert schema["priorityLevelConfiguration"]["name"] == "leader-election"
+    assert _pod(helm.objects({"priorityClassName": "given"}))["priorityClassName"] == "given"
+    assert not {"PriorityClass", "FlowSchema"} & {item["kind"] for item in helm.objects(SETS["no-cluster-rights"])}

@@ -32,7 +32,12 @@ SETS: dict[str, dict[str, Any]] = {
     "default": {},
     "everything": EVERYTHING,
     "two-namespaces": {"watchNamespaces": ["blue", "green"]},
-    "no-cluster-rights": {"watchNamespaces": ["blue"], "crds": {"install": False}, "rbac": {"aggregate": False}},
+    "no-cluster-rights": {
+        "watchNamespaces": ["blue"],
+        "crds": {"install": False},
+        "rbac": {"aggregate": False},
+        "priority": {"create": False},
+    },
     "rights-by-others": {"rbac": {"create": False, "aggregate": False}, "serviceAccount": {"create": False, "name": "given"}},
     "crd-goes-with-the-release": {"crds": {"keep": False}},
     "no-network-policy": {"networkPolicy": {"enabled": False}},

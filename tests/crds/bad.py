@@ -237,6 +237,7 @@ ENDPOINT = [
 LIFECYCLE = [
     bad("rollout", {"maxSurge": 0}, "must not both be 0", at="rollout.maxSurge"),
     bad("rollout.maxUnavailable", -1, "greater than or equal to 0", "at least 0"),
+    bad("rollout.progressDeadlineSeconds", 9, "greater than or equal to 10", "at least 10"),
     typed("rollout.maxSurge", "25%", "integer", "a whole number"),
     bad("drain.seconds", 86401, "less than or equal to 86400", "at most 86400"),
     bad("drain.acceptSeconds", -1, "greater than or equal to 0", "at least 0"),

@@ -19,6 +19,12 @@ class RolloutSpec(ApiModel):
 
     max_unavailable: int = Field(default=0, ge=0, le=1024, description="Groups that may be missing during a rollout.")
     max_surge: int = Field(default=1, ge=0, le=1024, description="Groups above spec.replicas during a rollout.")
+    progress_deadline_seconds: int = Field(
+        default=600,
+        ge=10,
+        le=604_800,
+        description="A group that comes no further for so long makes the service Stalled; it is not given up.",
+    )
 
 
 class DrainSpec(ApiModel):

@@ -83,6 +83,7 @@ class GroupStatus(ApiModel):
     restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
     restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
     nodes: list[GroupNode] = Field(default_factory=list, json_schema_extra=map_by("pod"), description="Its pods.")
+    progressed_at: str = Field(default="", description="When it last came further while it was not ready, RFC 3339.")
     message: str = Field(default="", description="What it waits for, or its last error.")
 
 

@@ -7,16 +7,9 @@ from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.proof import pod_message
 
-_HOPELESS = (
-    "CrashLoopBackOff",
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-)
+_HOPELESS = ("CrashLoopBackOff", "ErrImageNeverPull", "InvalidImageName")
+_PASSING = ("ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+"""What a kubelet tries again, and what heals by itself as often as not: a registry that is away, a Secret that is yet to come."""
 _VAIN_RESTARTS = 2
 """A group that was restarted so often and never served counts as broken also while it starts: it would seem to come and go."""
 _CRASHES = 3
@@ -39,7 +32,7 @@ def find_failure(group: Group, silent_after: float) -> Failure | None:
 
 def broken(group: Group) -> str:
     """Why the group does not come up by itself; "" if it may, as far as one sees."""
-    cause = next((pod_message(pod) for pod in group.members if _hopeless(pod)), "")
+    cause = next((pod_message(pod) for pod in group.members if _hopeless(pod, group.overdue)), "")
     if cause or group.available or has_served(group) or restarts(group) < _VAIN_RESTARTS:
         return cause
     return f"{group.name}: was restarted {restarts(group)} times and never served"
@@ -137,11 +130,11 @@ def _silent(pod: Pod, after: float) -> bool:
     return pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age > after
 
 
-def _hopeless(pod: Pod) -> bool:
+def _hopeless(pod: Pod, overdue: bool) -> bool:
     report = pod.report
     if report is not None and (report.fatal or report.phase == "failed"):
         return True
-    return pod.waiting.startswith(_HOPELESS) or (pod.restarts >= _CRASHES and not pod.ready)
+    return pod.waiting.startswith(_HOPELESS + _PASSING if overdue else _HOPELESS) or (pod.restarts >= _CRASHES and not pod.ready)
 
 
 def _restart_message(pod: Pod) -> str:

@@ -1,5 +1,6 @@
 """Groups as they are: a StatefulSet with its pods, its revision and what the last status knew of it."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from starling_crds.v1alpha1.status import GroupStatus
 from starling_operator.plan import labels, names
 from starling_operator.plan.elastic.sizing import Sizing
 from starling_operator.plan.observed import Manifest, Observed, Pod
+from starling_operator.plan.progress import progressed
 from starling_operator.plan.revision import Revision
 from starling_operator.plan.tied import nodes_are_tied
 
@@ -23,6 +25,7 @@ class Group:
     refused    Kubernetes' words about pods that it does not make; "" if it makes them, or says nothing
     previous   what the last status said of it; None for a new one
     believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
+    progressed_at   when it last came further, in seconds since the epoch; overdue: that is longer ago than the spec allows
     tied       its nodes hold ranks that step together: one that fails takes the others along
     sizing     of a group whose size changes while it serves; None for all others
     """
@@ -36,6 +39,8 @@ class Group:
     refused: str = ""
     previous: GroupStatus | None = None
     believed: bool = False
+    progressed_at: float = 0.0
+    overdue: bool = False
     tied: bool = True
     sizing: Sizing | None = None
 
@@ -140,7 +145,9 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
     previous = next((known for known in status.groups if known.name == name), None)
     revision = _labels(live).get(labels.REVISION, "")
     same = status.observed_generation == observed.service.generation
-    sizing = None
+    progressed_at = progressed(previous, pods, observed.now)
+    spec, sizing = observed.service.spec, None
+    limit = spec.rollout.progress_deadline_seconds if spec is not None else math.inf
     if revision in elastic:
         leader = next((pod.report for pod in pods if pod.number == 0 and pod.deleted_at is None and not pod.lost), None)
         sizing = Sizing(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
@@ -154,6 +161,8 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         refused=observed.refused_pods.get(name, ""),
         previous=previous,
         believed=same and previous is not None and previous.ready,
+        progressed_at=progressed_at,
+        overdue=observed.now - progressed_at > limit and not any(pod.report is not None and pod.report.asleep for pod in pods),
         tied=nodes_are_tied(observed, revision),
         sizing=sizing,
     )

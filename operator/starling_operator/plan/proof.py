@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from starling_agent.contract.report import Progress, Report
+from starling_agent.contract.report import Report
 from starling_crds.layout import GroupLayout, group_layout, with_data
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
+from starling_operator.plan.progress import progress_text
 from starling_operator.plan.revision import Revision
 
 LOADED = frozenset({"warming", "serving", "draining"})
@@ -80,16 +81,6 @@ def waits_for(group: Group) -> str:
 def pod_message(pod: Pod) -> str:
     """One pod in one line: what it does or waits for, the agent's own words where it has any."""
     return f"{pod.name}: {_state(pod)}"
-
-
-def progress_text(progress: Progress | None) -> str:
-    """3.2/7.6 GB, or 12/300 tensors."""
-    if progress is None or progress.total <= 0:
-        return ""
-    if progress.unit != "bytes":
-        return f"{progress.done}/{progress.total} {progress.unit}"
-    unit, factor = next(pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if progress.total >= pair[1])
-    return f"{progress.done / factor:.1f}/{progress.total / factor:.1f} {unit}"
 
 
 def phase_text(report: Report) -> str:

@@ -12,7 +12,7 @@ from starling_operator.plan.elastic.sizing import ended
 from starling_operator.plan.elastic.words import operation_text
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.proof import progress_text
+from starling_operator.plan.progress import progress_text
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.situation import Situation
 
@@ -92,6 +92,7 @@ def _group(situation: Situation, group: Group) -> GroupStatus:
         restarted_at=restarts,
         **_sizes(situation, group),
         nodes=_nodes(situation, group),
+        progressed_at="" if ready else rfc3339(group.progressed_at),
         message=situation.unready.get(group.name, "") or _changing(situation, group),
     )
 

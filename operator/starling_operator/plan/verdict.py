@@ -28,6 +28,7 @@ def verdict(situation: Situation) -> Verdict:
         _exhausted,
         _not_resized,
         _off,
+        _overdue,
         _recovering,
         _pods_refused,
         _rolling,
@@ -62,6 +63,16 @@ def _broken(situation: Situation) -> Verdict | None:
             if situation.old:
                 return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
             return Verdict("stalled", "GroupFailed", cause)
+    return None
+
+
+def _overdue(situation: Situation) -> Verdict | None:
+    """Whatever it waits for; it is not given up, and may yet come."""
+    for group in situation.current:
+        if group.overdue and not situation.is_ready(group):
+            limit = situation.spec.rollout.progress_deadline_seconds if situation.spec else 0
+            why = situation.unready[group.name]
+            return Verdict("stalled", "ProgressDeadlineExceeded", f"{why}; {group.name} came no further for over {limit} s")
     return None
 
 

@@ -34,6 +34,9 @@ def _moments(situation: Situation) -> Iterator[float]:
         healing = situation.healing.get(group.name)
         if healing is not None and healing.wait > 0:
             yield healing.wait
+        due = group.progressed_at + spec.rollout.progress_deadline_seconds - situation.now
+        if group.target and due >= 0 and not situation.is_ready(group):
+            yield due
         times = restart_times(group, spec.recovery, situation.now)
         if times:
             # One restart fewer counts then: the status says so, and a group that was given up may be restarted.

@@ -8,7 +8,8 @@ from starling_agent.contract.report import Progress, Topology
 from starling_crds.layout import GroupLayout
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.group import Group
-from starling_operator.plan.proof import Asked, loaded, phase_text, progress_text, unproven
+from starling_operator.plan.progress import progress_text
+from starling_operator.plan.proof import Asked, loaded, phase_text, unproven
 
 from tests.operator.plan.building import HASH, NOW, make_group, make_pod, make_report, pending, record
 from tests.operator.plan.elastic.building import group_of, stored
