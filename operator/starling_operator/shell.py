@@ -28,7 +28,7 @@ from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
 from starling_operator.reports import Reports, token_of
 from starling_operator.settings import OperatorSettings
-from starling_operator.status import refusal_events, with_refusals, write_child_status, write_status
+from starling_operator.status import Pace, refusal_events, with_refusals, write_child_status, write_status
 from starling_operator.waiting import wait_for_api
 
 ECHO_SECONDS = 0.05
@@ -52,7 +52,7 @@ class Shell:
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
-        self._gauges = metrics.ConditionGauges()
+        self._gauges, self._pace = metrics.ConditionGauges(), Pace()
         self._health = Health(self.sick, self.unready)
         self._tasks: list[asyncio.Task[None]] = []
         self._leads, self._beaten = False, time.monotonic()
@@ -129,7 +129,13 @@ class Shell:
         outcome = await self._applier.carry_out(service, decision)
         tell_after = await self._leaders.tell(key, decision.scale, token_of(key, observed.children))
         status = with_refusals(service, decision.status, outcome.errors)
-        wrote_status = await write_status(self._kube, self.cache, service, status, over_seen=decision.begins)
+        urgent = bool(decision.begins or decision.events or outcome.errors)
+        pause = 0.0 if urgent else self._pace.wait(key, service.status, status)
+        wrote_status = False
+        if pause == 0.0:
+            wrote_status = await write_status(self._kube, self.cache, service, status, over_seen=decision.begins)
+        if wrote_status:
+            self._pace.wrote(key)
         for child in decision.statuses:
             wrote_status |= await write_child_status(self._kube, self.cache, service, child)
         self._gauges.show(key, status)
@@ -139,7 +145,7 @@ class Shell:
         if outcome.wrote or wrote_status:
             # What was written is in the cache now; the next look sees it, and ends when there is nothing left to write.
             return ECHO_SECONDS
-        moments = (decision.wake_after, outcome.retry_after, tell_after)
+        moments = (decision.wake_after, outcome.retry_after, tell_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 
     def _forget(self, key: Key) -> None:
@@ -148,6 +154,7 @@ class Shell:
         self._applier.forget(key)
         self._leaders.forget(key)
         self._absences.forget(key)
+        self._pace.forget(key)
 
     async def _lead(self) -> None:
         """Nothing is decided before everything has been seen and the Lease is ours."""

@@ -1,24 +1,27 @@
 """Writes the status, if it differs from what is there; adds what the API server refuses, which `plan` cannot know."""
 
+import math
 import time
 from collections.abc import Sequence
 
-from starling_crds.v1alpha1.status import Condition, ConditionStatus, InferenceServiceStatus
+from starling_crds.v1alpha1.status import Condition, ConditionStatus, GroupNode, InferenceServiceStatus
 
 from starling_operator.cache import Cache
 from starling_operator.kinds import BY_NAME, INFERENCE_SERVICE
 from starling_operator.kube import ApiError, Kube
+from starling_operator.logs import Key
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
 
 REFUSED = "ApplyFailed"
 _LONGEST = 4000
+PERIOD = 1.0
 
 
 async def write_status(kube: Kube, cache: Cache, service: Service, status: InferenceServiceStatus, *, over_seen: bool) -> bool:
     """Whether anything was written. `over_seen`: only over the very version that `service` was read from."""
-    wanted = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    wanted = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     live = cache.service((service.namespace, service.name))
     if live is None or live.get("status") == wanted:
         return False
@@ -40,6 +43,51 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
         raise
     cache.put(INFERENCE_SERVICE, written)
     return True
+
+
+class Pace:
+    """At most one write of a service's status a second, unless it tells something new: progress comes many times a second."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, float] = {}
+
+    def wait(self, key: Key, old: InferenceServiceStatus, new: InferenceServiceStatus) -> float:
+        """Seconds until `new` may be written."""
+        left = self._written.get(key, -math.inf) + PERIOD - time.monotonic()
+        return 0.0 if left <= 0 or _substance(old) != _substance(new) else left
+
+    def wrote(self, key: Key) -> None:
+        self._written[key] = time.monotonic()
+
+    def forget(self, key: Key) -> None:
+        self._written.pop(key, None)
+
+
+def _substance(status: InferenceServiceStatus) -> InferenceServiceStatus:
+    """Without how far pods have come, and what is said of it."""
+    conditions = [condition.model_copy(update={"message": "", "last_transition_time": ""}) for condition in status.conditions]
+    nodes = {group.name: [_node_substance(node) for node in group.nodes] for group in status.groups}
+    groups = [group.model_copy(update={"message": "", "progressed_at": "", "nodes": nodes[group.name]}) for group in status.groups]
+    return status.model_copy(update={"conditions": conditions, "groups": groups})
+
+
+def _node_substance(node: GroupNode) -> GroupNode:
+    return node.model_copy(update={"phase": "", "progress": ""})
+
+
+def _without_empty(wanted: Manifest) -> Manifest:
+    """Of the status and its groups, fields that have nothing to say; conditions have all theirs."""
+    groups = [_few({**group, "nodes": [_full(node) for node in group["nodes"]]}) for group in wanted["groups"]]
+    return _full({**wanted, "revision": _full(wanted["revision"]), "groups": groups})
+
+
+def _few(group: Manifest) -> Manifest:
+    """There may be a thousand: what is 0 or False is left out as well, but for what a reader looks for."""
+    return {name: value for name, value in group.items() if value or name in ("index", "ready")}
+
+
+def _full(fields: Manifest) -> Manifest:
+    return {name: value for name, value in fields.items() if value not in ("", [], {})}
 
 
 async def write_child_status(kube: Kube, cache: Cache, service: Service, wanted: Manifest) -> bool:

@@ -82,7 +82,9 @@ class GroupStatus(ApiModel):
     operation: OperationStatus | None = Field(default=None, description="The newest change of size.")
     restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
     restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
-    nodes: list[GroupNode] = Field(default_factory=list, json_schema_extra=map_by("pod"), description="Its pods.")
+    nodes: list[GroupNode] = Field(
+        default_factory=list, description="Its pods. Of a service with more than 128 pods, only those of groups that do not serve."
+    )
     progressed_at: str = Field(default="", description="When it last came further while it was not ready, RFC 3339.")
     message: str = Field(default="", description="What it waits for, or its last error.")
 
@@ -109,9 +111,10 @@ class InferenceServiceStatus(ApiModel):
     selector: str = Field(default="", description="Label selector of the leaders' pods, for autoscalers.")
     topology: str = Field(default="", description="Effective layout of the groups.")
     url: str = Field(default="", description="Base URL of the OpenAI API inside the cluster.")
-    endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods.")
+    endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods, at most 256 of them.")
     revision: RevisionStatus = Field(default_factory=RevisionStatus, description="Where a rollout stands.")
-    groups: list[GroupStatus] = Field(default_factory=list, json_schema_extra=map_by("name"), description="Each group.")
+    # One writer needs no keys, by which the API server would keep a second copy of all fields' names.
+    groups: list[GroupStatus] = Field(default_factory=list, description="Each group.")
     gang_released_at: str = Field(
         default="", description="When a group that had only some of its nodes let go of them for another service's, RFC 3339."
     )

@@ -102,8 +102,8 @@ def _gang(group: Group, pod: Pod) -> tuple[Pod, ...]:
 
 
 def restarted_in_place(group: Group, pod: Pod) -> bool:
-    """Its container was restarted since the last status. Without a last status nobody knows."""
-    if group.previous is None:
+    """Its container was restarted since the last status. Without a last status, or one that names its pods, nobody knows."""
+    if group.previous is None or not group.previous.nodes:
         return False
     seen = {node.uid: node.restarts for node in group.previous.nodes}
     return pod.restarts > seen.get(pod.uid, 0)

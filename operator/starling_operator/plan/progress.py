@@ -14,7 +14,7 @@ def progressed(previous: GroupStatus | None, pods: Iterable[Pod], now: float) ->
     if previous is None or not previous.progressed_at or previous.ready:
         return now
     known = {node.pod: node for node in previous.nodes}
-    if any(_is_further(pod, known.get(pod.name)) for pod in pods if pod.deleted_at is None):
+    if known and any(_is_further(pod, known.get(pod.name)) for pod in pods if pod.deleted_at is None):
         return now
     return read_time(previous.progressed_at)
 

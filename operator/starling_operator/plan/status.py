@@ -15,6 +15,7 @@ from starling_operator.plan.observed import Pod
 from starling_operator.plan.progress import progress_text
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.situation import Situation
+from starling_operator.plan.summary import MOST_ENDPOINTS, summarised
 
 _KEPT_TIMES = 20
 
@@ -31,11 +32,16 @@ def make_status(situation: Situation, conditions: list[Condition]) -> InferenceS
         selector=labels.leader_selector(situation.service),
         topology=", ".join(sorted({group.topology for group in groups if group.ready and group.topology})),
         url=service_url(situation),
-        endpoints=[f"{pod.address}:{ENDPOINT_PORT}" for group in situation.kept for pod in group.live if pod.ready and pod.address],
+        endpoints=_endpoints(situation)[:MOST_ENDPOINTS],
         revision=RevisionStatus(current=_serving_revision(situation), target=_target(situation)),
-        groups=groups,
+        groups=summarised(groups),
         gang_released_at=_released_at(situation),
     )
+
+
+def _endpoints(situation: Situation) -> list[str]:
+    pods = (pod for group in situation.kept for pod in group.live)
+    return [f"{pod.address}:{ENDPOINT_PORT}" for pod in pods if pod.ready and pod.address]
 
 
 def service_url(situation: Situation) -> str:

@@ -1,17 +1,20 @@
 """Writes of the status against a real API server: those that begin something must not pass what was not seen."""
 
+import json
+import secrets
 from pathlib import Path
 
 import pytest
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from starling_crds.v1alpha1.status import InferenceServiceStatus
+from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus
 from starling_operator.cache import Cache
 from starling_operator.kinds import INFERENCE_SERVICE
 from starling_operator.kube import Kube
 from starling_operator.observe import read_service
-from starling_operator.status import write_status
+from starling_operator.plan.summary import summarised
+from starling_operator.status import Pace, write_status
 
 from tests.operator.shell.cluster import Cluster, manifest
 
@@ -34,3 +37,73 @@ async def test_a_write_over_another_version(cluster: Cluster, apiserver: Path, o
         assert (await cluster.service("chat"))["status"]["replicas"] == 8
     finally:
         await kube.close()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_three_thousand_pods_fit_into_one_object(cluster: Cluster, apiserver: Path, ready: bool) -> None:
+    """etcd refuses 1.5 MB; what the API server notes of its writers is in the object too."""
+    settings = Configuration()
+    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
+    kube, cache = Kube(ApiClient(settings), lambda: 10.0), Cache()
+    try:
+        body = await cluster.apply(manifest())
+        cache.put(INFERENCE_SERVICE, body)
+        groups = summarised([group_of_paper(index, ready) for index in range(1000)])
+        status = InferenceServiceStatus(replicas=1000, groups=groups)
+        assert await write_status(kube, cache, read_service(body), status, over_seen=False)
+        written = await cluster.service("chat")
+        assert len(written["status"]["groups"]) == 1000, "no group is left out"
+        assert 100 < sum(len(group.get("nodes", ())) for group in written["status"]["groups"]) <= 128
+        assert len(json.dumps(written, separators=(",", ":"))) < 256 * 1024
+        assert read_service(written).status == status
+    finally:
+        await kube.close()
+
+
+def group_of_paper(index: int, ready: bool) -> GroupStatus:
+    name = f"a-service-of-a-name-of-forty-letters-ok-aaaaaaa-{index}"
+    nodes = [
+        GroupNode(
+            pod=f"{name}-{number}",
+            number=number,
+            host=f"ip-10-0-{number}-{index % 256}.eu-west-1.compute.internal",
+            phase="downloading",
+            progress="3.2/7.6 GB",
+            uid=secrets.token_hex(16),
+        )
+        for number in range(3)
+    ]
+    said = "" if ready else f"{name}-0: downloading 3.2/7.6 GB, about 40 s left" * 4
+    return GroupStatus(
+        name=name,
+        revision="aaaaaaa",
+        index=index,
+        ready=ready,
+        served=ready,
+        topology="TP1 PP1 DP3",
+        nodes=nodes,
+        message=said,
+        progressed_at="" if ready else "2026-11-22T07:00:00Z",
+    )
+
+
+LOADING = InferenceServiceStatus(
+    conditions=[Condition(type="Ready", status="False", reason="Progressing", message="1/9")], groups=[group_of_paper(0, False)]
+)
+FURTHER = LOADING.model_copy(
+    update={"conditions": [LOADING.conditions[0].model_copy(update={"message": "2/9"})], "groups": [group_of_paper(0, False)]}
+)
+
+
+def test_progress_is_written_once_a_second_and_what_is_new_at_once() -> None:
+    pace, key = Pace(), ("space", "chat")
+    uids = {node.pod: node.uid for node in LOADING.groups[0].nodes}
+    moved = [node.model_copy(update={"uid": uids[node.pod], "progress": "4/7.6 GB"}) for node in FURTHER.groups[0].nodes]
+    further = FURTHER.model_copy(update={"groups": [FURTHER.groups[0].model_copy(update={"nodes": moved, "message": "x"})]})
+    assert pace.wait(key, LOADING, further) == 0, "the first"
+    pace.wrote(key)
+    assert 0 < pace.wait(key, LOADING, further) <= 1
+    ready = [condition.model_copy(update={"status": "True"}) for condition in further.conditions]
+    assert pace.wait(key, LOADING, further.model_copy(update={"conditions": ready})) == 0
+    assert pace.wait(key, LOADING, further.model_copy(update={"ready_replicas": 1})) == 0
+    assert pace.wait(key, LOADING, FURTHER) == 0, "a pod was replaced"
