@@ -9,6 +9,7 @@ from starling_operator.plan.observed import Manifest, Pod
 
 # What every container goes through; it is no trouble.
 _ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
+_NEEDED = ("revision", "role")
 
 
 def read_pod(body: Manifest) -> Pod:
@@ -25,6 +26,7 @@ def read_pod(body: Manifest) -> Pod:
         phase=status.get("phase", "Pending"),
         scheduled=bool(spec.get("nodeName")),
         ready=_condition(body, "Ready").get("status") == "True",
+        unlabelled=any(f"{GROUP}/{name}" not in labels for name in _NEEDED),
         created_at=read_time(metadata["creationTimestamp"]),
         deleted_at=_deleted_at(metadata),
         due_at=read_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,

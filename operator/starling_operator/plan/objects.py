@@ -8,7 +8,7 @@ from starling_operator.plan.elastic.child import scale_child, scale_deletion
 from starling_operator.plan.group_children import group_children
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.pin import new_pin
-from starling_operator.plan.recovery import deletions, released
+from starling_operator.plan.recovery import deletions, mended, released
 from starling_operator.plan.removal import group_deletions, revision_deletions
 from starling_operator.plan.revision import Revisions, outdated
 from starling_operator.plan.revision_children import revision_children
@@ -50,6 +50,7 @@ def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> t
         *group_deletions(observed, situation.change.remove, groups),
         *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
         *released(observed.pods),
+        *mended(observed.pods),
         *scale_deletion(observed, situation.desired),
         *revision_deletions(observed, outdated(revisions, in_use)),
     )

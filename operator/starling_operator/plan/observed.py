@@ -53,6 +53,7 @@ class Pod:
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
     scheduled       has a node
     ready           the Ready condition
+    unlabelled      somebody took away a label by which its Service or its revision knows it
     deleted_at      when its deletion was asked for; None: it stays
     due_at          when it has to have ended, its grace period included; None: it stays
     lost            its node is gone: a pod on it will never end by itself
@@ -75,6 +76,7 @@ class Pod:
     phase: str = "Pending"
     scheduled: bool = False
     ready: bool = False
+    unlabelled: bool = False
     created_at: float = 0.0
     deleted_at: float | None = None
     due_at: float | None = None

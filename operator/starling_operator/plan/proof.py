@@ -100,6 +100,8 @@ def loaded(group: Group) -> bool:
 
 def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
     report = pod.report
+    if pod.unlabelled:
+        return f"{pod.name}: it lost its labels, so that no requests come to it; it is replaced"
     if pod.report_error:
         return pod_message(pod)
     if report is None:

@@ -81,5 +81,11 @@ def released(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     return tuple(Delete("Pod", pod.name, pod.uid, grace_seconds=0, why="its node is gone") for pod in pods if pod.lost)
 
 
+def mended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Pods without their labels get no requests. They drain what they have."""
+    found = (pod for pod in pods if pod.unlabelled and pod.deleted_at is None)
+    return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and another is made with them") for pod in found)
+
+
 def _backoff_left(times: list[float], now: float) -> float:
     return max(0.0, times[-1] + backoff(len(times)) - now) if times else 0.0

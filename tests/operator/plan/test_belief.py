@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starling_operator.plan.belief import disbelief, with_report
 from starling_operator.plan.proof import unproven
+from starling_operator.plan.recovery import mended
 
 from tests.operator.plan.building import make_group, make_pod, make_report
 from tests.operator.plan.test_proof import ASKED
@@ -36,3 +37,10 @@ def test_an_answer_that_was_no_report_is_told_in_its_words() -> None:
     seen = with_report(make_pod(), "chat", None, age=1.0, error="its answer is longer than 9 bytes")
     assert "longer than 9 bytes" in unproven(make_group(pods=[seen], believed=True), ASKED)
     assert unproven(make_group(pods=[replace(seen, report_error="")], believed=True), ASKED) == ""
+
+
+def test_a_pod_that_lost_its_labels_is_not_ready_and_is_replaced() -> None:
+    pod = make_pod(unlabelled=True)
+    assert "lost its labels" in unproven(make_group(pods=[pod]), ASKED)
+    assert [(gone.name, gone.grace_seconds) for gone in mended([pod, make_pod(number=1)])] == [("chat-aaaaaaa-0-0", None)]
+    assert mended([replace(pod, deleted_at=1.0)]) == ()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.operator.shell.cluster import SERVICES, Cluster, manifest, until
+from tests.operator.shell.cluster import PODS, SERVICES, Cluster, manifest, until
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
@@ -87,3 +87,20 @@ async def test_deleting_a_service_leaves_nothing(cluster: Cluster, start_operato
 async def _versions(cluster: Cluster) -> dict[tuple[str, str], str]:
     found = {key: child["metadata"]["resourceVersion"] for key, child in (await cluster.children()).items()}
     return found | {("InferenceService", "chat"): (await cluster.service("chat"))["metadata"]["resourceVersion"]}
+
+
+async def test_a_pod_that_lost_its_role_is_replaced(cluster: Cluster, start_operator: StartOperator) -> None:
+    """Nothing would send it requests any more, while it says that it is ready."""
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    [before] = await cluster.pods()
+    path = f"{PODS.format(cluster.namespace)}/{before['metadata']['name']}"
+    await cluster.merge(path, {"metadata": {"labels": {"serving.starling.dev/role": None}}})
+
+    async def is_replaced() -> bool:
+        pods = [pod["metadata"] for pod in await cluster.pods()]
+        return [pod["uid"] != before["metadata"]["uid"] for pod in pods] == [True]
+
+    await until(is_replaced, "another pod", 60, cluster.pods)
+    await cluster.ready("chat")
