@@ -36,6 +36,8 @@ class EngineArgs:
     max_model_len            longest prompt plus output in tokens; None takes the model's
     max_num_seqs             requests that run at once
     max_num_batched_tokens   token budget of one step
+    step_target_ms           about how long a step may take while requests decode, in milliseconds: prompts get what then fits, at
+                             least a block; 0 is no target, None takes the platform's: 200 on a CPU, 40 on a GPU
     block_size               tokens in a block of the KV cache
     kv_cache_dtype           type of cached keys and values: "auto" takes the dtype; "fp8" and "fp8_e4m3" are float8_e4m3fn, half of
                              bfloat16's bytes and less exact, with the scales that the checkpoint has or else 1
@@ -77,6 +79,7 @@ class EngineArgs:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    step_target_ms: int | None = None
     max_num_waiting: int = 1024
     max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
     block_size: int = 16
@@ -131,6 +134,8 @@ class EngineArgs:
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
+        if self.step_target_ms is not None:
+            _at_least("step_target_ms", self.step_target_ms, 0)
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"must be in (0, 1], got {self.gpu_memory_utilization}", "gpu_memory_utilization")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -164,6 +169,8 @@ class SchedulerConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_target_ms: int | None = None
+    """Of steps with decodes. None lets the worker's platform decide; a scheduler by itself then has none."""
     max_num_waiting: int = 1024
     max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
     policy: Policy = "fcfs"

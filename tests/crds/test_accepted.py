@@ -47,6 +47,7 @@ GOOD: dict[str, dict[str, Any]] = {
                 "memoryFraction": 1,
                 "blockSize": 32,
                 "maxBatchedTokens": 256,
+                "stepTargetMilliseconds": 100,
                 "maxSequences": 256,
                 "prefixCaching": False,
                 "schedulingPolicy": "priority",

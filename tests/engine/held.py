@@ -42,7 +42,7 @@ class StuckExecutor:
             useful_blocks=100,
             needed_blocks=2,
         )
-        return WorkerReport(groups, ledger, [{}], False)
+        return WorkerReport(groups, ledger, [{}], False, 0)
 
     def submit(self, plan: StepPlan) -> None: ...
 

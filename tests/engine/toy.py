@@ -5,6 +5,7 @@ query would read. It mirrors plans with the real InputBatch, so a wrong block ta
 import random
 import zlib
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from starling_engine.config import SchedulerConfig, TiersConfig
@@ -79,6 +80,8 @@ class ToyWorker:
         """Rows whose prompt begins with one of these tokens, and that would sample, have an error of their own."""
         self._lost: set[int] = set()
         """Slots of a step that failed: what later steps in flight make of them is worth nothing, and is discarded."""
+        self.seconds: Callable[[StepPlan], float] = lambda _: 0.0
+        """What steps are said to have taken."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.batch.apply(plan)
@@ -98,7 +101,8 @@ class ToyWorker:
             if slot in self._lost:
                 continue
             self._store(slot, plan.starts[r], int(inputs.ends[r]), inputs.metadata, int(inputs.last_token[r]))
-        return StepResult(plan.step_id, plan.epoch, [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))])
+        rows = [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))]
+        return StepResult(plan.step_id, plan.epoch, rows, self.seconds(plan))
 
     def _store(self, slot: int, start: int, end: int, metadata: list, last: int) -> None:
         hashes = prefix_hashes(self.batch.tokens[slot, :end].tolist())
@@ -217,6 +221,7 @@ class ToyEngine:
         budget: int = 64,
         max_num_waiting: int = 1024,
         max_model_len: int = 128,
+        step_target_ms: int = 0,
         policy: str = "fcfs",
         prefix_caching: bool = True,
         slots: int = 0,
@@ -233,6 +238,7 @@ class ToyEngine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_num_waiting=max_num_waiting,
+            step_target_ms=step_target_ms,
             policy=policy,
             prefix_caching=prefix_caching,
         )

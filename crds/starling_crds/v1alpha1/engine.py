@@ -33,6 +33,15 @@ class EngineSpec(ApiModel):
     )
     block_size: Literal[8, 16, 32] = Field(default=16, description="Tokens in a block of the KV cache.")
     max_batched_tokens: int = Field(default=2048, ge=1, le=1_048_576, description="Token budget of one step.")
+    step_target_milliseconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=60_000,
+        description=(
+            "About how long a step may take while requests decode, so that long prompts do not stall streams; 0 is no target."
+            " By default 200 on CPUs, 40 on GPUs."
+        ),
+    )
     max_sequences: int = Field(default=256, ge=1, le=65_536, description="Requests that run at once.")
     max_waiting: int = Field(default=1024, ge=1, le=1_048_576, description="Requests that may queue; further ones get 429.")
     prefix_caching: bool = Field(default=True, description="Whether prompts' KV is kept for later requests.")

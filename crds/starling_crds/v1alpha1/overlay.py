@@ -30,6 +30,7 @@ TYPED_ARGUMENTS: dict[str, tuple[type, str]] = {
     "gpu_memory_utilization": (float, "engine.memoryFraction"),
     "block_size": (int, "engine.blockSize"),
     "max_num_batched_tokens": (int, "engine.maxBatchedTokens"),
+    "step_target_ms": (int, "engine.stepTargetMilliseconds"),
     "max_num_seqs": (int, "engine.maxSequences"),
     "max_num_waiting": (int, "engine.maxWaiting"),
     "enable_prefix_caching": (bool, "engine.prefixCaching"),

@@ -48,6 +48,8 @@ class EngineCore:
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
+        if settings.step_target_ms is None:
+            settings = replace(settings, step_target_ms=report.step_target_ms)
         self.events = EventLog(report.groups) if config.kv_events is not None else None
         """What has been cached and removed, where somebody is told."""
         kv = KVManager(

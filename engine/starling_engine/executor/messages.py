@@ -75,6 +75,7 @@ class Ready(msgspec.Struct, tag="ready"):
     ledger: Ledger
     seconds: dict[str, float]
     async_scheduling: bool
+    step_target_ms: int
 
 
 class Executed(msgspec.Struct, tag="executed"):

@@ -150,7 +150,7 @@ class ProcessExecutor:
         config = self._config
         groups = kv_groups(load_model_config(Path(config.model_path)), config)
         seconds = [self._ready[rank].seconds for rank in range(self._ranks)]
-        return WorkerReport(groups, first.ledger, seconds, first.async_scheduling)
+        return WorkerReport(groups, first.ledger, seconds, first.async_scheduling, first.step_target_ms)
 
     def submit(self, plan: StepPlan) -> None:
         if not self._results:

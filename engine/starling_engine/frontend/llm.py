@@ -44,12 +44,15 @@ class LLM:
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
-        """`engine_args` are the fields of EngineArgs. Raises ConfigError or ModelError, naming what is wrong."""
+        """`engine_args` are the fields of EngineArgs. Raises ConfigError or ModelError, naming what is wrong.
+
+        Nobody reads along while a batch runs, so that steps have no target unless `step_target_ms` gives one.
+        """
         known = {field.name for field in fields(EngineArgs)}
         for name in engine_args:
             if name not in known:
                 raise ConfigError(f"there is no such argument; there are {', '.join(sorted(known))}", name)
-        args = EngineArgs(model=model, **engine_args)
+        args = EngineArgs(model=model, **{"step_target_ms": 0, **engine_args})
         self._thread = LoopThread("starling-llm")
         bar = LoadingBar() if args.show_progress else None
         try:

@@ -30,6 +30,7 @@ def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConf
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        step_target_ms=args.step_target_ms,
         max_num_waiting=args.max_num_waiting,
         max_num_waiting_tokens=args.max_num_waiting_tokens,
         policy=args.scheduling_policy,

@@ -15,6 +15,9 @@ class Platform(Protocol):
     async_scheduling: bool
     """Whether planning a step while another runs pays when nobody says otherwise."""
 
+    step_target_ms: int
+    """About how long a step with decodes may take when nobody says otherwise; 0 for as long as it takes."""
+
     memory_fraction: float
     """Of the memory, for the engine, when nobody says otherwise."""
     shared_memory: bool

@@ -22,6 +22,7 @@ class CpuPlatform:
     name = "cpu"
     # The planner would take the core that the model computes on.
     async_scheduling = False
+    step_target_ms = 200
     memory_fraction = 0.5
     shared_memory = True
     queue: DeviceQueue | None = None

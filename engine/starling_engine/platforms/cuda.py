@@ -20,6 +20,7 @@ class CudaPlatform:
 
     name = "cuda"
     async_scheduling = True
+    step_target_ms = 40
     memory_fraction = 0.9
     shared_memory = False
 

@@ -15,6 +15,7 @@ class InterpretedPlatform(CpuPlatform):
 
     name = "interpreter"
     async_scheduling = True
+    step_target_ms = 0
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.draft import Draft
 from starling_engine.scheduler.offload.offload import Offload
+from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.scheduler.prefix import Prefix, Prefixes
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.state import Gate, RequestState, Status
@@ -43,6 +44,8 @@ class Scheduler:
         """By their parent's id, the requests that wait for its prompt."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
         self._prefixes = Prefixes(kv, offload, self.requests)
+        # A stream has a token when each of the steps in the pipeline has run.
+        self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000 / config.stages, kv.block_size)
         self._in_flight: dict[int, Draft] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._freed_slots: list[int] = []
@@ -154,14 +157,11 @@ class Scheduler:
         return plan
 
     def _plan_step(self, draft: Draft) -> None:
-        """Decodes first, then prompts that are under way, then new requests."""
+        """Decodes first, then prompts: those that are under way share with new requests."""
         preempted = self.stats.preemptions_total
         prompts: list[RequestState] = []
         self._plan_running(draft, prompts)
-        for request in prompts:
-            self._plan_prompt(draft, request)
-        if self.stats.preemptions_total == preempted:
-            self._admit_waiting(draft)
+        self._plan_prompts(draft, prompts, admits=self.stats.preemptions_total == preempted)
 
     def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
         """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
@@ -185,9 +185,22 @@ class Scheduler:
                     continue
                 draft.add_row(request, 1)
 
-    def _plan_prompt(self, draft: Draft, request: RequestState) -> None:
+    def _plan_prompts(self, draft: Draft, prompts: list[RequestState], *, admits: bool) -> None:
+        """Prompts share what the decodes leave. Those that run already get what those that wait for it make no use of."""
+        if len(self.running) > len(prompts):
+            draft.budget = self._prefill.tokens(draft.budget)
+        wanted = [len(request.tokens) + request.pending - request.planned for request in prompts]
+        waits = admits and len(self.waiting) > 0 and len(self._free_slots) > 0
+        kept = sum(shares(draft.budget, [*wanted, draft.budget if waits else 0], self.kv.block_size)[:-1])
+        draft.budget -= kept
+        if admits:
+            self._admit_waiting(draft)
+        draft.budget += kept
+        for request, share in zip(prompts, shares(draft.budget, wanted, self.kv.block_size), strict=True):
+            self._plan_prompt(draft, request, share)
+
+    def _plan_prompt(self, draft: Draft, request: RequestState, count: int) -> None:
         """The next chunk of a request that has several tokens to compute."""
-        count = min(len(request.tokens) + request.pending - request.planned, draft.budget)
         if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
             draft.add_row(request, count)
 
@@ -326,6 +339,7 @@ class Scheduler:
             self.offload.end_step(draft.step_id, sum(draft.num_tokens), result.seconds)
         if result.error is not None:
             return self._blame(draft, result.error)
+        self._prefill.measured(draft.num_tokens, result.seconds)
         deltas: list[Delta] = []
         for (request, run, start, count), row in zip(draft.rows(), result.rows, strict=True):
             if request.run == run:

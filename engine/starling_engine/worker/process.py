@@ -84,7 +84,7 @@ class WorkerProcess:
         report = worker.prepare()
         if moves is not None and worker.transfers is not None:
             moves.serve(worker.transfers)
-        self._send(Ready(report.ledger, report.seconds[0], report.async_scheduling))
+        self._send(Ready(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
         if config.lockstep:
             Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:

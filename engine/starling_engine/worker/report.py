@@ -19,10 +19,11 @@ class Phase:
 class WorkerReport:
     """What workers that are ready tell their core. `seconds`, by rank, is how long each step of a worker's life so far took.
 
-    `async_scheduling` is what their platform prefers.
+    `async_scheduling` and `step_target_ms` are what their platform prefers.
     """
 
     groups: list[KVGroup]
     ledger: Ledger
     seconds: list[dict[str, float]]
     async_scheduling: bool
+    step_target_ms: int

@@ -145,7 +145,7 @@ class Worker:
         if isinstance(self._runner, DeviceRunner):
             with self._phase("graphs"), torch.inference_mode():
                 self._runner.record()
-        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling)
+        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms)
 
     def launch(self, plan: StepPlan) -> Launched:
         """Gives one plan to the device. Whatever it raises is the step's failure; the worker stays usable."""

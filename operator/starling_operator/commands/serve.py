@@ -80,6 +80,10 @@ def serve(
     max_num_batched_tokens: Annotated[
         int, _option("--max-num-batched-tokens", text="Token budget of a step.", panel=ENGINE)
     ] = 2048,
+    step_target_ms: Annotated[
+        int | None,
+        _option("--step-target-ms", text="About how long prompts may stall streams: by default 200, on a GPU 40.", panel=ENGINE),
+    ] = None,
     max_num_waiting: Annotated[
         int, _option("--max-num-waiting", text="Requests that may queue; further ones get 429.", panel=ENGINE)
     ] = 1024,

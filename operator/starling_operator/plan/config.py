@@ -54,7 +54,8 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
         "gpu_memory_utilization": engine.memory_fraction,
         "enable_prefix_caching": engine.prefix_caching,
         "scheduling_policy": engine.scheduling_policy,
-        # Images of earlier releases do not know it.
+        # Images of earlier releases do not know these.
+        "step_target_ms": engine.step_target_milliseconds,
         "kv_cache_dtype": spec.kv_cache.dtype if spec.kv_cache.dtype != "auto" else None,
         "kv_store": spec.kv_cache.store,
     }

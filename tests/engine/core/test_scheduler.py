@@ -213,7 +213,7 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
-    """Whatever the pool, windows, depth, budget and traffic: every request gets what it would get alone."""
+    """Whatever the pool, windows, depth, budget, target and traffic: every request gets what it would get alone."""
     draw = data.draw
     rng = random.Random(seed)
     block_size = draw(st.sampled_from([8, 16]))
@@ -225,10 +225,12 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         depth=draw(st.integers(1, 3)),
         max_num_seqs=draw(st.integers(1, 6)),
         budget=draw(st.integers(6, 40)),
+        step_target_ms=draw(st.sampled_from([0, 20])),
         max_model_len=72,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         prefix_caching=draw(st.booleans()),
     )
+    engine.worker.seconds = lambda plan: 0.01 * rng.random() + 0.001 * plan.total_tokens
     shared = prompt_of(60, seed)
     engine.worker.fail_from = {BAD: rng.randint(1, 40)}
     engine.worker.broken = {BROKEN}

@@ -55,6 +55,7 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"engine": {"memoryFraction": 0.25}}, "gpu_memory_utilization", 0.25),
         ({"engine": {"blockSize": 32}}, "block_size", 32),
         ({"engine": {"maxBatchedTokens": 512}}, "max_num_batched_tokens", 512),
+        ({"engine": {"stepTargetMilliseconds": 0}}, "step_target_ms", 0),
         ({"engine": {"maxSequences": 8}}, "max_num_seqs", 8),
         ({"engine": {"maxWaiting": 3}}, "max_num_waiting", 3),
         ({"engine": {"prefixCaching": False}}, "enable_prefix_caching", False),
