@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from starling_engine.errors import RankLost
 from starling_engine.niceness import be_nice
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import CopyStream, GroupPages, load_chunk, store_chunk
@@ -97,9 +98,11 @@ class Transfers:
         self._writes: Works = queue.SimpleQueue()
         self._step = first_step - 1
         self._stepped = threading.Condition()
+        self._closed = threading.Event()
+        self._died: str | None = None
+        """Which thread ended, and by what."""
         self._start(self._store, "kv-store")
         self._start(self._load, "kv-load")
-        self._closed = threading.Event()
         if far is not None:
             self._start(lambda: self._report(far), "kv-report")
             self._start_outside(self._finds, "kv-find", FINDERS)
@@ -120,7 +123,12 @@ class Transfers:
                 self._put_each(self._writes, order, self._keep)
 
     def finished(self, step_id: int) -> None:
-        """That step has run; later ones may have begun."""
+        """That step has run; later ones may have begun.
+
+        Raises RankLost where a thread has died: its orders never end, and their blocks and slots would stay taken.
+        """
+        if self._died is not None:
+            raise RankLost(self._died)
         with self._stepped:
             self._step = step_id
             self._stepped.notify_all()
@@ -226,9 +234,15 @@ class Transfers:
         for number in range(count):
             self._start(lambda: _go_outside(works, nice=nice), f"{name}-{number}")
 
-    @staticmethod
-    def _start(work: Callable[[], None], name: str) -> None:
-        threading.Thread(target=work, name=name, daemon=True).start()
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                logger.exception("the thread %s of the KV tiers ends", name)
+                self._died = f"the thread {name} of the KV tiers ended: {type(error).__name__}: {error}"
+
+        threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def _go_outside(works: Works, *, nice: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from starling_engine.errors import RankLost
 from starling_engine.tiers.arena import Arena
 from starling_engine.tiers.copies import GroupPages
 from starling_engine.tiers.host import Chunk
@@ -75,6 +76,24 @@ def test_looking_does_not_wait_for_reads() -> None:
     assert answers.get(timeout=15).job == 2
     far.go.set()
     assert answers.get(timeout=30).job == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_answer() -> None:
+    called = threading.Event()
+
+    def answer(_: Done | Standing) -> None:
+        called.set()
+        raise OSError("the socket is gone")
+
+    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
+    transfers.order(StoreChunks(1, -1, []))
+    assert called.wait(30)
+    thread = next((each for each in threading.enumerate() if each.name == "kv-store"), None)
+    if thread is not None:  # else it has ended
+        thread.join(30)
+    with pytest.raises(RankLost, match=r"kv-store .*the socket is gone"):
+        transfers.finished(0)
 
 
 class Costly(FarShare):
