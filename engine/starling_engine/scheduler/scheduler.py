@@ -443,7 +443,7 @@ class Scheduler:
             if not draft.budget:
                 break
             if request.status is Status.RUNNING:
-                self._plan_prompt(draft, request)
+                self._plan_prompt(draft, request, min(len(request.tokens) + request.pending - request.planned, draft.budget))
             elif self._free_slots:
                 self._admit(draft, request)
         if draft.requests:
