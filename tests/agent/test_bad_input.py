@@ -202,6 +202,7 @@ MESSAGES = [
     chat("chat_template", "{{ messages }}", says="trust-request-chat-template"),
     chat("chat_template_kwargs", [1]),
     chat("chat_template_kwargs", {"messages": []}, param="chat_template_kwargs.messages"),
+    chat("chat_template_kwargs", {"a": "x" * (1 << 20)}),
 ]
 
 NOT_YET = [

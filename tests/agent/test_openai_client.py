@@ -36,6 +36,16 @@ def test_chat(client):
     assert answer.usage.prompt_tokens_details.cached_tokens >= 0
 
 
+def test_a_template_s_variable_may_have_any_name(client):
+    plain, odd = (
+        client.chat.completions.create(
+            model="pydoc", messages=QUESTION, max_tokens=4, temperature=0, extra_body={"chat_template_kwargs": kwargs}
+        )
+        for kwargs in ({}, {"self": 1, "cls": 2, "variables": 3})
+    )
+    assert odd.choices[0].message.content == plain.choices[0].message.content
+
+
 def test_a_streamed_chat_is_the_same_as_a_whole_one(client):
     settings = {"model": "pydoc", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**settings)

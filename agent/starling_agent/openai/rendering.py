@@ -1,5 +1,6 @@
 """A chat's messages as the text that the model was trained on."""
 
+import json
 from typing import Any
 
 from starling_engine.errors import InvalidRequest
@@ -19,6 +20,9 @@ OWN_NAMES = (
 )
 """Arguments of the template that have fields of their own; two values for one name would hide one of them."""
 
+LARGEST_KWARGS = 64 << 10
+"""Bytes, as JSON. Variables of a template are switches and short texts; what is long belongs in messages."""
+
 
 def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> str:
     """Raises InvalidRequest when the template refuses the messages, or there is none."""
@@ -27,6 +31,8 @@ def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str
     for name in OWN_NAMES:
         if name in kwargs:
             raise InvalidRequest(f"{name} cannot be given here", f"chat_template_kwargs.{name}")
+    if len(json.dumps(kwargs)) > LARGEST_KWARGS:
+        raise InvalidRequest(f"at most {LARGEST_KWARGS} bytes of JSON are possible", "chat_template_kwargs")
     if body.chat_template is not None and not endpoint.settings.trust_chat_template:
         raise InvalidRequest(
             "a request's own template would run in the server; it is accepted only with --trust-request-chat-template",

@@ -24,10 +24,10 @@ class CompiledTemplate:
     source: str
     template: jinja2.Template
 
-    def render(self, **variables: Any) -> str:
+    def render(self, /, **variables: Any) -> str:
         """Raises InvalidRequest for whatever goes wrong: templates speak up through errors (roles that must alternate, ...)."""
         try:
-            return self.template.render(**variables)
+            return self.template.render(variables)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 

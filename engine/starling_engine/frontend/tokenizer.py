@@ -79,6 +79,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Message],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
