@@ -30,6 +30,7 @@ def read_pod(body: Manifest) -> Pod:
         created_at=read_time(metadata["creationTimestamp"]),
         deleted_at=_deleted_at(metadata),
         due_at=read_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
+        drains=_drains(body),
         lost=status.get("reason") == "NodeLost",
         evicted=_is_evicted(body),
         unreported_since=_unreported_since(body),
@@ -65,6 +66,16 @@ def _deleted_at(metadata: Manifest) -> float | None:
     if "deletionTimestamp" not in metadata:
         return None
     return read_time(metadata["deletionTimestamp"]) - float(metadata.get("deletionGracePeriodSeconds", 0))
+
+
+def _drains(body: Manifest) -> bool:
+    """Not a pod that has failed, nor one that is deleted with less than its own grace: so the operator restarts a broken group."""
+    metadata, phase = body["metadata"], body.get("status", {}).get("phase")
+    if "deletionTimestamp" not in metadata or phase in ("Failed", "Succeeded"):
+        return False
+    whole = body.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+    disrupted = _condition(body, "DisruptionTarget").get("status") == "True"
+    return disrupted or metadata.get("deletionGracePeriodSeconds", 0) >= whole
 
 
 def _is_evicted(body: Manifest) -> bool:

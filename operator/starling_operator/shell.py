@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from starling_operator.apart import run_apart
 from starling_operator.apply import Applier
 from starling_operator.audit import Audit
 from starling_operator.cache import Cache
+from starling_operator.cordons import Cordons
 from starling_operator.events import post_events
 from starling_operator.health import STUCK_SECONDS, Health
 from starling_operator.kinds import INFERENCE_SERVICE, WATCHED, Kind
@@ -49,6 +50,7 @@ class Shell:
         self.failure: BaseException | None = None
         self._reports, self._leaders = Reports(self.reconciler.wake), Leaders(lease.fence)
         self._nodes, self._absences = Nodes(kube), Absences(kube)
+        self._cordons = Cordons(kube, self._wake_on)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
@@ -119,7 +121,14 @@ class Shell:
         if observed is None:
             return None
         pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
-        return replace(observed, pods=pods, refused_pods=refused)
+        return replace(observed, pods=pods, refused_pods=refused, cordoned=self._cordons.names)
+
+    def _wake_on(self, nodes: Iterable[str]) -> None:
+        """The services with pods on these nodes."""
+        named = set(nodes)
+        for key in self.cache.all_services():
+            if any(pod.host in named for pod in self.cache.pods(key)):
+                self.reconciler.wake(key)
 
     def _wait_for(self, what: str | None) -> None:
         self._waits_for = what
@@ -160,6 +169,7 @@ class Shell:
         """Nothing is decided before everything has been seen and the Lease is ours."""
         await self._audit.synced.wait()
         await self._lease.acquire(self._kube)
+        await self._cordons.look()
         self._leads = True
         metrics.LEADER.set(1)
         for key in self.cache.all_services():
@@ -169,6 +179,7 @@ class Shell:
             group.create_task(run_apart(self._keep_lease))
             group.create_task(self.reconciler.run())
             group.create_task(self._optional.run())
+            group.create_task(self._cordons.run())
 
     async def _beat(self) -> None:
         """Shows the keeper of the Lease that this loop goes on."""

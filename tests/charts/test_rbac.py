@@ -67,7 +67,9 @@ USES: dict[tuple[str, str], dict[str, str]] = {
         ("networking.k8s.io", "networkpolicies"),
     ]
 }
-EVERYWHERE: dict[tuple[str, str], dict[str, str]] = {("", "nodes"): {"get": "is the node of an evicted pod gone?"}}
+EVERYWHERE: dict[tuple[str, str], dict[str, str]] = {
+    ("", "nodes"): {"get": "is the node of an evicted pod gone?", "list": "which are cordoned?"}
+}
 """Only in a ClusterRole: a Role cannot speak of what is in no namespace."""
 
 

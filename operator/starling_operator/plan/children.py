@@ -16,12 +16,11 @@ _STORE_PORTS = {"port": 15000, "endPort": 17000, "protocol": "TCP"}
 """Among which Mooncake's transfer engine takes free ones."""
 
 
-def service_children(service: Service, spec: InferenceServiceSpec, settings: Settings, nodes: int) -> tuple[Manifest, ...]:
-    """In the order in which they are applied. `nodes` is the number of pods in one group."""
+def service_children(service: Service, spec: InferenceServiceSpec, settings: Settings) -> tuple[Manifest, ...]:
+    """In the order in which they are applied."""
     always = (
         service_account(service),
         endpoint_service(service, spec),
-        disruption_budget(service, spec, nodes),
         network_policy(service, spec, settings),
     )
     monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
@@ -58,18 +57,6 @@ def endpoint_service(service: Service, spec: InferenceServiceSpec) -> Manifest:
 
 def _service_port(name: str, port: int) -> dict[str, object]:
     return {"name": name, "port": port, "targetPort": ENDPOINT_PORT, "protocol": "TCP"}
-
-
-def disruption_budget(service: Service, spec: InferenceServiceSpec, nodes: int) -> Manifest:
-    """Node drains may take as many groups as a rollout may, counted in pods, and at least one; pods that do not serve always."""
-    groups = max(1, spec.rollout.max_unavailable)
-    return child(service, "policy/v1", "PodDisruptionBudget", service.name) | {
-        "spec": {
-            "maxUnavailable": groups * nodes,
-            "selector": {"matchLabels": labels.serving_selector(service)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        }
-    }
 
 
 def network_policy(service: Service, spec: InferenceServiceSpec, settings: Settings) -> Manifest:

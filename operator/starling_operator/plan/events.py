@@ -16,6 +16,7 @@ def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event,
         *_created(situation),
         *_let_go(situation),
         *_restarted(situation),
+        *_taken_away(situation),
         *_resized(situation),
         *_conditions_changed(situation.service.status, status),
         *_rollout_finished(situation.service.status, status),
@@ -58,6 +59,12 @@ def _restarted(situation: Situation) -> tuple[Event, ...]:
     return tuple(
         Event("Warning", "Restarted", f"{name}: {healing.cause}") for name, healing in situation.healing.items() if healing.counted
     )
+
+
+def _taken_away(situation: Situation) -> tuple[Event, ...]:
+    """It is removed by the same decision, so that this is told once."""
+    text = "{}: a pod of it is taken away; all of it drains, and another group takes its place"
+    return tuple(Event("Normal", "MovingAway", text.format(group.name)) for group in situation.change.remove if group.going)
 
 
 def _resized(situation: Situation) -> tuple[Event, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.status import GroupStatus
@@ -28,6 +28,7 @@ class Group:
     progressed_at   when it last came further, in seconds since the epoch; overdue: that is longer ago than the spec allows
     tied       its nodes hold ranks that step together: one that fails takes the others along
     sizing     of a group whose size changes while it serves; None for all others
+    cordoned   a pod of it is on a node that takes no new ones: it is about to be taken away
     """
 
     name: str
@@ -43,6 +44,7 @@ class Group:
     overdue: bool = False
     tied: bool = True
     sizing: Sizing | None = None
+    cordoned: bool = False
 
     @property
     def index(self) -> int:
@@ -84,6 +86,27 @@ class Group:
         return tuple(pod for pod in self.live if pod.number < count)
 
     @property
+    def is_one(self) -> bool:
+        """A pod that goes takes the whole group along."""
+        return self.tied or self.nodes == 1
+
+    @property
+    def going(self) -> bool:
+        """One of its pods is taken away on purpose: the others drain with it. Not where a node is lost: that is a failure."""
+        drains = any(pod.drains for pod in self.pods if pod.number < self.gang)
+        return self.is_one and drains and not any(pod.lost for pod in self.pods)
+
+    @property
+    def open_streams(self) -> int:
+        """As its agents reported them last."""
+        return sum(pod.report.open_streams for pod in self.live if pod.report is not None)
+
+    @property
+    def born(self) -> float:
+        """When its oldest pod was made."""
+        return min((pod.created_at for pod in self.live), default=math.inf)
+
+    @property
     def placed(self) -> bool:
         """All its pods have a node: it can no longer wait for one that another half-placed group holds."""
         return len(self.live) == self.nodes and all(pod.scheduled for pod in self.live)
@@ -100,7 +123,7 @@ class Groups:
 
     current, old   of the target revision, and of others; by revision and number
     leaving        pods whose StatefulSet is gone: they drain
-    orphans        live Services of groups without a StatefulSet, and the reverse need not be named: it makes its own
+    orphans        live Services of groups of which nothing else is left; while pods drain, they find each other by it
     """
 
     current: tuple[Group, ...]
@@ -111,6 +134,11 @@ class Groups:
     @property
     def all(self) -> tuple[Group, ...]:
         return self.old + self.current
+
+    def without(self, gone: Iterable[Group]) -> "Groups":
+        names_gone = {group.name for group in gone}
+        current, old = (tuple(one for one in groups if one.name not in names_gone) for groups in (self.current, self.old))
+        return replace(self, current=current, old=old)
 
 
 def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) -> Groups:
@@ -129,7 +157,7 @@ def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) 
         current=tuple(group for group in groups if group.target),
         old=tuple(group for group in groups if not group.target),
         leaving=tuple(pod for pod in observed.pods if pod.group not in known),
-        orphans=_orphans(observed, known),
+        orphans=_orphans(observed, known | by_name.keys()),
     )
 
 
@@ -165,6 +193,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         overdue=observed.now - progressed_at > limit and not any(pod.report is not None and pod.report.asleep for pod in pods),
         tied=nodes_are_tied(observed, revision),
         sizing=sizing,
+        cordoned=any(pod.host in (observed.cordoned or ()) for pod in pods if pod.deleted_at is None),
     )
 
 
@@ -176,7 +205,6 @@ def _pods_by_group(pods: Sequence[Pod]) -> Mapping[str, list[Pod]]:
 
 
 def _orphans(observed: Observed, known: set[str]) -> tuple[Manifest, ...]:
-    """Left by an operator that was killed between two deletions."""
     return tuple(
         live
         for (kind, name), live in sorted(observed.children.items())

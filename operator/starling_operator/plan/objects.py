@@ -4,6 +4,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.children import admin_secret, service_children
 from starling_operator.plan.decision import Delete
+from starling_operator.plan.disruption import disruption_budget
 from starling_operator.plan.elastic.child import scale_child, scale_deletion
 from starling_operator.plan.group_children import group_children
 from starling_operator.plan.observed import Manifest, Observed
@@ -30,7 +31,7 @@ def applied(
 ) -> tuple[Manifest, ...]:
     """The service's own children, then each group's. A group whose revision cannot be read is left as it is."""
     service, nodes = observed.service, situation.nodes
-    manifests = list(service_children(service, spec, observed.settings, nodes))
+    manifests = [*service_children(service, spec, observed.settings), disruption_budget(service, situation.min_available)]
     if situation.desired is not None:
         manifests.append(scale_child(observed, situation.desired))
     for group in situation.kept:
@@ -47,7 +48,7 @@ def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> t
     groups = situation.groups
     in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})
     return (
-        *group_deletions(observed, situation.change.remove, groups),
+        *group_deletions(situation.change.remove, groups),
         *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
         *released(observed.pods),
         *mended(observed.pods),

@@ -56,6 +56,7 @@ class Pod:
     unlabelled      somebody took away a label by which its Service or its revision knows it
     deleted_at      when its deletion was asked for; None: it stays
     due_at          when it has to have ended, its grace period included; None: it stays
+    drains          it is taken away on purpose, with time to end its streams: evicted, preempted, deleted by a person
     lost            its node is gone: a pod on it will never end by itself
     evicted         a taint of its node sends it away: the node may be gone, or a live one that is being emptied
     unreported_since   when the node controller called it unready, for its kubelet had fallen silent; None: it did not
@@ -80,6 +81,7 @@ class Pod:
     created_at: float = 0.0
     deleted_at: float | None = None
     due_at: float | None = None
+    drains: bool = False
     lost: bool = False
     evicted: bool = False
     unreported_since: float | None = None
@@ -121,6 +123,7 @@ class Observed:
     answers     by operation, the refusals of leaders that were told of it
     refused_pods   by group, why Kubernetes does not make its pods, in its own words
     gangs       those of all services that wait for nodes
+    cordoned    names of nodes that take no new pods, for they are about to be emptied; None: nobody may ask
     new_token   a fresh random token, for the admin Secret if there is none yet
     """
 
@@ -128,6 +131,7 @@ class Observed:
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     refused_pods: Mapping[str, str] = field(default_factory=dict)
+    cordoned: frozenset[str] | None = None
     answers: Mapping[str, Answer] = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
     settings: Settings

@@ -6,6 +6,7 @@ from starling_operator.plan import names
 from starling_operator.plan.clock import read_time
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
+from starling_operator.plan.disruption import min_available
 from starling_operator.plan.elastic.child import scale_status
 from starling_operator.plan.elastic.desired import desired_size
 from starling_operator.plan.elastic.turns import steps_of
@@ -46,7 +47,8 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     unready = {group.name: unproven(group, asked) for group in groups.all}
     failures = {group.name: cause for group in groups.all if (cause := broken(group))}
 
-    wanted = Wanted.of(spec, asked.layout.nodes, broken=any(group.name in failures for group in groups.current))
+    is_broken, sees = any(group.name in failures for group in groups.current), observed.cordoned is not None
+    wanted = Wanted.of(spec, asked.layout.nodes, broken=is_broken, sees_cordons=sees)
     change = change_groups(
         groups,
         wanted,
@@ -80,6 +82,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         healing=healing,
         desired=desired,
         steps=steps,
+        min_available=min_available(groups, change, wanted, lambda group: not unready[group.name], failures, observed.now),
     )
     created = tuple(names.group(service.name, revisions.target.id, number) for number in change.create)
     status = make_status(situation, conditions(situation, verdict(situation)))

@@ -23,6 +23,7 @@ class Healing:
     delete      pods to delete now, so that their StatefulSet makes them anew
     counted     a restart happened or is made now
     wait        seconds until the restart may be made; 0: none is due
+    drains      nothing failed: the pods get all the time that they have for their streams
     exhausted   the budget is used up: the group is left alone
     """
 
@@ -30,6 +31,7 @@ class Healing:
     delete: tuple[Pod, ...] = ()
     counted: bool = False
     wait: float = 0.0
+    drains: bool = False
     exhausted: bool = False
 
 
@@ -40,7 +42,9 @@ def heal_groups(groups: Iterable[Group], recovery: RecoverySpec, now: float) -> 
 
 
 def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
-    """None: nothing failed that a restart could heal."""
+    """None: nothing failed that a restart could heal. A pod that is taken away on purpose is no failure, and costs no restart."""
+    if group.going:
+        return Healing(cause="a pod of it is taken away", delete=group.members, drains=True) if group.members else None
     times = restart_times(group, recovery, now)
     spent = len(times) >= recovery.restart_budget
     failure = find_failure(group, silence_limit(recovery.progress_timeout_seconds))
@@ -71,7 +75,7 @@ def backoff(restarts: int) -> float:
 
 def deletions(healing: Healing) -> tuple[Delete, ...]:
     return tuple(
-        Delete("Pod", pod.name, pod.uid, grace_seconds=_GRACE_SECONDS, why=f"its group restarts: {healing.cause}")
+        Delete("Pod", pod.name, pod.uid, None if healing.drains else _GRACE_SECONDS, f"its group restarts: {healing.cause}")
         for pod in healing.delete
     )
 

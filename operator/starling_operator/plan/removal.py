@@ -7,15 +7,10 @@ from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.revision import Revision
 
 
-def group_deletions(observed: Observed, removed: tuple[Group, ...], groups: Groups) -> tuple[Delete, ...]:
-    """The StatefulSet first: its pods get SIGTERM and drain. Then what is left of groups that went before."""
-    gone: list[Delete] = []
-    for group in removed:
-        gone.append(Delete("StatefulSet", group.name, group.uid, why="the group is not wanted any more"))
-        service = observed.children.get(("Service", group.name))
-        if service is not None:
-            gone.append(_deletion(service, "its group is not wanted any more"))
-    return (*gone, *(_deletion(service, "its group is gone") for service in groups.orphans))
+def group_deletions(removed: tuple[Group, ...], groups: Groups) -> tuple[Delete, ...]:
+    """StatefulSets: their pods get SIGTERM and drain. Then the Services of groups whose last pod has ended."""
+    sets = (Delete("StatefulSet", group.name, group.uid, why=_why(group)) for group in removed)
+    return (*sets, *(_deletion(service, "its group is gone") for service in groups.orphans))
 
 
 def revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[Delete, ...]:
@@ -29,6 +24,10 @@ def revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[
                 found.append(_deletion(live, "its revision is old and unused"))
         found.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
     return tuple(found)
+
+
+def _why(group: Group) -> str:
+    return "a pod of its group is taken away" if group.going else "the group is not wanted any more"
 
 
 def _deletion(live: Manifest, why: str) -> Delete:

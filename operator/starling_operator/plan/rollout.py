@@ -1,4 +1,6 @@
-"""Which groups to make and which to remove: scaling, and the replacement of old revisions group by group."""
+"""Which groups to make and which to remove: scaling, the replacement of old revisions group by group, and of groups whose node is
+emptied.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,17 +15,23 @@ from starling_operator.plan.group import Group, Groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """wanted groups of `nodes` pods each; `broken`: groups of the target revision fail, so that the rollout must not go on."""
+    """wanted groups of `nodes` pods each.
+
+    broken         groups of the target revision fail, so that the rollout must not go on
+    sees_cordons   it is known which nodes are about to be emptied, so that an only group's eviction can wait for another group
+    """
 
     replicas: int
     nodes: int
     rollout: RolloutSpec
     broken: bool = False
+    sees_cordons: bool = False
 
     @classmethod
-    def of(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool) -> "Wanted":
+    def of(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool, sees_cordons: bool) -> "Wanted":
         """A suspended service wants none."""
-        return cls(replicas=0 if spec.suspend else spec.replicas, nodes=nodes, rollout=spec.rollout, broken=broken)
+        replicas = 0 if spec.suspend else spec.replicas
+        return cls(replicas=replicas, nodes=nodes, rollout=spec.rollout, broken=broken, sees_cordons=sees_cordons)
 
     @property
     def floor(self) -> int:
@@ -34,18 +42,27 @@ class Wanted:
         # Both 0 leaves no way to move. CEL refuses it, but an object stored by an older release may have it.
         return self.replicas - (unavailable if surge or unavailable else 1)
 
+    def left_by_evictions(self, replicas: int) -> int:
+        """How many of so many evictions have to leave. One may always go, but for an only one that another one can precede."""
+        unavailable = self.rollout.max_unavailable
+        if replicas == 1 and unavailable == 0 and self.sees_cordons:
+            return 1
+        return max(0, replicas - max(1, unavailable))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """create: numbers of new groups of the target revision; waits: why fewer than wanted are made now.
 
     released   some of those that go only let go of their nodes, for another service's group
+    ahead   groups above those asked for, which come before others are taken away
     """
 
     create: tuple[int, ...] = ()
     remove: tuple[Group, ...] = ()
     waits: str = ""
     released: bool = False
+    ahead: int = 0
 
 
 Ready = Callable[[Group], bool]
@@ -53,10 +70,14 @@ Ready = Callable[[Group], bool]
 
 def change_groups(groups: Groups, wanted: Wanted, ready: Ready, name: Callable[[int], str]) -> Change:
     """`ready` says whether a group serves; `name` names a group of the target revision."""
-    surplus = _surplus(groups, wanted, ready)
-    remove = surplus + _outdated(groups, wanted, ready, surplus)
-    count, waits = _room(groups, wanted, remove)
-    return Change(create=_free_numbers(groups, count, name), remove=remove, waits=waits)
+    # An old group stays while the new revision is broken: it comes back in its own place, or nobody would serve.
+    going = tuple(group for group in groups.all if group.going and (group.target or not wanted.broken))
+    staying = groups.without(going)
+    ahead = _ahead(staying, wanted)
+    surplus = _surplus(staying, wanted, ready, ahead)
+    remove = going + surplus + _outdated(staying, wanted, ready, surplus)
+    count, waits = _room(groups, len(staying.current), wanted, remove, ahead)
+    return Change(create=_free_numbers(groups, count, name), remove=remove, waits=waits, ahead=ahead)
 
 
 def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change:
@@ -69,10 +90,23 @@ def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change
     return change
 
 
-def _surplus(groups: Groups, wanted: Wanted, ready: Ready) -> tuple[Group, ...]:
-    """Groups of the target revision beyond those wanted: first those that serve nobody, then the highest number."""
-    order = sorted(groups.current, key=lambda group: (ready(group), -group.index))
-    return tuple(order[: max(0, len(groups.current) - wanted.replicas)])
+def _ahead(groups: Groups, wanted: Wanted) -> int:
+    """Where too few would be left without the groups on nodes that are about to be emptied, others come first."""
+    if groups.old or wanted.replicas == 0:
+        return 0
+    missing = sum(group.cordoned for group in groups.current) + wanted.left_by_evictions(wanted.replicas) - wanted.replicas
+    return min(wanted.rollout.max_surge, max(0, missing))
+
+
+def _surplus(groups: Groups, wanted: Wanted, ready: Ready, ahead: int) -> tuple[Group, ...]:
+    """Groups of the target revision beyond those wanted."""
+    order = sorted(groups.current, key=lambda group: _missed(group, ready))
+    return tuple(order[: max(0, len(groups.current) - wanted.replicas - ahead)])
+
+
+def _missed(group: Group, ready: Ready) -> tuple[float, ...]:
+    """First those go that serve nobody, that have to go anyway, that are the least busy, the youngest; then the highest number."""
+    return (ready(group), not group.cordoned, group.open_streams, -group.born, -group.index)
 
 
 def _outdated(groups: Groups, wanted: Wanted, ready: Ready, surplus: tuple[Group, ...]) -> tuple[Group, ...]:
@@ -88,13 +122,16 @@ def _outdated(groups: Groups, wanted: Wanted, ready: Ready, surplus: tuple[Group
     available = len(serving) + sum(ready(group) for group in groups.current if group not in surplus)
     spare = max(0, available - wanted.floor)
     beyond = max(0, len(groups.old) - wanted.replicas) if wanted.broken else len(idle)
-    gone = sorted(idle, key=lambda group: -group.index)[:beyond]
-    return (*gone, *sorted(serving, key=lambda group: -group.index)[:spare])
+    gone = sorted(idle, key=lambda group: _missed(group, ready))[:beyond]
+    return (*gone, *sorted(serving, key=lambda group: _missed(group, ready))[:spare])
 
 
-def _room(groups: Groups, wanted: Wanted, remove: tuple[Group, ...]) -> tuple[int, str]:
-    """How many groups may be made now. A group that is being removed still counts: it goes after the new ones come."""
-    missing = wanted.replicas - len(groups.current)
+def _room(groups: Groups, staying: int, wanted: Wanted, remove: tuple[Group, ...], ahead: int) -> tuple[int, str]:
+    """How many groups may be made now. A group that is being removed still counts: it goes after the new ones come.
+
+    `staying`: groups of the target revision of which no pod is taken away.
+    """
+    missing = wanted.replicas + ahead - staying
     if missing <= 0:
         return 0, ""
     if wanted.broken and groups.old:

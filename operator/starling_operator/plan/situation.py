@@ -20,6 +20,7 @@ class Situation:
     """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name.
 
     desired   size of the groups of an elastic service; steps: of its groups towards it, by name
+    min_available   pods that evictions have to leave
     """
 
     service: Service
@@ -35,6 +36,7 @@ class Situation:
     desired: Desired | None = None
     steps: Mapping[str, Step] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    min_available: int = 0
 
     @property
     def spec(self) -> InferenceServiceSpec | None:

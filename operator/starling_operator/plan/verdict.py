@@ -32,6 +32,7 @@ def verdict(situation: Situation) -> Verdict:
         _recovering,
         _pods_refused,
         _rolling,
+        _moving_away,
         _scaling,
         _resizing,
         _coming_up,
@@ -120,8 +121,21 @@ def _rolling(situation: Situation) -> Verdict | None:
     return Verdict("moving", "RollingOut", _with(text, _waits(situation)))
 
 
+def _moving_away(situation: Situation) -> Verdict | None:
+    """Its node is emptied, or about to be. A group that came first and serves may wait for that for as long as it takes."""
+    going = next((group for group in situation.change.remove if group.going), None)
+    if going is not None:
+        return Verdict("moving", "MovingAway", f"{_count(situation)} serve; {going.name} drains: a pod of it is taken away")
+    cordoned = next((group for group in situation.current if group.cordoned), None)
+    whole = len(situation.ready) >= situation.replicas + situation.change.ahead
+    if not situation.change.ahead or whole or cordoned is None:
+        return None
+    text = f"{_count(situation)} serve; {cordoned.name} is on a node that takes no new pods, so that another group comes first"
+    return Verdict("moving", "MovingAway", _with(text, _waits(situation)))
+
+
 def _scaling(situation: Situation) -> Verdict | None:
-    have, wanted = len(situation.groups.current), situation.replicas
+    have, wanted = len(situation.groups.current), situation.replicas + situation.change.ahead
     if have == wanted and not situation.change.remove:
         return None
     reason = "Scaling" if situation.ready else "Progressing"

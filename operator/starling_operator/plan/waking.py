@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from starling_operator.plan.disruption import PLACING_SECONDS
 from starling_operator.plan.failure import has_served, silence_limit
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.situation import Situation
@@ -28,6 +29,9 @@ def _moments(situation: Situation) -> Iterator[float]:
         yield _UNTOLD
     if situation.change.waits and situation.service.status.gang_released_at:
         yield _UNTOLD
+    if any(group.cordoned for group in situation.kept):
+        unplaced = (pod.created_at for pod in situation.pods if pod.waiting.startswith("Unschedulable"))
+        yield from (left for since in unplaced if (left := since + PLACING_SECONDS - situation.now) > 0)
     yield from (step.wake for step in situation.steps.values() if step.wake is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in situation.kept:

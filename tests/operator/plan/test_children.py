@@ -35,8 +35,8 @@ def test_a_new_service_gets_all_its_children_at_once() -> None:
     assert [(made["kind"], made["metadata"]["name"]) for made in decision.apply] == [
         ("ServiceAccount", "chat-agent"),
         ("Service", "chat"),
-        ("PodDisruptionBudget", "chat"),
         ("NetworkPolicy", "chat"),
+        ("PodDisruptionBudget", "chat"),
         ("Service", f"chat-{revision}-0"),
         ("StatefulSet", f"chat-{revision}-0"),
     ]
@@ -96,17 +96,6 @@ def test_the_service(port: int, ports: list[tuple[str, int, int]]) -> None:
     assert [(entry["name"], entry["port"], entry["targetPort"]) for entry in spec["ports"]] == ports
     assert spec["selector"] == {"serving.starling.dev/service": "chat", "serving.starling.dev/role": "serving"}
     assert "publishNotReadyAddresses" not in spec
-
-
-@pytest.mark.parametrize(
-    ("unavailable", "parallel", "pods"),
-    [(0, {}, 1), (1, {}, 1), (3, {}, 3), (0, {"tensor": 4}, 4), (2, {"tensor": 4}, 8), (2, {"tensor": 2, "data": 2}, 8)],
-)
-def test_the_disruption_budget_counts_groups_in_pods(unavailable: int, parallel: dict[str, int], pods: int) -> None:
-    world = World({"rollout": {"maxUnavailable": unavailable}, "parallelism": parallel})
-    budget = next(made for made in world.decide().apply if made["kind"] == "PodDisruptionBudget")["spec"]
-    assert budget["maxUnavailable"] == pods
-    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_the_network_policy_opens_the_endpoint_to_all_and_the_rest_to_few() -> None:

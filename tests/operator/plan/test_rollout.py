@@ -10,7 +10,7 @@ from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.rollout import Change, Wanted, change_groups
 
-from tests.operator.plan.building import make_group, make_pod, pending
+from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending
 
 NEW, OLD = "nnnnnnn", "ooooooo"
 
@@ -82,6 +82,26 @@ def shown(decided: Change) -> tuple[list[int], list[str]]:
 )
 def test_scaling_at_one_revision(new: str, replicas: int, create: list[int], remove: list[str]) -> None:
     assert shown(change("", new, replicas)) == (create, remove)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gone"),
+    [
+        # streams that are open in each group, and its age in seconds
+        ([(0, 9), (4, 9), (2, 9)], ["n0"]),
+        ([(5, 9), (4, 9), (6, 9)], ["n1"]),
+        ([(5, 9), (5, 3), (5, 6)], ["n1"]),
+        ([(5, 3), (5, 3), (5, 3)], ["n2"]),
+    ],
+)
+def test_scaling_down_takes_the_least_busy_group_then_the_youngest(fields: list[tuple[int, int]], gone: list[str]) -> None:
+    pods = [
+        make_pod(f"chat-{NEW}-{index}", created_at=NOW - age, report=make_report(open_streams=streams))
+        for index, (streams, age) in enumerate(fields)
+    ]
+    groups = Groups(current=tuple(make_group(pod.group, [pod]) for pod in pods), old=(), leaving=(), orphans=())
+    wanted = Wanted(replicas=2, nodes=1, rollout=RolloutSpec())
+    assert shown(change_groups(groups, wanted, lambda _: True, str)) == ([], gone)
 
 
 @pytest.mark.parametrize(

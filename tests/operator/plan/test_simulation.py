@@ -11,13 +11,15 @@ from tests.operator.plan.world import BAD, Member, World
 SINGLE: dict[str, Any] = {}
 PAIRS = {"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}}
 MODELS = ("hf://org/a", "hf://org/b", "hf://org/c", BAD)
-FAULTS: dict[str, Callable[[World, Member], None]] = {
+FAULTS: dict[str, Callable[[World, Member], object]] = {
     "crash": World.crash_container,
     "break": World.break_agent,
     "stumble": World.stumble,
     "silence": World.silence,
     "lose": World.lose_node,
     "evict": World.evict,
+    "cordon": World.cordon,
+    "ask to evict": World.ask_to_evict,
     "fail": World.fail_pod,
 }
 
@@ -47,7 +49,7 @@ def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: di
     world = World({"replicas": 2, "recovery": {"restartBudget": 1000}} | shape, places=places)
     for kind, what in life:
         _live(world, kind, what)
-    world.places = 40
+    world.places, world.cordoned = 40, frozenset()
     world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3})
     world.settle()
     assert world.condition("Ready") == ("True", "Serving"), world.message()

@@ -37,6 +37,7 @@ class Member:
 
     broken    what its agent says when it gave up; `passing`: not for good
     peers     those that it serves with
+    drains    it was taken away on purpose
     """
 
     name: str
@@ -51,6 +52,7 @@ class Member:
     stage: int = -1
     deleted_at: float | None = None
     drain_left: int = 0
+    drains: bool = False
     lost: bool = False
     restarts: int = 0
     broken: str = ""
@@ -78,6 +80,8 @@ class World:
     """While it is there no pod is made, for these reasons."""
     blind: bool = False
     """The operator has just started: no agent has answered it yet."""
+    cordoned: frozenset[str] | None = frozenset()
+    """Nodes, one of which each pod has for itself, that take no new pods; None: nobody may ask."""
 
     @property
     def spec(self) -> InferenceServiceSpec:
@@ -107,6 +111,7 @@ class World:
             service=service,
             children=self.children,
             pods=tuple(self._seen(member) for member in self.pods),
+            cordoned=self.cordoned,
             refused_pods={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)} if self.quota else {},
             settings=self.settings,
             now=self.now,
@@ -206,6 +211,26 @@ class World:
         member.deleted_at = member.deleted_at or self.now
 
     def evict(self, member: Member) -> None:
+        """By whoever does not ask the budget."""
+        self._end(member)
+        member.drains = True
+
+    def cordon(self, member: Member) -> None:
+        if self.cordoned is not None:
+            self.cordoned |= {host_of(member)}
+
+    def ask_to_evict(self, member: Member) -> bool:
+        """Through the API: a budget keeps so many pods that serve. Those that are going anyway it lets go."""
+        if member.deleted_at is not None or not self._ready(member) or self.evictable() > 0:
+            self.evict(member)
+            return True
+        return False
+
+    def evictable(self) -> int:
+        healthy = sum(self._ready(member) for member in self.pods)
+        return healthy - int(self.children["PodDisruptionBudget", "chat"]["spec"]["minAvailable"])
+
+    def _end(self, member: Member) -> None:
         member.deleted_at = member.deleted_at or self.now
         member.drain_left = DRAIN_TICKS
 
@@ -235,13 +260,14 @@ class World:
             if grace == 0:
                 self.pods.remove(member)
             else:
-                self.evict(member)
+                self._end(member)
+                member.drains |= grace is None
 
     def _drain(self) -> None:
         owners = {live["metadata"]["uid"] for live in self.sets()}
         for member in list(self.pods):
             if member.owner not in owners and member.deleted_at is None:
-                self.evict(member)
+                self._end(member)
             elif member.phase == "Failed" and not member.lost:
                 self.pods.remove(member)
             elif member.deleted_at is not None and not member.lost:
@@ -262,7 +288,7 @@ class World:
                 self.pods.append(member)
         for member in self.members(group):
             if member.number >= spec["replicas"]:
-                self.evict(member)
+                self._end(member)
 
     def _lacks(self, live: Manifest) -> bool:
         return len(self.members(live["metadata"]["name"])) < live["spec"]["replicas"]
@@ -311,13 +337,14 @@ class World:
             group=member.group,
             revision=member.revision,
             number=member.number,
-            host=f"node-of-{member.name}" if member.scheduled else "",
+            host=host_of(member) if member.scheduled else "",
             address="10.0.0.1" if member.scheduled else "",
             phase=member.phase,
             scheduled=member.scheduled,
             ready=self._ready(member),
             created_at=member.created_at,
             deleted_at=member.deleted_at,
+            drains=member.drains,
             lost=member.lost,
             restarts=member.restarts,
             waiting="" if member.scheduled else "Unschedulable: 0/2 nodes are available",
@@ -363,6 +390,10 @@ class World:
 
 def _everything_is_possible(spec: InferenceServiceSpec) -> Iterator[str]:  # noqa: ARG001 - it looks at nothing
     return iter(())
+
+
+def host_of(member: Member) -> str:
+    return f"node-of-{member.name}"
 
 
 def _hash(text: str) -> str:

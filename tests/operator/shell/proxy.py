@@ -29,8 +29,8 @@ class Request:
 
     @property
     def is_clocks(self) -> bool:
-        """A list that is made now and then, of a kind that may come and go."""
-        return self.method == "GET" and any(f"/{plural}?" in self.path for plural in ("servicemonitors", "httproutes"))
+        """A list that is made now and then: of a kind that may come and go, or of nodes."""
+        return self.method == "GET" and any(f"/{plural}?" in self.path for plural in ("servicemonitors", "httproutes", "nodes"))
 
 
 class Proxy:

@@ -4,7 +4,10 @@ import math
 from typing import Any
 
 import pytest
+from starling_operator.plan.observed import Manifest
 from starling_operator.pods import read_pod
+
+DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
 
 
 def body(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -53,6 +56,30 @@ def test_waiting(status: dict[str, Any], waiting: str) -> None:
 def test_last_words_are_of_the_end_before_when_it_runs_again() -> None:
     pod = read_pod(body(container({"running": {}}, {"terminated": {"exitCode": 1, "message": "no such file\n"}}, restarts=2)))
     assert (pod.last_log, pod.restarts) == ("no such file", 2)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status", "drains"),
+    [
+        ({}, {}, False),
+        ({}, {"conditions": DISRUPTED}, False),
+        ({"deletionGracePeriodSeconds": 140}, {}, True),
+        ({"deletionGracePeriodSeconds": 600}, {}, True),
+        # a broken group's pods, as the operator restarts them
+        ({"deletionGracePeriodSeconds": 10}, {}, False),
+        # an eviction with less time than the pod asks for
+        ({"deletionGracePeriodSeconds": 10}, {"conditions": DISRUPTED}, True),
+        # its StatefulSet makes it anew
+        ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed"}, False),
+        ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed", "conditions": DISRUPTED}, False),
+    ],
+)
+def test_a_pod_is_taken_away_on_purpose_if_it_gets_its_time(metadata: Manifest, status: Manifest, drains: bool) -> None:
+    if metadata:
+        metadata = metadata | {"deletionTimestamp": "2026-01-01T00:03:00Z"}
+    made = body(status, **metadata)
+    made["spec"]["terminationGracePeriodSeconds"] = 140
+    assert read_pod(made).drains is drains
 
 
 def test_deletion_was_asked_for_a_grace_period_before_its_time() -> None:

@@ -70,5 +70,5 @@ def _describe(child: Manifest) -> str:
         ports = ", ".join(f"{port['port']} -> {port['targetPort']}" for port in spec["ports"])
         return f"Service {name} ({ports})"
     if kind == "PodDisruptionBudget":
-        return f"{kind} {name} (maxUnavailable {spec.get('maxUnavailable')})"
+        return f"{kind} {name} (minAvailable {spec.get('minAvailable')})"
     return f"{kind} {name}"

@@ -1,0 +1,113 @@
+"""Evictions on a real API server, with the controller that keeps budgets."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from starling_agent.contract.report import Topology
+
+from tests.operator.shell.agents import Agent
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused, manifest, until
+from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.kubelet import Kubelet
+
+
+@pytest.fixture
+def node() -> str:
+    """It is cordoned, which other tests must not see."""
+    return f"emptied-{secrets.token_hex(3)}"
+
+
+@pytest.fixture
+def pipeline() -> int:
+    """Stages of the model; each is a pod."""
+    return 1
+
+
+@pytest.fixture
+def admit(pipeline: int) -> Callable[[Manifest, Agent], Agent | None]:
+    topology = Topology(tensor=1, pipeline=pipeline, data=1, ranks=pipeline)
+    return lambda _, agent: replace(agent, report=agent.report.model_copy(update={"topology": topology}))
+
+
+async def evict(cluster: Cluster, pod: Manifest) -> bool:
+    """Whether the API lets it go."""
+    name = pod["metadata"]["name"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": cluster.namespace}}
+    try:
+        await cluster.call("POST", f"{PODS.format(cluster.namespace)}/{name}/eviction", body)
+    except Refused as refused:
+        assert refused.status == 429, refused
+        return False
+    return True
+
+
+async def staying(cluster: Cluster) -> list[Manifest]:
+    return [pod for pod in await cluster.pods() if "deletionTimestamp" not in pod["metadata"]]
+
+
+async def test_a_group_that_drains_keeps_no_other_from_being_evicted(
+    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
+) -> None:
+    await start_operator()
+    await cluster.apply(manifest(replicas=3))
+    await cluster.ready("chat")
+    kubelet.draining = True
+    await cluster.edit("chat", {"replicas": 2})
+
+    async def one_drains() -> bool:
+        return len(await staying(cluster)) == 2
+
+    await until(one_drains, "a group to drain", 30, cluster.pods)
+    await cluster.ready("chat")
+    other = (await staying(cluster))[0]
+    await until(lambda: evict(cluster, other), "an eviction of another group to be let through", 20, cluster.pods)
+    assert len(await cluster.pods()) >= 3, "the first still drains"
+
+
+async def test_an_only_group_goes_when_another_serves(
+    cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator
+) -> None:
+    del kubelet
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    [only] = await cluster.pods()
+    assert not await evict(cluster, only)
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    await until(lambda: evict(cluster, only), "an eviction to be let through", 30, cluster.pods)
+
+    async def another_serves() -> bool:
+        groups = (await cluster.service("chat"))["status"]["groups"]
+        return [(group["ready"], group["name"] in only["metadata"]["name"]) for group in groups] == [(True, False)]
+
+    await until(another_serves, "the other group to be all there is", 10, lambda: cluster.service("chat"))
+    assert not await evict(cluster, (await staying(cluster))[0])
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": False}})
+
+
+@pytest.mark.parametrize("pipeline", [2])
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
+    which: int, pipeline: int, cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
+) -> None:
+    await start_operator()
+    await cluster.apply(manifest(parallelism={"pipeline": pipeline}, rollout={"maxUnavailable": 1}))
+    await cluster.ready("chat")
+    kubelet.draining = True
+    pods = sorted(await cluster.pods(), key=lambda pod: str(pod["metadata"]["name"]))
+    grace = pods[0]["spec"]["terminationGracePeriodSeconds"]
+    await until(lambda: evict(cluster, pods[which]), "an eviction to be let through", 30, cluster.pods)
+
+    async def another_group() -> bool:
+        return len(await cluster.pods()) == 4
+
+    await until(another_group, "another group to come", 30, cluster.pods)
+    old = [pod for pod in await cluster.pods() if pod["metadata"]["name"] in {one["metadata"]["name"] for one in pods}]
+    assert {pod["metadata"]["uid"] for pod in old} == {pod["metadata"]["uid"] for pod in pods}
+    assert [pod["metadata"].get("deletionGracePeriodSeconds") for pod in old] == [grace, grace]
+    await cluster.ready("chat")
+    [group] = (await cluster.service("chat"))["status"]["groups"]
+    assert group.get("restarts", 0) == 0
+    kubelet.draining = False
