@@ -34,6 +34,7 @@ class Core(ContractModel):
 class Member(ContractModel):
     """One node. What follows `incarnation` must be the same on all nodes of a group.
 
+    draining      it is going: it takes no request, and its workers stay only for the cores that have them
     incarnation   id of this agent process
     config_hash   SHA-256 of what agents' configurations must have in common, hex
     """
@@ -42,6 +43,7 @@ class Member(ContractModel):
     pod: str
     address: str
     cores: list[Core] = Field(default_factory=list)
+    draining: bool = False
     incarnation: str
     group: str
     revision: str

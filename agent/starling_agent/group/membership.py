@@ -41,8 +41,13 @@ class Membership:
         self._own_news.set()
 
     def stop_taking(self) -> None:
-        """The cores that run here finish what they have, and get no more from other nodes."""
+        """This node goes: the cores that run here finish what they have, and get no more from other nodes."""
+        self._member = self._member.model_copy(update={"draining": True})
         self.publish([core.model_copy(update={"taking": False}) for core in self._member.cores])
+
+    @property
+    def is_draining(self) -> bool:
+        return self._member.draining
 
     @property
     def is_taking(self) -> bool:

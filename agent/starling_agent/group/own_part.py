@@ -9,7 +9,7 @@ from starling_engine.delta import Stats
 from starling_engine.frontend.here import Here
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.contract.group import Core
+from starling_agent.contract.group import Core, GroupView
 from starling_agent.contract.identity import Identity
 from starling_agent.group.membership import Membership
 from starling_agent.group.places import is_led, most_places
@@ -29,7 +29,7 @@ class OwnPart:
     """
 
     def __init__(self, config: AgentConfig, identity: Identity, membership: Membership) -> None:
-        places = most_places(config.layout)
+        self._places = places = most_places(config.layout)
         self.ranks = places.cores(identity.node)
         self.alone = places.nodes == 1 and not is_led(config)
         self.membership = membership
@@ -45,6 +45,10 @@ class OwnPart:
     def takes_part(self, data: int) -> bool:
         """Whether it is one of a group of that size. A node with only workers of other nodes' cores always is."""
         return not self.ranks or self.ranks[0] < data
+
+    def is_losing_workers(self, view: GroupView) -> bool:
+        """Whether a node goes without which a core cannot run: what begins now might not end."""
+        return any(member.draining and self._places.workers_for_others(member.node) for member in view.members)
 
     def invite(self, joining: str) -> None:
         """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""

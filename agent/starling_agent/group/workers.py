@@ -43,6 +43,8 @@ class Workers:
                 worker.close()
 
     async def _settle(self, view: GroupView) -> None:
+        if self._membership.is_draining:
+            return  # A leader that starts now is another pod's, and would lose a worker of a node that goes.
         joining = joining_addresses(view)
         for place in self._ranks:
             core, rank = place

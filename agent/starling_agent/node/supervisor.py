@@ -194,9 +194,9 @@ class Supervisor:
             await asyncio.gather(watch, follow, proof, *lead, return_exceptions=True)
 
     def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
-        """A node that the group is to do without takes no new requests; its open streams go on through it."""
+        """A node that the group is to do without, or that loses another one, takes no new requests; its open streams go on."""
         if self._proven and engine.cores.any_serving:
-            self._takes_part = self._part.takes_part(view.target)
+            self._takes_part = self._part.takes_part(view.target) and not self._part.is_losing_workers(view)
             self._state.update(**self._readiness(engine), **read_back(engine))
 
     def _readiness(self, engine: AsyncEngine) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from starling_agent.group.leader import SILENCE_SECONDS, Leader
 from starling_agent.group.membership import Membership
 from starling_agent.group.own_part import OwnPart
 from starling_agent.group.places import Places
+from starling_agent.group.workers import Workers
 
 from tests.agent.node.conftest import configuration
 
@@ -118,7 +119,7 @@ async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch
     membership.publish([core(1)])
     await desk.until_asked(member(1, cores=[core(1)]), view)
     membership.stop_taking()
-    await desk.until_asked(member(1, cores=[core(1, taking=False)]), view)
+    await desk.until_asked(member(1, cores=[core(1, taking=False)], draining=True), view)
     running.cancel()
 
 
@@ -141,6 +142,45 @@ async def test_a_node_that_leaves_stays_while_the_leader_still_tells_the_others_
     await asyncio.wait_for(part.finish_for_others(None), 20)
     assert membership.view == left
     running.cancel()
+
+
+async def test_a_node_that_goes_keeps_its_workers_and_joins_no_other_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader's next life would lose that worker in mid-stream."""
+    started: list[str] = []
+
+    class Worker:
+        pid, alive = 1, True
+
+        def __init__(self, address: str, *_: object) -> None:
+            started.append(address)
+            self.address = address
+
+        def close(self) -> None:
+            started.append(f"closed {self.address}")
+
+    monkeypatch.setattr("starling_agent.group.workers.WorkerHandle", Worker)
+    monkeypatch.setattr("starling_agent.group.workers.LOOK_SECONDS", 0.01)
+    old, new = (
+        GroupView(incarnation=life, version=1, data=1, target=1, members=[member(0, cores=[Core(rank=0, joining=life)])])
+        for life in ("tcp://old:1", "tcp://new:1")
+    )
+    desk = Desk(old)
+    membership = Membership(desk, member(1), lambda _: None)
+    workers = Workers(Places(LayoutConfig(pipeline=2), 1), membership, "10.0.0.1")
+    running = [asyncio.create_task(membership.run()), asyncio.create_task(workers.keep())]
+    async with asyncio.timeout(20):
+        while not workers.alive:  # noqa: ASYNC110 - it is looked for on a clock
+            await asyncio.sleep(0.01)
+        desk.answers.append(new)
+        membership.stop_taking()
+        while membership.view != new:
+            await membership.changed(1)
+    # It looks ten times.
+    await asyncio.sleep(0.1)
+    assert started == ["tcp://old:1"]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:

@@ -65,5 +65,7 @@ def another_pod_takes_the_place_of_one_that_is_gone(
         assert ask(agent).status_code == 200
     stream = Reader(first, 1500)
     again.process.send_signal(signal.SIGTERM)
+    report = first.reports(lambda report: not report.ready, seconds=20)[-1]
+    assert (report.phase, report.healthy) == ("serving", True), "it takes no new requests, and finishes those that it has"
     assert first.end() == 0 and again.process.wait(120) == 0, "both wait for what is open"
     assert stream.result().endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in stream.text
