@@ -1,0 +1,65 @@
+"""Each node is emptied in turn, as an administrator does it, while clients stream: nobody notices, and no node waits for ever."""
+
+import time
+
+import pytest
+
+from e2e.service.conftest import MakeService
+from e2e.service.kubectl import Kubectl, wait_until
+from e2e.service.watched import Traffic, Watched, failures
+from e2e.under_test import ClusterUnderTest
+
+pytestmark = pytest.mark.timeout(900)
+DRAIN = 3 + 30 + 15
+"""Seconds that a pod of these services may take to go: it accepts, drains, ends."""
+RETRY = 5
+"""Seconds between two tries of kubectl to evict a pod that its budget keeps."""
+
+
+def drain(kubectl: Kubectl, services: tuple[Watched, ...], node: str, seconds: float) -> float:
+    """Seconds that it took; fails when it takes longer than it may. Only pods of services: whoever asks them stays."""
+    began = time.monotonic()
+    options = ("--pod-selector=serving.starling.dev/service", "--delete-emptydir-data", f"--timeout={seconds:.0f}s")
+    try:
+        kubectl("drain", node, *options)
+    except AssertionError as error:
+        raise AssertionError("\n".join([str(error), *(chat.explain() for chat in services)])) from None
+    return time.monotonic() - began
+
+
+def drained(kubectl: Kubectl, services: tuple[Watched, ...], node: str, seconds: float) -> None:
+    """All that is on the node goes elsewhere, and the node takes pods again."""
+    on_it = [pod for chat in services for pod in chat.pods() if pod["spec"]["nodeName"] == node]
+    try:
+        took = drain(kubectl, services, node, seconds)
+        print(f"{len(on_it)} pods evicted from {node}: {took:.1f} s")
+        for chat in services:
+            chat.wait_ready()
+            assert all(pod["spec"]["nodeName"] != node for pod in chat.pods())
+    finally:
+        kubectl("uncordon", node)
+
+
+def test_each_node_is_drained_and_nobody_notices(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
+    began = time.monotonic()
+    services = service("gang", parallelism={"pipeline": 2}), service("pair", replicas=2)
+    for chat in services:
+        chat.wait_ready(300)
+    start = time.monotonic() - began
+    before = {pod["metadata"]["uid"] for chat in services for pod in chat.pods()}
+    traffic = [Traffic(kubectl, chat, cluster.agent_image) for chat in services]
+    for node in ("n1", "n2"):
+        for each in traffic:
+            each.wait_for_more(2)
+        # Two pods of one service on a node go one after the other.
+        drained(kubectl, services, node, 2 * (start + DRAIN + RETRY))
+    for each in traffic:
+        each.wait_for_more(2)
+        requests = each.stop()
+        print(f"{len(requests)} requests")
+        assert failures(requests) == []
+    after = {pod["metadata"]["uid"] for chat in services for pod in chat.pods()}
+    assert not before & after
+    for chat in services:
+        assert sum(group.get("restarts", 0) for group in chat.now["status"]["groups"]) == 0
+        wait_until("what was made ahead is gone", lambda chat=chat: len(chat.pods()) == 2, 60, chat.explain)  # type: ignore[misc]
