@@ -34,7 +34,7 @@ class Core(ContractModel):
 class Member(ContractModel):
     """One node. What follows `incarnation` must be the same on all nodes of a group.
 
-    draining      it is going: it takes no request, and its workers stay only for the cores that have them
+    draining      it is going, and its workers stay only for the cores that have them
     incarnation   id of this agent process
     config_hash   SHA-256 of what agents' configurations must have in common, hex
     """

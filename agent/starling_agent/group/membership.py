@@ -40,9 +40,13 @@ class Membership:
         self._member = self._member.model_copy(update={"cores": list(cores)})
         self._own_news.set()
 
-    def stop_taking(self) -> None:
-        """This node goes: the cores that run here finish what they have, and get no more from other nodes."""
+    def drain(self) -> None:
+        """This node goes. Its cores still take what other nodes send, for those accept requests for a while too."""
         self._member = self._member.model_copy(update={"draining": True})
+        self._own_news.set()
+
+    def stop_taking(self) -> None:
+        """The cores that run here finish what they have, and get no more from other nodes."""
         self.publish([core.model_copy(update={"taking": False}) for core in self._member.cores])
 
     @property

@@ -70,6 +70,7 @@ class OwnPart:
         """Until the cores that run here have no request of another node's frontend left, and no core needs the workers here."""
         if self.alone:
             return
+        self.membership.stop_taking()
         await _at_most(TOLD_SECONDS, lambda: not self.membership.is_taking)
         await asyncio.sleep(HEARD_SECONDS)
         said = _said(engine)

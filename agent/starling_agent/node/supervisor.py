@@ -104,7 +104,10 @@ class Supervisor:
     def drain_begun(self) -> None:
         """Unready at once. Without an engine there is nothing to wait for."""
         self._state.update(phase="draining", ready=False, progress=None)
-        self._part.membership.stop_taking()
+        membership = self._part.membership
+        membership.drain()
+        # Nodes of one group are often told to go together: until none accepts any more, each needs the others' cores.
+        asyncio.get_running_loop().call_later(self._config.drain.accept_seconds, membership.stop_taking)
         if not self._door.is_open:
             self._leave()
 

@@ -118,6 +118,8 @@ async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch
     assert told == ["nobody there", "the leader refuses this node: too old", None]
     membership.publish([core(1)])
     await desk.until_asked(member(1, cores=[core(1)]), view)
+    membership.drain()
+    await desk.until_asked(member(1, cores=[core(1)], draining=True), view)
     membership.stop_taking()
     await desk.until_asked(member(1, cores=[core(1, taking=False)], draining=True), view)
     running.cancel()
@@ -172,7 +174,7 @@ async def test_a_node_that_goes_keeps_its_workers_and_joins_no_other_leader(monk
         while not workers.alive:  # noqa: ASYNC110 - it is looked for on a clock
             await asyncio.sleep(0.01)
         desk.answers.append(new)
-        membership.stop_taking()
+        membership.drain()
         while membership.view != new:
             await membership.changed(1)
     # It looks ten times.
