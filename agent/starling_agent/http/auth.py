@@ -6,7 +6,9 @@ from starling_agent.http.refusing import send_error
 from starling_agent.openai.errors import ApiError
 from starling_agent.server.keys import ApiKeys
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
+OPEN_PATHS = frozenset(
+    {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect"}
+)
 
 
 class KeyCheck:

@@ -17,6 +17,7 @@ from starling_engine.errors import StarlingError
 from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
+from starling_agent.http.head import HeadAsGet
 from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
@@ -41,6 +42,33 @@ BODIES: Sequence[type[RequestModel]] = (
     DetokenizeRequest,
 )
 CLIENT_CLOSED_REQUEST = 499
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": what, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    for status, what in {
+        400: "The request is wrong: `param` names the field.",
+        401: "The API key is missing or not known here.",
+        404: "The model or the path does not exist.",
+        405: "The path has other methods.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
+        415: "The content type is not application/json.",
+        429: "Too much at once: try again after `Retry-After` seconds.",
+        500: "The engine could not finish the request.",
+        503: "The server starts, sleeps or ends, or its engine died.",
+    }.items()
+}
+"""As the page at /docs tells them."""
+ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
 log = structlog.get_logger("starling.http")
 
 
@@ -54,7 +82,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     )
     app.state.endpoint = endpoint
     for module in (chat, completions, embeddings, models, tokens, probes):
-        app.include_router(module.router)
+        app.include_router(module.router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
         app.include_router(sleeping.router)
     for kind in (ApiError, StarlingError, HTTPException, RequestValidationError, ClientGone, ClientDisconnect, Exception):
@@ -84,6 +112,7 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
     if settings.rate_limit is not None:
         stack.append(Middleware(RateLimiter, limit=settings.rate_limit))
     stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
+    stack.append(Middleware(HeadAsGet))
     return stack
 
 
@@ -116,6 +145,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema(
             [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
         )
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"], Error=ERROR_SCHEMA)
         app.openapi_schema = schema
     return app.openapi_schema

@@ -40,7 +40,8 @@ def described(model: type[RequestModel]) -> dict[str, Any]:
 
 
 def _check_content_type(content_type: str | None) -> None:
-    # A page of another origin may send text/plain without asking; JSON makes the browser ask first.
-    kind = (content_type or "application/json").partition(";")[0].strip().lower()
+    # A page of another origin may send text/plain, or no type at all, without asking; JSON makes the browser ask first.
+    kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, f"the content type must be application/json, got {kind[:100]!r}", code="unsupported_media_type")
+        got = repr(kind[:100]) if kind else "none"
+        raise ApiError(415, f"the content type must be application/json, got {got}", code="unsupported_media_type")

@@ -5,7 +5,6 @@ import asyncio
 import base64
 import sys
 import time
-import uuid
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,7 +12,7 @@ from starling_engine import PoolingParams
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.body import body_of, described
-from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
+from starling_agent.openai.endpoint import Endpoint, endpoint_of, own_id, request_id_of
 from starling_agent.openai.protocol.answers import Embedding, Embeddings, usage
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 
@@ -30,7 +29,7 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
     model = endpoint.model_name(body.model)
     prompts = await endpoint.prompts.read(body.input, "input", body.add_special_tokens is not False)
     params = PoolingParams(pooling=body.pooling or "mean", normalize=body.normalize is not False)
-    answer_id = f"embd-{body.request_id or request_id_of(request)}"
+    answer_id = f"embd-{own_id(body.request_id or request_id_of(request))}"
     vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id))
     as_text = body.encoding_format == "base64"
     return json_response(
@@ -46,9 +45,8 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
 
 async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str) -> list[list[float]]:
     """All vectors in order; the first failure cancels the others."""
-    unique = f"{answer_id}-{uuid.uuid4().hex[:8]}"
     gate = asyncio.Semaphore(OPEN_INPUTS)
-    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{unique}-{i}")) for i, ids in enumerate(prompts)]
+    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{answer_id}-{i}")) for i, ids in enumerate(prompts)]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -70,9 +70,7 @@ class Endpoint:
 
     def deltas(self, generation: Generation) -> AsyncGenerator[PromptDelta]:
         """Starts nothing yet: the engine gets the request when the first delta is asked for."""
-        # The id of the answer may be the client's choice and come twice; the engine's must not.
-        unique = f"{generation.answer_id}-{uuid.uuid4().hex[:8]}"
-        return merged([self._stream(generation, ids, f"{unique}-{i}") for i, ids in enumerate(generation.prompts)])
+        return merged([self._stream(generation, ids, f"{generation.answer_id}-{i}") for i, ids in enumerate(generation.prompts)])
 
     def _stream(self, generation: Generation, ids: list[int], engine_id: str) -> AsyncGenerator[StreamDelta]:
         stream = self.engine.stream(
@@ -87,6 +85,11 @@ class Endpoint:
 
 def endpoint_of(request: Request) -> Endpoint:
     return cast("Endpoint", request.app.state.endpoint)
+
+
+def own_id(request_id: str) -> str:
+    """An id for an answer, in which the request's is found. That one may be the client's choice, and come twice."""
+    return f"{request_id}-{uuid.uuid4().hex[:8]}"
 
 
 def request_id_of(request: Request) -> str:

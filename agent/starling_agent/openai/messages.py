@@ -1,13 +1,14 @@
 """A chat's messages, checked one by one and made into what chat templates expect."""
 
+import json
 from typing import Any
 
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.base import shown
 
-ROLES = ("system", "developer", "user", "assistant")
-EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call", "tool_calls")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call")
 """Fields of our own answers that clients send back in the history; they hold nothing yet."""
 
 MEDIA_PARTS = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file", "image_embeds")
@@ -27,7 +28,16 @@ def _message(message: object, param: str) -> dict[str, Any]:
         if message.get(name):
             raise InvalidRequest(f"{name} in messages is not supported yet", f"{param}.{name}")
     role = _role(message, param)
-    answer: dict[str, Any] = {"role": role, "content": _content(message.get("content"), f"{param}.content")}
+    answer: dict[str, Any] = {"role": role}
+    calls = message.get("tool_calls")
+    if calls:
+        answer["tool_calls"] = _tool_calls(calls, role, f"{param}.tool_calls")
+    if message.get("content") is not None or role != "assistant":
+        answer["content"] = _content(message.get("content"), f"{param}.content")
+    elif not calls:
+        answer["content"] = ""
+    if (call := _text(message, "tool_call_id", param)) is not None:
+        answer["tool_call_id"] = call
     if (speaker := _text(message, "name", param)) is not None:
         answer["name"] = speaker
     reasoning = _text(message, "reasoning_content", param) or _text(message, "reasoning", param)
@@ -39,19 +49,43 @@ def _message(message: object, param: str) -> dict[str, Any]:
 
 def _role(message: dict[str, Any], param: str) -> str:
     role = message.get("role")
-    if role in ("tool", "function"):
-        raise InvalidRequest("messages of tools are not supported yet", f"{param}.role")
+    if role == "function":
+        raise InvalidRequest("'function' is not supported; its newer name is 'tool'", f"{param}.role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(f"must be one of {', '.join(ROLES)}, got {shown(role)}", f"{param}.role")
     # Templates know no developer; OpenAI's own models read it as the system's newer name.
     return "system" if role == "developer" else role
 
 
+def _tool_calls(calls: object, role: str, param: str) -> list[dict[str, Any]]:
+    """Calls of the history, with their arguments as the object that templates expect (they come as JSON in a text)."""
+    if role != "assistant":
+        raise InvalidRequest("only the assistant calls tools", param)
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"must be a list, got {shown(calls)}", param)
+    return [_tool_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
+
+
+def _tool_call(call: object, param: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"a call must be an object with a function that has a name, got {shown(call)}", param)
+    arguments = function.get("arguments") or "{}"
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest(f"must be a JSON object in a text, got {shown(arguments)}", f"{param}.function.arguments")
+    told = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return told | {"type": "function", "function": {"name": function["name"], "arguments": parsed}}
+
+
 def spoken_text(message: dict[str, Any]) -> str:
     """The text of the assistant's message; nothing for any other role."""
     if message["role"] != "assistant":
         return ""
-    content = message["content"]
+    content = message.get("content", "")
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
@@ -88,6 +122,6 @@ def _text(message: dict[str, Any], name: str, param: str) -> str | None:
 
 
 def _refuse_unknown(message: dict[str, Any], param: str) -> None:
-    known = {"role", "content", "name", "reasoning", "reasoning_content", *EMPTY_FIELDS}
+    known = {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", *EMPTY_FIELDS}
     for name in message.keys() - known:
         raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")

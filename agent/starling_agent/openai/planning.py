@@ -7,7 +7,7 @@ from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
-from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.endpoint import Endpoint, own_id
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.sampling import SamplingFields
@@ -50,7 +50,7 @@ def plan(
     _check_sequences(endpoint, len(prompts) * params.n, sum(map(len, prompts)) * params.n)
     options = body.stream_options
     return Generation(
-        answer_id=f"{kind}-{body.request_id or request_id}",
+        answer_id=f"{kind}-{own_id(body.request_id or request_id)}",
         created=int(time.time()),
         model=endpoint.model_name(body.model),
         prompts=prompts,

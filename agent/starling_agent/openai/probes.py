@@ -1,7 +1,8 @@
-"""GET /health, /ready, /metrics and /version: for machines that watch; open without a key."""
+"""GET /health, /ping, /ready, /load, /metrics and /version: for machines that watch; open without a key."""
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from starling_engine.sleep import ASLEEP
 
 from starling_agent.openai.answering import json_response
@@ -20,11 +21,28 @@ class Version(msgspec.Struct):
     version: str
 
 
+class Load(msgspec.Struct):
+    server_load: int
+
+
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while the engine makes progress (or has nothing to do); 503 with the reason when it died or hangs."""
     endpoint_of(request).engine.check_health()
     return json_response(Status("ok"))
+
+
+@router.api_route("/ping", methods=["GET", "POST"])
+async def ping(request: Request) -> Response:
+    """As /health, by the name that SageMaker asks for."""
+    return await health(request)
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """How many requests run or wait here, as vLLM tells it."""
+    stats = endpoint_of(request).engine.stats
+    return json_response(Load(stats.running + stats.waiting))
 
 
 @router.get("/ready")
@@ -39,7 +57,7 @@ async def ready(request: Request) -> Response:
     return json_response(Status("ready"))
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     exporter = endpoint_of(request).exporter

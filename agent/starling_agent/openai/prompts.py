@@ -57,8 +57,8 @@ class PromptReader:
         """Token ids of a text that may be too long for the model, though not absurdly so."""
         if len(text) > self._max_characters:
             raise PromptTooLong(
-                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, the model's limit for prompt and "
-                f"output, never hold more than {self._max_characters}",
+                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, the model's maximum context length, "
+                f"never hold more than {self._max_characters}",
                 param,
             )
         if len(text) > THREAD_CHARACTERS:
@@ -81,7 +81,9 @@ class PromptReader:
             raise InvalidRequest("the prompt is empty", param)
         if len(ids) >= self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens; the model's limit for prompt and output is {self.max_model_len}", param
+                f"the prompt has {len(ids)} tokens; the model's maximum context length is {self.max_model_len} tokens, "
+                "for prompt and output",
+                param,
             )
         return ids
 
@@ -104,7 +106,7 @@ def output_budget(prompts: Sequence[Sequence[int]], asked: int | None, default: 
     if asked > 0 and longest + asked > limit:
         raise PromptTooLong(
             f"the prompt has {longest} tokens and {param} asks for {asked} more, {longest + asked} in all; "
-            f"the model's limit is {limit}",
+            f"the model's maximum context length is {limit} tokens",
             param,
         )
     return asked

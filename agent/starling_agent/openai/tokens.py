@@ -1,8 +1,9 @@
-"""POST /tokenize and /detokenize"""
+"""POST /tokenize and /detokenize, GET /tokenizer_info"""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
@@ -36,6 +37,12 @@ async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Depend
         if not 0 <= token < endpoint.vocab_size:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {endpoint.vocab_size} tokens", f"tokens[{i}]")
     return json_response(DetokenizedText(endpoint.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """What the checkpoint's tokenizer_config.json says, as vLLM tells it."""
+    return JSONResponse(endpoint_of(request).engine.tokenizer.info)
 
 
 async def _ids(endpoint: Endpoint, body: TokenizeRequest) -> list[int]:

@@ -22,8 +22,15 @@ class Tokenizer:
     `special_ids` are the tokens that `decode` leaves out when asked to.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, named_tokens: Mapping[str, str], templates: ChatTemplates) -> None:
-        """`named_tokens`: bos_token, eos_token, ... by name, as chat templates see them."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        named_tokens: Mapping[str, str],
+        templates: ChatTemplates,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`named_tokens`: bos_token, eos_token, ... by name, as chat templates see them. `info`: tokenizer_config.json."""
+        self.info = dict(info or {})
         # Limits for training that some checkpoints ship: a prompt is never cut or padded in silence.
         backend.no_truncation()
         backend.no_padding()
@@ -47,7 +54,7 @@ class Tokenizer:
         _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
         known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
         backend.add_special_tokens(_without_those_marked(backend, known))
-        return cls(backend, named, ChatTemplates.load(folder, config))
+        return cls(backend, named, ChatTemplates.load(folder, config), config)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens` puts what the checkpoint wants around a plain prompt (a BOS token, mostly)."""

@@ -52,7 +52,7 @@ SAMPLING: Mapping[str, Refusal] = {
 
 CHAT: Mapping[str, Refusal] = {
     **SAMPLING,
-    "tools": TOOLS,
+    "tools": Refusal(TOOLS.reason, ([],)),
     "tool_choice": Refusal(TOOLS.reason, ("none",)),
     "parallel_tool_calls": TOOLS,
     "functions": TOOLS,

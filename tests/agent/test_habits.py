@@ -1,0 +1,81 @@
+"""What people's clients, gateways and platforms do out of habit, and expect to work."""
+
+import concurrent.futures
+
+import openai
+import pytest
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "What does len() do?"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/openapi.json"])
+def test_head_works_where_get_does(server, path):
+    asked, got = server.http.head(path), server.http.get(path)
+    assert (asked.status_code, asked.content, asked.headers["content-type"]) == (200, b"", got.headers["content-type"])
+
+
+def test_head_is_not_possible_where_get_is_not(server):
+    assert server.http.head(CHAT).status_code == 405
+
+
+def test_paths_that_platforms_ask_for(server):
+    assert [server.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
+    assert server.http.get("/load").json().keys() == {"server_load"}
+    assert "tokenizer_class" in server.http.get("/tokenizer_info").json()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}])
+def test_a_body_without_a_type_is_not_taken(server, headers):
+    """A page of another origin may send one without asking."""
+    answer = server.http.post(COMPLETION, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_gateways_look_for(server):
+    for path, body in ((COMPLETION, {"prompt": [5] * 5000}), (COMPLETION, {"prompt": "a", "max_tokens": 100_000})):
+        answer = server.http.post(path, json=body)
+        assert answer.status_code == 400
+        assert "maximum context length" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"top_logprobs": 0, "logprobs": True},
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "Go on"}]},
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": "Hm"},
+                {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+                USER,
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_what_agents_send_is_fine(server, extra):
+    answer = server.http.post(CHAT, json={"messages": [USER], "max_tokens": 2} | extra)
+    assert answer.status_code == 200, answer.text
+
+
+def test_two_requests_with_one_id_get_answers_of_their_own(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+        def ask(_):
+            headers = {"X-Request-Id": "the-same"}
+            return client.completions.create(model="pydoc", prompt="a", max_tokens=30, extra_headers=headers).id
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(ask, range(2))
+    assert first != second
+
+
+def test_the_page_documents_errors_and_metrics_as_they_are(server):
+    paths = server.http.get("/openapi.json").json()["paths"]
+    assert {"400", "401", "404", "413", "415", "422", "429", "500", "503"} - paths[CHAT]["post"]["responses"].keys() <= {"422"}
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
