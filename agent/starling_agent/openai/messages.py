@@ -34,8 +34,8 @@ def _message(message: object, param: str) -> dict[str, Any]:
         answer["tool_calls"] = _tool_calls(calls, role, f"{param}.tool_calls")
     if message.get("content") is not None or role != "assistant":
         answer["content"] = _content(message.get("content"), f"{param}.content")
-    elif not calls:
-        answer["content"] = ""
+    else:
+        answer["content"] = ""  # many templates read it of every message
     if (call := _text(message, "tool_call_id", param)) is not None:
         answer["tool_call_id"] = call
     if (speaker := _text(message, "name", param)) is not None:
