@@ -1,6 +1,4 @@
-"""How much of prompts goes into a step: so much that streams do not wait for it too long, and no prompt takes it all while others
-wait.
-"""
+"""How much of prompts goes into a step: what streams can wait for, and of each prompt not all while others wait."""
 
 from collections.abc import Sequence
 

@@ -189,7 +189,7 @@ class Scheduler:
         """Prompts share what the decodes leave. Those that run already get what those that wait for it make no use of."""
         if len(self.running) > len(prompts):
             draft.budget = self._prefill.tokens(draft.budget)
-        wanted = [len(request.tokens) + request.pending - request.planned for request in prompts]
+        wanted = [request.todo for request in prompts]
         waits = admits and len(self.waiting) > 0 and len(self._free_slots) > 0
         kept = sum(shares(draft.budget, [*wanted, draft.budget if waits else 0], self.kv.block_size)[:-1])
         draft.budget -= kept
@@ -199,8 +199,9 @@ class Scheduler:
         for request, share in zip(prompts, shares(draft.budget, wanted, self.kv.block_size), strict=True):
             self._plan_prompt(draft, request, share)
 
-    def _plan_prompt(self, draft: Draft, request: RequestState, count: int) -> None:
-        """The next chunk of a request that has several tokens to compute."""
+    def _plan_prompt(self, draft: Draft, request: RequestState, most: int) -> None:
+        """The next chunk of a request that has several tokens to compute, `most` at most."""
+        count = min(request.todo, most)
         if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
             draft.add_row(request, count)
 
@@ -443,7 +444,7 @@ class Scheduler:
             if not draft.budget:
                 break
             if request.status is Status.RUNNING:
-                self._plan_prompt(draft, request, min(len(request.tokens) + request.pending - request.planned, draft.budget))
+                self._plan_prompt(draft, request, draft.budget)
             elif self._free_slots:
                 self._admit(draft, request)
         if draft.requests:

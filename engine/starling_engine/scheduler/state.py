@@ -138,6 +138,11 @@ class RequestState:
         return new
 
     @property
+    def todo(self) -> int:
+        """Tokens that it has, or will have by what is in flight, and that no step computes yet."""
+        return len(self.tokens) + self.pending - self.planned
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """Prompt logprobs and mean pooling need the hidden states of the whole prompt, so nothing of it may be skipped."""
         pooling = self.record.pooling

@@ -1,11 +1,17 @@
 """What of prompts goes into a step: within its target of time, and not all of one while others wait."""
 
+from pathlib import Path
+
 import pytest
+from starling_engine.config import EngineArgs
+from starling_engine.errors import ConfigError
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.step import StepPlan
 
 from tests.engine.core.test_scheduler import params, prompt_of
+from tests.engine.cores import core_for
+from tests.engine.running import MODEL
 from tests.engine.toy import ToyEngine
 
 BLOCK = 8
@@ -141,3 +147,14 @@ def test_what_those_that_wait_cannot_use_is_not_lost() -> None:
         assert plan is not None and plan.num_tokens == [count]
     engine.run()
     assert set(engine.finished) == {"first", "second"}
+
+
+@pytest.mark.parametrize(("asked", "target"), [({}, 200), ({"step_target_ms": 70}, 70), ({"step_target_ms": 0}, 0)])
+def test_the_platform_gives_the_target_that_nobody_gave(asked: dict[str, int], target: int) -> None:
+    with core_for(Path(MODEL), **asked) as core:
+        assert core.scheduler.config.step_target_ms == target
+
+
+def test_a_target_is_no_less_than_none() -> None:
+    with pytest.raises(ConfigError, match="step_target_ms"):
+        EngineArgs(model="m", step_target_ms=-1)
