@@ -30,8 +30,8 @@ class ParallelLayout:
         return place.pp == self.pipeline - 1 and place.tp == 0
 
     def depth(self, *, asynchronous: bool) -> int:
-        """Steps that may be in flight at once: one for each stage, or one that runs and one that is planned meanwhile."""
-        return max(self.pipeline, 2 if asynchronous else 1)
+        """Steps that may be in flight at once: one that each stage runs, and one to spare that is planned meanwhile."""
+        return self.pipeline + (1 if asynchronous else 0)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Raises IndexError for a rank outside the layout."""

@@ -48,8 +48,10 @@ class EngineCore:
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
         settings = config.scheduler
-        if settings.step_target_ms is None:
-            settings = replace(settings, step_target_ms=report.step_target_ms)
+        target = report.step_target_ms if settings.step_target_ms is None else settings.step_target_ms
+        # With several stages a stream has a token when each of the steps in flight has run.
+        steps = self.depth if settings.stages > 1 else 1
+        settings = replace(settings, step_target_ms=-(-target // steps))
         self.events = EventLog(report.groups) if config.kv_events is not None else None
         """What has been cached and removed, where somebody is told."""
         kv = KVManager(

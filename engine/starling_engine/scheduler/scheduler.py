@@ -44,8 +44,7 @@ class Scheduler:
         """By their parent's id, the requests that wait for its prompt."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
         self._prefixes = Prefixes(kv, offload, self.requests)
-        # A stream has a token when each of the steps in the pipeline has run.
-        self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000 / config.stages, kv.block_size)
+        self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000, kv.block_size)
         self._in_flight: dict[int, Draft] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._freed_slots: list[int] = []
