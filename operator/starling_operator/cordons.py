@@ -35,7 +35,7 @@ class Cordons:
             answer = await self._kube.get(NODE.path(None), {"fieldSelector": "spec.unschedulable=true", "resourceVersion": "0"})
         except ApiError as error:
             if error.status == 403:
-                log.info("nodes may not be listed, so that groups are not preceded when a node is emptied: %s", error)
+                log.info("nodes may not be listed here, so that groups are not preceded when a node is emptied")
                 self.names = None
             else:
                 log.warning("cordoned nodes cannot be listed: %s", error)

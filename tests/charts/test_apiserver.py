@@ -71,7 +71,6 @@ FORBIDDEN: list[Right] = [
     ("", "secrets", "patch"),
     ("", "serviceaccounts/token", "create"),
     ("", "serviceaccounts", "impersonate"),
-    ("", "nodes", "list"),
     ("", "nodes", "patch"),
     ("", "namespaces", "list"),
     ("", "persistentvolumeclaims", "get"),
