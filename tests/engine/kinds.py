@@ -37,7 +37,7 @@ def request(rng: random.Random, number: int) -> EngineRequest:
 
 def random_traffic(folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
     """`answers` in a cache that is too small: some requests are preempted, chunks of prompts run beside decodes."""
-    with core_for(folder, kv_blocks=26, budget=32, **settings) as core:
+    with core_for(folder, kv_blocks=14, budget=32, **settings) as core:
         found = answers(core, [request(random.Random(number), number) for number in range(16)])
         assert core.scheduler.stats.preemptions_total > 0, "or this shows less than it says"
     return found

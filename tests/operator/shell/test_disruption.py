@@ -104,9 +104,18 @@ async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
         return len(await cluster.pods()) == 4
 
     await until(another_group, "another group to come", 30, cluster.pods)
-    old = [pod for pod in await cluster.pods() if pod["metadata"]["name"] in {one["metadata"]["name"] for one in pods}]
-    assert {pod["metadata"]["uid"] for pod in old} == {pod["metadata"]["uid"] for pod in pods}
-    assert [pod["metadata"].get("deletionGracePeriodSeconds") for pod in old] == [grace, grace]
+    names, uids = ({str(pod["metadata"][field]) for pod in pods} for field in ("name", "uid"))
+
+    async def graces() -> list[int | None]:
+        old = [pod["metadata"] for pod in await cluster.pods() if pod["metadata"]["name"] in names]
+        assert {pod["uid"] for pod in old} == uids
+        return [pod.get("deletionGracePeriodSeconds") for pod in old]
+
+    async def both_drain() -> bool:
+        return None not in await graces()
+
+    await until(both_drain, "the other pod to be told to drain as well", 30, cluster.pods)
+    assert await graces() == [grace, grace]
     await cluster.ready("chat")
     [group] = (await cluster.service("chat"))["status"]["groups"]
     assert group.get("restarts", 0) == 0
