@@ -1,6 +1,7 @@
 """Each node is emptied in turn, as an administrator does it, while clients stream: nobody notices, and no node waits for ever."""
 
 import time
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,10 @@ def drained(kubectl: Kubectl, services: tuple[Watched, ...], node: str, seconds:
         kubectl("uncordon", node)
 
 
+def has_pods(chat: Watched, count: int) -> bool:
+    return len(chat.pods()) == count
+
+
 def test_each_node_is_drained_and_nobody_notices(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
     began = time.monotonic()
     services = service("gang", parallelism={"pipeline": 2}), service("pair", replicas=2)
@@ -62,4 +67,4 @@ def test_each_node_is_drained_and_nobody_notices(service: MakeService, kubectl: 
     assert not before & after
     for chat in services:
         assert sum(group.get("restarts", 0) for group in chat.now["status"]["groups"]) == 0
-        wait_until("what was made ahead is gone", lambda chat=chat: len(chat.pods()) == 2, 60, chat.explain)  # type: ignore[misc]
+        wait_until("what was made ahead is gone", partial(has_pods, chat, 2), 60, chat.explain)

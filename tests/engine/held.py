@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import zmq.asyncio
-from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
+from starling_engine.config import EngineConfig, SchedulerConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Shutdown
 from starling_engine.core.process import CoreProcess
@@ -16,6 +16,8 @@ from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
 from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.worker.report import Phase, WorkerReport
+
+from tests.engine.workers import plain_worker
 
 
 class StuckExecutor:
@@ -88,21 +90,7 @@ class HeldExecutor(StuckExecutor):
 async def core_process(folder: Path, executor: StuckExecutor, patience: float = 20.0) -> AsyncIterator[tuple[CoreClient, str]]:
     """A connected client, and the address for more of them. `patience` is the progress timeout in seconds."""
     scheduler = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
-    worker = WorkerConfig(
-        model_path="",
-        load_format="auto",
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        max_model_len=64,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        block_size=16,
-        kv_cache_memory_bytes=None,
-        memory_fraction=0.5,
-        attention_backend="auto",
-        num_threads=1,
-    )
+    worker = plain_worker()
     config = EngineConfig(scheduler=scheduler, worker=worker, block_size=16, progress_timeout=patience)
     address = f"ipc://{folder}/core"
     thread = threading.Thread(target=CoreProcess(config, address, executor).run, daemon=True)

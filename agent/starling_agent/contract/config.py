@@ -37,7 +37,7 @@ class ModelConfig(ContractModel):
 
 
 def is_pinned(source: str) -> bool:
-    """Whether a source of the hub names its commit, so that it can never mean anything else."""
+    """A pinned source of the hub names its commit, so that it can never mean anything else."""
     return _PINNED.fullmatch(source) is not None
 
 

@@ -47,7 +47,7 @@ class OwnPart:
         return not self.ranks or self.ranks[0] < data
 
     def is_losing_workers(self, view: GroupView) -> bool:
-        """Whether a node goes without which a core cannot run: what begins now might not end."""
+        """A node goes without which some core cannot run, so that what begins now might not end."""
         return any(member.draining and self._places.workers_for_others(member.node) for member in view.members)
 
     def invite(self, joining: str) -> None:

@@ -6,6 +6,7 @@ from typing import Never
 
 import structlog
 
+from starling_agent.server.file_stamp import file_stamp
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import Tls
 
@@ -30,12 +31,4 @@ async def keep_renewed(server: HttpServer, tls: Tls, look_seconds: float = LOOK_
 
 
 def _stamps(tls: Tls) -> tuple[object, ...]:
-    return tuple(_stamp(Path(file)) for file in (tls.cert_file, tls.key_file))
-
-
-def _stamp(file: Path) -> object:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return tuple(file_stamp(Path(file)) for file in (tls.cert_file, tls.key_file))

@@ -1,4 +1,4 @@
-"""What tells two checkpoints apart, without reading their weights."""
+"""A digest tells two checkpoints apart, without reading their weights."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ WEIGHTS = ".safetensors"
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, little-endian."""
 MOST_BYTES = 64 << 20
-"""Of one file: a header, or a tokenizer, is smaller."""
+"""Bytes of one file are read at most; a header, or a tokenizer, is smaller."""
 
 
 def weights_digest(folder: Path) -> str:
@@ -29,5 +29,5 @@ def weights_digest(folder: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Those that a download would bring, in the order of their names."""
+    """The files that a download would bring, in the order of their names."""
     return (path for path in sorted(folder.iterdir()) if path.is_file() and any(fnmatch(path.name, each) for each in ALLOWED))

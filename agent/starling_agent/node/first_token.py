@@ -39,7 +39,7 @@ class FirstToken:
             return f"{url}: {type(error).__name__}: {error}"
 
     def _headers(self) -> dict[str, str]:
-        """With a key that is good now: keys change while a node serves."""
+        """The request brings a key that is good now, since keys change while a node serves."""
         key = self._api_key()
         return {"Authorization": f"Bearer {key}"} if key else {}
 

@@ -28,7 +28,7 @@ class Pin:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anybody pins here: an agent that was started by hand, or by an older operator, goes on alone."""
+        """Somebody pins here. An agent that was started by hand, or by an older operator, goes on alone."""
         return self._file is not None
 
     def tell(self, commit: str) -> None:
@@ -49,7 +49,7 @@ class Pin:
 
     @property
     def known(self) -> str | None:
-        """Of the file it is whole or not there: a file that is being written holds no commit yet."""
+        """The commit is whole or not there: a file that is being written holds none yet."""
         if self._told is None and self._file is not None and self._file.is_file():
             self.tell(self._file.read_text(errors="replace").strip())
         return self._told

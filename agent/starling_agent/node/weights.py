@@ -36,7 +36,7 @@ async def resolve(model: ModelConfig, on_retry: Callable[[str], None]) -> str:
 
 
 def _untold(*_: object) -> None:
-    """To ask for a commit moves no bytes."""
+    """The question for a commit moves no bytes."""
 
 
 def local_folder(source: str) -> Path:

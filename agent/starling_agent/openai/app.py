@@ -57,7 +57,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The server starts, sleeps or ends, or its engine died.",
     }.items()
 }
-"""As the page at /docs tells them."""
+"""The page at /docs tells them so."""
 ERROR_SCHEMA = {
     "type": "object",
     "properties": {

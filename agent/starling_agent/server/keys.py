@@ -9,6 +9,8 @@ from pathlib import Path
 import structlog
 from starling_engine.errors import ConfigError
 
+from starling_agent.server.file_stamp import file_stamp
+
 KEY_VARIABLE = "STARLING_API_KEY"
 log = structlog.get_logger("starling.agent")
 
@@ -26,7 +28,7 @@ class ApiKeys:
         self._file = file
         self._stamp: object = None
         self._set(_from_file(file) if file is not None else ())
-        self._stamp = _stamp(file) if file is not None else None
+        self._stamp = file_stamp(file) if file is not None else None
 
     def __bool__(self) -> bool:
         """Whether a key is asked for."""
@@ -45,7 +47,7 @@ class ApiKeys:
         return any(matches)
 
     def _read_if_changed(self) -> None:
-        if self._file is None or (now := _stamp(self._file)) == self._stamp:
+        if self._file is None or (now := file_stamp(self._file)) == self._stamp:
             return
         self._stamp = now
         try:
@@ -58,14 +60,6 @@ class ApiKeys:
     def _set(self, of_file: Sequence[str]) -> None:
         self._keys = tuple(dict.fromkeys((*self._given, *of_file)))
         self._digests = [_digest(key.encode()) for key in self._keys]
-
-
-def _stamp(file: Path) -> object:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _digest(key: bytes) -> bytes:

@@ -238,7 +238,7 @@ class Transfers:
         def run() -> None:
             try:
                 work()
-            except Exception as error:
+            except Exception as error:  # whatever it is, the next step ends its rank with these words
                 logger.exception("the thread %s of the KV tiers ends", name)
                 self._died = f"the thread {name} of the KV tiers ended: {type(error).__name__}: {error}"
 

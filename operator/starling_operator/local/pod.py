@@ -151,7 +151,7 @@ def _next_pause(before: float | None, ran: float) -> float:
 
 async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
     """In a session of its own: ctrl-C in the terminal is for `starling up`, which tells the agents."""
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **launch.environment}
+    environment = {**os.environ, **launch.environment}
     with pod.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *launch.command,

@@ -19,6 +19,7 @@ from starling_engine.tiers.outside import group_shares
 from starling_engine.tiers.share import FarShare, GroupShare
 
 from tests.engine.tiers.objects import PART, key, quiet_tier
+from tests.engine.workers import plain_worker
 
 MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
 NAMES = [bytes([i]) * 32 for i in range(4)]
@@ -63,23 +64,7 @@ def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
 
 
 def worker_of(layout: ParallelLayout, rank: int) -> WorkerConfig:
-    return WorkerConfig(
-        model_path=str(MODEL),
-        load_format="auto",
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        max_model_len=256,
-        max_num_seqs=1,
-        max_num_batched_tokens=64,
-        block_size=16,
-        kv_cache_memory_bytes=None,
-        memory_fraction=0.5,
-        attention_backend="auto",
-        num_threads=1,
-        layout=layout,
-        rank=rank,
-    )
+    return plain_worker(model_path=str(MODEL), max_model_len=256, max_num_seqs=1, layout=layout, rank=rank)
 
 
 def shares(model: ModelConfig, layout: ParallelLayout) -> list[list[GroupShare]]:

@@ -28,7 +28,7 @@ class Agent:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.Response(status=401)
@@ -80,7 +80,7 @@ class Endless(Agent):
     sent: int = 0
     most: int = 64 * 1024 * 1024
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         response = web.StreamResponse()
         await response.prepare(request)

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,45 +20,44 @@ from starling_operator.status import Pace, write_status
 from tests.operator.shell.cluster import Cluster, manifest
 
 
-@pytest.mark.parametrize(("over_seen", "written"), [(True, False), (False, True)])
-async def test_a_write_over_another_version(cluster: Cluster, apiserver: Path, over_seen: bool, written: bool) -> None:
+@pytest.fixture
+async def kube(apiserver: Path) -> AsyncIterator[Kube]:
     settings = Configuration()
     await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
-    kube, cache = Kube(ApiClient(settings), lambda: 10.0), Cache()
-    try:
-        body = await cluster.apply(manifest())
-        cache.put(INFERENCE_SERVICE, body)
-        service = read_service(body)
-        await cluster.edit("chat", {"replicas": 2})
-        status = InferenceServiceStatus(replicas=7)
-        assert await write_status(kube, cache, service, status, over_seen=over_seen) is written
-        assert ("status" in await cluster.service("chat")) is written
-        fresh = read_service(await cluster.service("chat"))
-        assert await write_status(kube, cache, fresh, status.model_copy(update={"replicas": 8}), over_seen=True)
-        assert (await cluster.service("chat"))["status"]["replicas"] == 8
-    finally:
-        await kube.close()
+    made = Kube(ApiClient(settings), lambda: 10.0)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(("over_seen", "written"), [(True, False), (False, True)])
+async def test_a_write_over_another_version(cluster: Cluster, kube: Kube, over_seen: bool, written: bool) -> None:
+    cache = Cache()
+    body = await cluster.apply(manifest())
+    cache.put(INFERENCE_SERVICE, body)
+    service = read_service(body)
+    await cluster.edit("chat", {"replicas": 2})
+    status = InferenceServiceStatus(replicas=7)
+    assert await write_status(kube, cache, service, status, over_seen=over_seen) is written
+    assert ("status" in await cluster.service("chat")) is written
+    fresh = read_service(await cluster.service("chat"))
+    assert await write_status(kube, cache, fresh, status.model_copy(update={"replicas": 8}), over_seen=True)
+    assert (await cluster.service("chat"))["status"]["replicas"] == 8
 
 
 @pytest.mark.parametrize("ready", [True, False])
-async def test_three_thousand_pods_fit_into_one_object(cluster: Cluster, apiserver: Path, ready: bool) -> None:
+async def test_three_thousand_pods_fit_into_one_object(cluster: Cluster, kube: Kube, ready: bool) -> None:
     """etcd refuses 1.5 MB; what the API server notes of its writers is in the object too."""
-    settings = Configuration()
-    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
-    kube, cache = Kube(ApiClient(settings), lambda: 10.0), Cache()
-    try:
-        body = await cluster.apply(manifest())
-        cache.put(INFERENCE_SERVICE, body)
-        groups = summarised([group_of_paper(index, ready) for index in range(1000)])
-        status = InferenceServiceStatus(replicas=1000, groups=groups)
-        assert await write_status(kube, cache, read_service(body), status, over_seen=False)
-        written = await cluster.service("chat")
-        assert len(written["status"]["groups"]) == 1000, "no group is left out"
-        assert 100 < sum(len(group.get("nodes", ())) for group in written["status"]["groups"]) <= 128
-        assert len(json.dumps(written, separators=(",", ":"))) < 256 * 1024
-        assert read_service(written).status == status
-    finally:
-        await kube.close()
+    cache = Cache()
+    body = await cluster.apply(manifest())
+    cache.put(INFERENCE_SERVICE, body)
+    groups = summarised([group_of_paper(index, ready) for index in range(1000)])
+    status = InferenceServiceStatus(replicas=1000, groups=groups)
+    assert await write_status(kube, cache, read_service(body), status, over_seen=False)
+    written = await cluster.service("chat")
+    assert len(written["status"]["groups"]) == 1000, "no group is left out"
+    assert 100 < sum(len(group.get("nodes", ())) for group in written["status"]["groups"]) <= 128
+    assert len(json.dumps(written, separators=(",", ":"))) < 256 * 1024
+    assert read_service(written).status == status
 
 
 def group_of_paper(index: int, ready: bool) -> GroupStatus:
