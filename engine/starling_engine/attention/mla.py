@@ -10,6 +10,7 @@ from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.mla_shape import QUERY_ROWS, Span, plan_forms, spans
 from starling_engine.attention.torch_paged import rotate
+from starling_engine.layers.products import bmm, linear
 
 
 @dataclass(slots=True)
@@ -108,9 +109,9 @@ def _expand(latents: torch.Tensor, layer: MlaWeights, heads: slice) -> tuple[tor
     shape = layer.shape
     c, k_rope = torch.split(latents, [shape.kv_rank, shape.rope_dim], dim=-1)
     w_uk, w_uv = layer.w_uk[heads], layer.w_uv[heads]
-    k_nope = F.linear(c, w_uk.flatten(0, 1)).view(len(c), len(w_uk), -1)
+    k_nope = linear(c, w_uk.flatten(0, 1)).view(len(c), len(w_uk), -1)
     keys = torch.cat([k_nope, k_rope[:, None].expand(-1, len(w_uk), -1)], dim=-1)
-    values = F.linear(c, w_uv.flatten(0, 1)).view(len(c), len(w_uv), -1)
+    values = linear(c, w_uv.flatten(0, 1)).view(len(c), len(w_uv), -1)
     return _padded(keys, shape.expanded_dim).transpose(0, 1), _padded(values, shape.expanded_dim).transpose(0, 1)
 
 
@@ -135,7 +136,7 @@ def _store(kv: torch.Tensor, latents: torch.Tensor, slots: torch.Tensor) -> None
 
 def _by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, H, K], weight [H, K, L] -> [T, H, L], each head by its own matrix."""
-    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+    return bmm(x.transpose(0, 1), weight).transpose(0, 1)
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

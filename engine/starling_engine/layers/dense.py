@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearShape, Part
+from starling_engine.layers.products import linear
 from starling_engine.parallel.shard import Share
 
 
@@ -88,7 +89,7 @@ class DenseLinear(StackedMethod):
         self._weight, self._bias = weight, bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self._finished(F.linear(x, self._weight, self._bias), out_dtype)
+        return self._finished(linear(x, self._weight, self._bias), out_dtype)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)

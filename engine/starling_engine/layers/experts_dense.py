@@ -3,10 +3,10 @@
 from functools import cached_property
 
 import torch
-from torch.nn import functional as F
 
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
+from starling_engine.layers.products import linear
 
 
 class StackedExperts:
@@ -68,6 +68,6 @@ class DenseExperts(StackedExperts):
             assert self.loaded, "applied before it was loaded"
             pairs = slice(starts[slot], starts[slot + 1])
             tokens = groups.tokens[pairs]
-            opened = self._gate(F.linear(x[tokens], self.gate_ups[slot]))
-            out.index_add_(0, tokens, F.linear(opened, self.downs[slot]) * weights[pairs])
+            opened = self._gate(linear(x[tokens], self.gate_ups[slot]))
+            out.index_add_(0, tokens, linear(opened, self.downs[slot]) * weights[pairs])
         return out.to(x.dtype)

@@ -9,6 +9,7 @@ from starling_engine import native
 from starling_engine.layers.dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.packed import MkldnnLinear, NativeLinear
+from starling_engine.layers.products import has_mkldnn_bf16, is_emulated
 
 logger = logging.getLogger("starling.layers")
 
@@ -28,24 +29,19 @@ def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSele
 
 def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
     if device.type != "cpu" or dtype != torch.bfloat16:
-        return DenseLinear, f"{dtype} on {device.type}: only bfloat16 on a CPU has packed weights"
+        computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
+        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 on a CPU has packed weights"
     if _has_amx():
         return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
     if native.load() is not None:
         return NativeLinear, "bfloat16 and AVX-512"
-    if _has_mkldnn():
+    if has_mkldnn_bf16():
         return MkldnnLinear, "no native kernels here"
-    return DenseLinear, "neither native kernels nor oneDNN's bfloat16 work here"
+    return DenseLinear, "computed in float32: neither native kernels nor oneDNN's bfloat16 work here"
 
 
 def _has_amx() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported()) and _has_mkldnn()
-
-
-def _has_mkldnn() -> bool:
-    """Builds of torch for other processors may lack oneDNN, and with it the question about bfloat16."""
-    built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return built_in and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.cpu._is_amx_tile_supported()) and has_mkldnn_bf16()
 
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {

@@ -64,5 +64,7 @@ async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatc
             flood.send(encode(Shutdown()))
             executor.released.set()
             assert await ended(deltas) == [1] * 5
-            answers = [msgspec.msgpack.decode(flood.recv(), type=FromCore) for _ in range(200)]
-        assert sum(isinstance(answer, Pong) for answer in answers) > 1  # besides that to its only ping
+            flood.setsockopt(zmq.RCVTIMEO, 20_000)
+            pongs = 0
+            while pongs < 2:  # one answers its only ping
+                pongs += isinstance(msgspec.msgpack.decode(flood.recv(), type=FromCore), Pong)
