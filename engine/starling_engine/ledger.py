@@ -57,7 +57,8 @@ class Ledger:
     """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has.
 
     Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here. `host` is the
-    KV tiers'; it is of `limit` too where the device's memory is the host's (`unified`).
+    KV tiers', and `tables` are of the requests in the batch: tokens and blocks, written as requests come and kept. Both are of
+    `limit` too where the device's memory is the host's (`unified`).
     """
 
     total: int
@@ -70,11 +71,12 @@ class Ledger:
     block_size: int
     moving: int = 0
     host: HostMemory = NO_HOST
+    tables: int = 0
     unified: bool = True
 
     @property
     def left(self) -> int:
-        return self.limit - self.weights - self.activations - self.kv - (self.host.total if self.unified else 0)
+        return self.limit - self.weights - self.activations - self.kv - (self.host.total + self.tables if self.unified else 0)
 
     def __str__(self) -> str:
         rows = [
@@ -85,7 +87,7 @@ class Ledger:
             ("limit", self.limit),
         ]
         at = 3 if self.unified else len(rows)  # among what the limit is for, or besides it
-        rows[at:at] = self.host.rows
+        rows[at:at] = [("tables", self.tables), *self.host.rows]
         lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
         if self.moving:
             lines[0] += f"   {amount(self.moving)} of them for experts on their way"
@@ -167,18 +169,20 @@ def plan_memory(
     useful_blocks: int,
     needed_blocks: int,
     host: HostMemory = NO_HOST,
+    tables: int = 0,
     unified: bool = True,
 ) -> Ledger:
     """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
 
     All are of one rank but `total`, `fraction` and `available`, which `ranks` ranks share. `available` is what is free now, with
-    the weights loaded: others may have taken memory of the machine. The KV tiers get their `host` bytes first, which are of the
-    same memory where that is `unified`.
+    the weights loaded: others may have taken memory of the machine. The KV tiers get their `host` bytes first, and requests their
+    `tables`, which are of the same memory where that is `unified`.
 
     Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
     """
     limit = min(int(total * (1 if kv_bytes is not None else fraction)) // ranks, available // ranks + weights)
-    room = limit - weights - activations
+    besides = tables if unified else 0
+    room = limit - weights - activations - besides
     if unified:
         most = room - (needed_blocks * bytes_per_block if kv_bytes is None else kv_bytes)
         if most >= 0:  # else something else is to blame
@@ -188,14 +192,14 @@ def plan_memory(
     num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
     needed = needed_blocks * bytes_per_block
     if num_blocks < needed_blocks:
-        held = f"weights {amount(weights)} and activations {amount(activations)} of {amount(total)}"
+        held = f"weights {amount(weights)}, activations {amount(activations)} and tables {amount(besides)} of {amount(total)}"
         if kv_bytes is not None:
             raise ConfigError(
                 f"{kv_bytes} bytes do not hold one request of max_model_len, which needs {needed}; "
                 f"set it to at least {needed}, or lower max_model_len",
                 "kv_cache_memory_bytes",
             )
-        least = ranks * (weights + activations + needed + (host.total if unified else 0)) / total
+        least = ranks * (weights + activations + besides + needed + (host.total if unified else 0)) / total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
         raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
     if kv_bytes is not None and kv_bytes > room:
@@ -211,5 +215,6 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=block_size,
         host=host,
+        tables=tables,
         unified=unified,
     )

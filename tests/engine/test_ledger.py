@@ -32,6 +32,8 @@ BIG = {**PLAN, "total": 16 << 20, "available": 16 << 20}
         ({"useful_blocks": 7}, 7, 280),
         ({"kv_bytes": 105}, 10, 750),
         ({"available": 200}, 15, 0),
+        ({"tables": 120}, 23, 0),
+        ({"tables": 120, "unified": False}, 35, 0),
         ({"host": HostMemory(cpu=120)}, 23, 0),
         ({"host": HostMemory(cpu=120), "unified": False}, 35, 0),
         ({"host": HostMemory(cpu=320)}, 3, 0),
@@ -48,6 +50,7 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
     ("changes", "words"),
     [
         ({"fraction": 0.16}, "at least 0.18"),
+        ({"tables": 10, "fraction": 0.16}, "tables .*at least 0.19"),
         ({"kv_bytes": 25}, "at least 30"),
         ({"kv_bytes": 2000}, "at most 850"),
         ({"weights": 990, "fraction": 1.0}, "lower max_model_len"),
@@ -65,8 +68,8 @@ def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], word
 @pytest.mark.parametrize(
     ("unified", "rows"),
     [
-        (True, ["weights", "KV cache", "activations", "passage", "store", "left", "limit"]),
-        (False, ["weights", "KV cache", "activations", "left", "limit", "passage", "store"]),
+        (True, ["weights", "KV cache", "activations", "tables", "passage", "store", "left", "limit"]),
+        (False, ["weights", "KV cache", "activations", "left", "limit", "tables", "passage", "store"]),
     ],
 )
 def test_tiers_are_printed_among_what_the_limit_is_for(unified: bool, rows: list[str]) -> None:

@@ -98,6 +98,11 @@ class InputBatch:
         self.special: set[int] = set()
         """Slots that need more than plain sampling: adjusted logits, logprobs, or pooling."""
 
+    @property
+    def table_bytes(self) -> int:
+        """Of what grows with the longest request; a slot's pages stay when its request is gone."""
+        return self.tokens.nbytes + sum(table.nbytes for table in self.tables)
+
     def apply(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
             self.leave(slot)

@@ -24,11 +24,12 @@ def plan(
     groups: list[KVGroup],
     dtype: torch.dtype,
     reserved: int,
+    tables: int,
     make: Callable[[list[torch.Tensor]], Runner],
 ) -> Ledger:
-    """For a model that is loaded; `reserved` elements of weights come later. `make` gives the runner over a cache, to be measured.
+    """For a model that is loaded; `reserved` elements of weights come later, and requests fill `tables` bytes of the batch.
 
-    Raises ConfigError where no request of max_model_len fits.
+    `make` gives the runner over a cache, to be measured. Raises ConfigError where no request of max_model_len fits.
     """
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
     activations = _activations(config, platform, model, groups, dtype, make)
@@ -48,6 +49,7 @@ def plan(
         useful_blocks=per_request * config.max_num_seqs + 1,
         needed_blocks=per_request + 1,
         host=host_memory(config.tiers),
+        tables=tables,
         unified=platform.shared_memory,
     )
 

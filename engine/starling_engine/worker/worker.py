@@ -129,7 +129,8 @@ class Worker:
             batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, model_config.eos_token_ids)
             link = StageLink(ranks.pipeline, model_config.hidden_size, dtype, platform.device)
             make = partial(make_runner, platform, config, model, groups, batch, link, self._tick)
-            ledger = self._agreed(plan(config, platform, model, groups, dtype, self._reserved(model), make), model, dtype)
+            planned = plan(config, platform, model, groups, dtype, self._reserved(model), batch.table_bytes, make)
+            ledger = self._agreed(planned, model, dtype)
             kv = allocate(groups, ledger.num_blocks, kv_dtype(config), platform.device)
             self._runner = make(kv)
             if config.lockstep:
