@@ -35,8 +35,8 @@ async def plan_chat(endpoint: Endpoint, body: ChatRequest, request_id: str) -> G
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
-    text = render(endpoint, body, messages)
-    ids = await endpoint.prompts.text(text, "messages", bool(body.add_special_tokens))
+    prompt = render(endpoint, body, messages)
+    ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     return plan(
         endpoint,
         body,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.tokenizer import Tokenizer
 
 from starling_agent.openai.protocol.base import shown
@@ -50,11 +51,12 @@ class PromptReader:
             prompts.append(await self.text(item, where, add_special_tokens) if is_text else self.ids(item, where))
         return prompts
 
-    async def text(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        return self._fitting(await self.encode(text, param, add_special_tokens), param)
+    async def text(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
+        return self._fitting(await self.encode(prompt, param, add_special_tokens), param)
 
-    async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text that may be too long for the model, though not absurdly so."""
+    async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt that may be too long for the model, though not absurdly so."""
+        text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
         if len(text) > self._max_characters:
             raise PromptTooLong(
                 f"the prompt has {len(text)} characters; {self.max_model_len} tokens, the model's maximum context length, "
@@ -62,8 +64,8 @@ class PromptReader:
                 param,
             )
         if len(text) > THREAD_CHARACTERS:
-            return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
-        return self._tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens)
+        return self._tokenizer.encode(prompt, add_special_tokens)
 
     def ids(self, ids: list[Any], param: str) -> list[int]:
         if any(type(token) is not int for token in ids):

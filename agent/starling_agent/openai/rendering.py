@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.control_tokens import ChatPrompt
 
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.chat import ChatTemplateFields
@@ -24,7 +25,7 @@ LARGEST_KWARGS = 64 << 10
 """Bytes, as JSON. Variables of a template are switches and short texts; what is long belongs in messages."""
 
 
-def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> str:
+def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> ChatPrompt:
     """Raises InvalidRequest when the template refuses the messages, or there is none."""
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}

@@ -5,18 +5,22 @@ find there (filters, globals, `tools`, `documents`, special tokens) is what tran
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starling_engine.errors import InvalidRequest, ModelError
+from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens, draw_sentinel
 from starling_engine.frontend.template import CompiledTemplate, compile_template
 
 Message = dict[str, Any]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Ends in a space so that a template that trims its messages shows itself."""
+
+_TEXTS_OF_USERS = ("messages", "tools", "documents")
+"""A control token in another variable, such as a named one, is meant as it is."""
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -64,27 +68,59 @@ class ChatTemplates:
         return f"the model has no default chat template: name one of {', '.join(sorted(self.by_name))} as chat_template"
 
 
-def render_chat(
-    template: CompiledTemplate,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
-) -> str:
-    """The prompt for one conversation. `variables` are the template's own (tools, special tokens, enable_thinking, ...).
+@dataclass(frozen=True)
+class ChatRenderer:
+    """A checkpoint's templates, and what they see beside the messages. Without a tokenizer it fits a small process of its own."""
 
-    Raises InvalidRequest with what the template said, or with the message that cannot be rendered.
-    """
-    if continue_final_message and add_generation_prompt:
-        raise InvalidRequest("continue_final_message needs add_generation_prompt=False", "continue_final_message")
-    if not messages:
-        raise InvalidRequest("at least one message is needed", "messages")
-    chat = [_prepare(message, index, template) for index, message in enumerate(messages)]
-    ending = _mark_the_end(chat[-1], len(chat) - 1) if continue_final_message else None
-    given = {"tools": None, "documents": None, **_plain(variables, "chat_template_kwargs")}
-    prompt = template.render(messages=chat, add_generation_prompt=add_generation_prompt, **given)
-    return prompt if ending is None else _cut_at_mark(prompt, ending)
+    templates: ChatTemplates
+    named_tokens: Mapping[str, str]
+    control: ControlTokens
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """The prompt for one conversation. `variables` are the template's own (tools, enable_thinking, ...).
+
+        Raises InvalidRequest with what the template said, or with the message that cannot be rendered.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest("continue_final_message needs add_generation_prompt=False", "continue_final_message")
+        if not messages:
+            raise InvalidRequest("at least one message is needed", "messages")
+        chosen = self.templates.choose(template, with_tools=variables.get("tools") is not None)
+        given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}
+        given["messages"] = [_prepare(message, index, chosen) for index, message in enumerate(messages)]
+        given["add_generation_prompt"] = add_generation_prompt
+        return self._render(chosen, given, _continued if continue_final_message else _plainly)
+
+    def _render(self, template: CompiledTemplate, given: dict[str, Any], render: "_Render") -> ChatPrompt:
+        """Messages that could spell control tokens are rendered twice: what comes out is the same text unless they do."""
+        sentinel = draw_sentinel()
+        marked = given | {name: self.control.marked(given[name], sentinel, template.sought) for name in _TEXTS_OF_USERS}
+        could_spell = marked != given
+        prompt = ChatPrompt(render(template, given))
+        if not could_spell:
+            return prompt
+        told_apart = self.control.unmarked(render(template, marked), sentinel)
+        return prompt if self.control.spelled(prompt) == self.control.spelled(told_apart) else told_apart
+
+
+_Render = Callable[[CompiledTemplate, dict[str, Any]], str]
+
+
+def _plainly(template: CompiledTemplate, given: dict[str, Any]) -> str:
+    return template.render(**given)
+
+
+def _continued(template: CompiledTemplate, given: dict[str, Any]) -> str:
+    ending = _mark_the_end(given["messages"])
+    return _cut_at_mark(template.render(**given), ending)
 
 
 def _prepare(message: Message, index: int, template: CompiledTemplate) -> Message:
@@ -117,8 +153,9 @@ def _text_of(part: Any, where: str) -> str:
     return text
 
 
-def _mark_the_end(message: Message, index: int) -> str:
+def _mark_the_end(messages: list[Message]) -> str:
     """Puts a mark after the final message's text, so that everything from there on can be cut off; returns the text."""
+    message = messages[-1]
     content = message.get("content")
     if isinstance(content, list) and content:
         text = str(content[-1]["text"])
@@ -127,7 +164,7 @@ def _mark_the_end(message: Message, index: int) -> str:
         text = content
         message["content"] = text + _CONTINUE_HERE
     else:
-        raise InvalidRequest("continue_final_message needs text to continue", f"messages[{index}].content")
+        raise InvalidRequest("continue_final_message needs text to continue", f"messages[{len(messages) - 1}].content")
     return text
 
 

@@ -109,7 +109,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The next message of one conversation or many."""
         tokenizer = self.get_tokenizer()
-        texts = [
+        chats = [
             tokenizer.render_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
@@ -121,7 +121,7 @@ class LLM:
             for conversation in parse_conversations(messages)
         ]
         # Templates write the special tokens themselves.
-        prompts = [ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        prompts = [ParsedPrompt(chat.text, tokenizer.encode(chat, add_special_tokens=False)) for chat in chats]
         jobs = self._jobs(prompts, sampling_params, 0)
         return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), self._longest(jobs), use_tqdm)
 

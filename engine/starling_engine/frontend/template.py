@@ -14,9 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.template_reading import asks_type_of_content, loops_over_content, sought_texts
 
 _RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_TYPE_TESTS = {"string", "iterable", "sequence", "mapping"}
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,24 @@ class CompiledTemplate:
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
-    @property
+    @cached_property
     def reads_parts(self) -> bool:
         """Whether a message's content may be a list of parts. Others would print the list as Python does, or drop it."""
-        return self._content_use[0]
-
-    @property
-    def wants_parts(self) -> bool:
-        """Whether content must be a list: it is looped over, and never asked whether it is a string."""
-        reads, asks = self._content_use
-        return reads and not asks
+        return loops_over_content(self._tree)
 
     @cached_property
-    def _content_use(self) -> tuple[bool, bool]:
-        tree = self.template.environment.parse(self.source)
-        reads = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
-        asks = any(test.name in _TYPE_TESTS and _is_content(test.node) for test in tree.find_all(nodes.Test))
-        return reads, asks
+    def wants_parts(self) -> bool:
+        """Whether content must be a list: it is looped over, and never asked whether it is a string."""
+        return self.reads_parts and not asks_type_of_content(self._tree)
+
+    @cached_property
+    def sought(self) -> frozenset[str]:
+        """Constant texts that the template looks for."""
+        return sought_texts(self._tree)
+
+    @property
+    def _tree(self) -> nodes.Template:
+        return self.template.environment.parse(self.source)
 
 
 @lru_cache(maxsize=64)
@@ -57,18 +58,6 @@ def compile_template(source: str) -> CompiledTemplate:
         return CompiledTemplate(source, _environment().from_string(source))
     except jinja2.TemplateError as error:
         raise ValueError(str(error)) from error
-
-
-def _is_content(node: nodes.Node) -> bool:
-    """`content`, `message.content`, `message['content']`, `messages[0]['content']`, also behind filters and slices."""
-    match node:
-        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
-            return True
-        case nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
-        case nodes.Filter(node=nodes.Node() as inner) | nodes.Getitem(node=inner, arg=nodes.Slice()):
-            return _is_content(inner)
-    return False
 
 
 @lru_cache(maxsize=1)

@@ -3,14 +3,17 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from starling_engine.errors import InvalidRequest, ModelError
-from starling_engine.frontend.chat import ChatTemplates, Message, render_chat
+from starling_engine.frontend.chat import ChatRenderer, ChatTemplates, Message
+from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
+from starling_engine.frontend.twin import TwinTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +44,8 @@ class Tokenizer:
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(id_ + 1 for id_ in added)])
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
-        self._named_tokens = dict(named_tokens)
-        self._templates = templates
+        control = ControlTokens.of(frozenset(token.content for token in added.values() if token.special))
+        self.renderer = ChatRenderer(templates, dict(named_tokens), control)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -56,14 +59,19 @@ class Tokenizer:
         backend.add_special_tokens(_without_those_marked(backend, known))
         return cls(backend, named, ChatTemplates.load(folder, config), config)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens` puts what the checkpoint wants around a plain prompt (a BOS token, mostly)."""
+    def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens` puts what the checkpoint wants around a plain prompt (a BOS token, mostly).
+
+        Control tokens that a text spells are control tokens; in a chat those that its messages spell are text.
+        """
         try:
+            if isinstance(prompt, ChatPrompt) and prompt.control is not None:
+                return self._twin.encode(prompt, add_special_tokens)
+            text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
             # Faster than encode(): no offsets, and other threads run meanwhile.
-            encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
-        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -81,7 +89,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._templates.by_name)
+        return bool(self.renderer.templates.by_name)
 
     def render_chat(
         self,
@@ -92,19 +100,23 @@ class Tokenizer:
         continue_final_message: bool = False,
         template: str | None = None,
         **kwargs: Any,
-    ) -> str:
+    ) -> ChatPrompt:
         """The prompt for a conversation; encode it with add_special_tokens=False, for templates write their own.
 
         `template` is a jinja2 template or the name of one of the checkpoint's. `kwargs` (tools, documents, enable_thinking,
         ...) are variables of the template. Raises InvalidRequest when it cannot render the messages.
         """
-        return render_chat(
-            self._templates.choose(template, with_tools=kwargs.get("tools") is not None),
+        return self.renderer.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables={**self._named_tokens, **kwargs},
+            template=template,
+            variables=kwargs,
         )
+
+    @cached_property
+    def _twin(self) -> TwinTokenizer:
+        return TwinTokenizer(self.backend, self.renderer.control.spellings)
 
     def _spell(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)

@@ -136,7 +136,7 @@ def test_renders_talk_as_transformers(name: str, generate: bool, pair: tuple[Tok
     expected = theirs.apply_chat_template(
         TALK, chat_template=TEMPLATES[name], add_generation_prompt=generate, tokenize=False, **given
     )
-    assert ours.render_chat(TALK, template=TEMPLATES[name], add_generation_prompt=generate, **given) == expected
+    assert ours.render_chat(TALK, template=TEMPLATES[name], add_generation_prompt=generate, **given).text == expected
 
 
 @pytest.mark.parametrize("name", ["qwen", "llama"])
@@ -144,7 +144,7 @@ def test_renders_tools_and_reasoning_as_transformers(name: str, pair: tuple[Toke
     ours, theirs = pair
     given: dict[str, Any] = {"tools": TOOLS, "enable_thinking": False, "date_string": "now"}
     expected = theirs.apply_chat_template(CALLS, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False, **given)
-    assert ours.render_chat(CALLS, template=TEMPLATES[name], **given) == expected
+    assert ours.render_chat(CALLS, template=TEMPLATES[name], **given).text == expected
     assert "None" not in expected
 
 
@@ -158,12 +158,12 @@ def test_continues_the_final_message_as_transformers(name: str, ending: Any, pai
     chat = [TALK[0], {"role": "assistant", "content": ending}]
     given: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False, "date_string": "now"}
     expected = theirs.apply_chat_template(chat, chat_template=TEMPLATES[name], tokenize=False, **given)
-    assert ours.render_chat(chat, template=TEMPLATES[name], **given) == expected
+    assert ours.render_chat(chat, template=TEMPLATES[name], **given).text == expected
     assert chat[-1]["content"] == ending
 
 
 def test_writes_todays_date(pair: tuple[Tokenizer, Any]) -> None:
-    assert f"Today: {datetime.datetime.now():%d %b}" in pair[0].render_chat(TALK, template=LLAMA)
+    assert f"Today: {datetime.datetime.now():%d %b}" in pair[0].render_chat(TALK, template=LLAMA).text
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_writes_todays_date(pair: tuple[Tokenizer, Any]) -> None:
 def test_parts_reach_every_template(template: str, expected: str, pair: tuple[Tokenizer, Any]) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     chat = [{"role": "user", "content": parts}]
-    assert pair[0].render_chat(chat, template=template, add_generation_prompt=False) == expected
+    assert pair[0].render_chat(chat, template=template, add_generation_prompt=False).text == expected
 
 
 def test_a_string_reaches_a_template_for_parts(pair: tuple[Tokenizer, Any]) -> None:
-    assert pair[0].render_chat([{"role": "user", "content": "one"}], template=PARTS_ONLY) == "user: one;"
+    assert pair[0].render_chat([{"role": "user", "content": "one"}], template=PARTS_ONLY).text == "user: one;"
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def _checkpoint(source: Path, target: Path, **config: Any) -> Path:
 def test_several_templates(folders: dict[str, Path], tmp_path: Path) -> None:
     templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = Tokenizer.load(_checkpoint(folders["byte_level"], tmp_path, chat_template=templates))
-    assert tokenizer.render_chat(TALK) == "plain"
-    assert tokenizer.render_chat(TALK, tools=TOOLS) == "tools"
-    assert tokenizer.render_chat(TALK, template="tool_use") == "tools"
-    assert tokenizer.render_chat(TALK, template="{{ messages|length }}") == "3"
+    assert tokenizer.render_chat(TALK).text == "plain"
+    assert tokenizer.render_chat(TALK, tools=TOOLS).text == "tools"
+    assert tokenizer.render_chat(TALK, template="tool_use").text == "tools"
+    assert tokenizer.render_chat(TALK, template="{{ messages|length }}").text == "3"
 
 
 def test_files_win_over_the_config(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_files_win_over_the_config(folders: dict[str, Path], tmp_path: Path) -> 
     (folder / "chat_templates").mkdir()
     (folder / "chat_templates" / "rag.jinja").write_text("{{ documents }}")
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.render_chat(TALK) == theirs.apply_chat_template(TALK, tokenize=False) == "file"
-    assert ours.render_chat(TALK, template="rag", documents=[1]) == "[1]"
+    assert ours.render_chat(TALK).text == theirs.apply_chat_template(TALK, tokenize=False) == "file"
+    assert ours.render_chat(TALK, template="rag", documents=[1]).text == "[1]"
 
 
 def test_no_template(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_no_template(folders: dict[str, Path], tmp_path: Path) -> None:
     assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.render_chat(TALK)
-    assert tokenizer.render_chat(TALK, template="x") == "x"
+    assert tokenizer.render_chat(TALK, template="x").text == "x"
 
 
 def test_no_default_template(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 def test_chats_as_transformers(llm: LLM, reference: Any) -> None:
     output = llm.chat(QUESTION, GREEDY, use_tqdm=False)[0]
-    assert output.prompt == llm.get_tokenizer().render_chat(QUESTION)
+    assert output.prompt == llm.get_tokenizer().render_chat(QUESTION).text
     found = reference.generate(
         torch.tensor([output.prompt_token_ids]), do_sample=False, max_new_tokens=12, repetition_penalty=1.0, temperature=None,
         top_p=None,

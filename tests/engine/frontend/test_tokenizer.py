@@ -52,7 +52,7 @@ def test_knows_its_special_tokens(kind: str, loaded: dict[str, Tokenizer], refer
 def test_reads_the_model_of_this_repository() -> None:
     ours, theirs = Tokenizer.load(PYDOC), AutoTokenizer.from_pretrained(PYDOC)
     messages = [{"role": "user", "content": "What does os.path.join do?"}]
-    prompt = ours.render_chat(messages)
+    prompt = ours.render_chat(messages).text
     assert prompt == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     for text in [*TEXTS, prompt]:
         assert ours.encode(text) == theirs.encode(text)

@@ -1,0 +1,59 @@
+"""What a chat template asks of its messages, read off its syntax tree."""
+
+from collections.abc import Iterator
+
+from jinja2 import nodes
+
+_TYPE_TESTS = {"string", "iterable", "sequence", "mapping"}
+_SEARCHES = {
+    *("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "removeprefix", "removesuffix"),
+    *("find", "rfind", "index", "rindex", "count"),
+}
+"""Methods of texts, and filters, that look for their first argument."""
+
+
+def loops_over_content(tree: nodes.Template) -> bool:
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def asks_type_of_content(tree: nodes.Template) -> bool:
+    return any(test.name in _TYPE_TESTS and _is_content(test.node) for test in tree.find_all(nodes.Test))
+
+
+def sought_texts(tree: nodes.Template) -> frozenset[str]:
+    """The constant texts that the template looks for: `'</think>' in content`, `content.split('</think>')`, ..."""
+    names = {
+        assigned.target.name: assigned.node.value
+        for assigned in tree.find_all(nodes.Assign)
+        if isinstance(assigned.target, nodes.Name) and isinstance(assigned.node, nodes.Const)
+    }
+    values = [names.get(node.name) if isinstance(node, nodes.Name) else _constant(node) for node in _sought(tree)]
+    return frozenset(value for value in values if isinstance(value, str) and value)
+
+
+def _sought(tree: nodes.Template) -> Iterator[nodes.Node]:
+    for comparison in tree.find_all(nodes.Compare):
+        yield comparison.expr
+        yield from (operand.expr for operand in comparison.ops)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
+            yield from call.args[:1]
+    for filtered in tree.find_all(nodes.Filter):
+        if filtered.name in _SEARCHES:
+            yield from filtered.args[:1]
+
+
+def _constant(node: nodes.Node) -> object:
+    return node.value if isinstance(node, nodes.Const) else None
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """`content`, `message.content`, `message['content']`, `messages[0]['content']`, also behind filters and slices."""
+    match node:
+        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Filter(node=nodes.Node() as inner) | nodes.Getitem(node=inner, arg=nodes.Slice()):
+            return _is_content(inner)
+    return False

@@ -1,0 +1,84 @@
+"""A second tokenizer over the same model, in which control tokens have names that nobody can write."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import cast
+
+import tokenizers
+
+from starling_engine.frontend.control_tokens import ChatPrompt
+
+_SECRET_DIGITS = 20
+
+
+class TwinTokenizer:
+    """Encodes chats in which messages spell control tokens: the template's are given their secret names first.
+
+    All else is the tokenizer's own: model, normalizer and the rest are shared with it, and tokens keep their rules, so that merges
+    and spaces at the edges come out as ever. Names are digits, which no normalizer changes.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, spellings: frozenset[str]) -> None:
+        added = backend.get_added_tokens_decoder()
+        secret = "".join(secrets.choice("0123456789") for _ in range(_SECRET_DIGITS))
+        self._names = {token.content: f"{secret}{id_:09d}" for id_, token in added.items() if token.content in spellings}
+        produced = [spelling for spelling in self._names if _makes(backend.model, spelling)]
+        model = _renamed(backend, {spelling: self._names[spelling] for spelling in produced}) if produced else backend.model
+        self._backend = _over(model, backend)
+        self._backend.add_tokens([_with_name(token, self._names.get(token.content)) for token in added.values()])
+        names = {id_: self._names.get(token.content, token.content) for id_, token in added.items()}
+        self._ids = {self._backend.token_to_id(name): id_ for id_, name in names.items()}
+
+    def encode(self, prompt: ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Raises TypeError for a text that is not valid Unicode, as tokenizers do."""
+        encoding = self._backend.encode_batch_fast([self._named(prompt)], add_special_tokens=add_special_tokens)[0]
+        # What was put around the text has the other tokenizer's ids already.
+        put_around = encoding.special_tokens_mask
+        return [id_ if put else self._ids.get(id_, id_) for id_, put in zip(encoding.ids, put_around, strict=True)]
+
+    def _named(self, prompt: ChatPrompt) -> str:
+        pieces, at = [], 0
+        for start, end in prompt.control or ():
+            pieces += [prompt.text[at:start], self._names[prompt.text[start:end]]]
+            at = end
+        return "".join([*pieces, prompt.text[at:]])
+
+
+def _with_name(token: tokenizers.AddedToken, name: str | None) -> tokenizers.AddedToken:
+    """A token that has to stand alone was found already where it does; its name stands beside any text."""
+    rules = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": token.normalized, "special": token.special}
+    return tokenizers.AddedToken(name or token.content, single_word=token.single_word and name is None, **rules)
+
+
+def _over(model: tokenizers.models.Model, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(made, part, value)
+    return made
+
+
+def _makes(model: tokenizers.models.Model, spelling: str) -> bool:
+    """Whether the model makes the control token of plain text: to Unigram it is a word of the vocabulary.
+
+    What stands for unknown text is no control token: any text may become it.
+    """
+    id_ = model.token_to_id(spelling)
+    return id_ is not None and spelling != getattr(model, "unk_token", None) and id_ in [t.id for t in model.tokenize(spelling)]
+
+
+def _renamed(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.models.Model:
+    """A copy of the model that has the tokens by other names, so that it makes them of no text."""
+    state = json.loads(backend.to_str())
+    model, vocab = state["model"], state["model"]["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): id_ for token, id_ in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
+    if "merges" in model:
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
+    # The rest could name the old ones.
+    renamed = tokenizers.Tokenizer.from_str(json.dumps({"version": state["version"], "model": model, "added_tokens": []}))
+    return cast("tokenizers.models.Model", renamed.model)
