@@ -39,26 +39,31 @@ class Door:
         self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
         self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting
+        self._endpoint: Endpoint | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
     @property
     def is_open(self) -> bool:
-        return self._app is not self._waiting
+        return self._endpoint is not None
 
     def open(self, engine: AsyncEngine) -> None:
         """Requests that come from now on go to this engine."""
         self._totals.begin(engine)
-        self._app = create_app(
-            Endpoint(engine, self._settings, self.drain, work=self._work, metrics=self._metrics, exporter=self._exporter)
+        self._endpoint = Endpoint(
+            engine, self._settings, self.drain, work=self._work, metrics=self._metrics, exporter=self._exporter
         )
+        self._endpoint.open()
+        self._app = create_app(self._endpoint)
 
     def close(self) -> None:
         """Open requests end with the engine they were given to."""
-        if self.is_open:
+        if self._endpoint is not None:
             self._totals.end()
             self._app = self._waiting
+            self._endpoint.close()
+            self._endpoint = None
 
 
 def waiting_error(report: Report) -> ApiError:

@@ -35,7 +35,7 @@ async def plan_chat(endpoint: Endpoint, body: ChatRequest, request_id: str) -> G
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
-    prompt = render(endpoint, body, messages)
+    prompt = await render(endpoint, body, messages)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     return plan(
         endpoint,

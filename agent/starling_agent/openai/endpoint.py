@@ -8,6 +8,7 @@ from typing import cast
 import structlog
 from fastapi import Request
 from starling_engine import AsyncEngine
+from starling_engine.frontend.render_process import ChatRendering
 from starling_engine.outputs import StreamDelta
 
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
@@ -50,10 +51,19 @@ class Endpoint:
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
+        self.rendering = ChatRendering(engine.tokenizer.renderer)
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)
         )
+
+    def open(self) -> None:
+        """Once requests come."""
+        self.rendering.open()
+
+    def close(self) -> None:
+        """Once none come any more."""
+        self.rendering.close()
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""

@@ -25,7 +25,7 @@ LARGEST_KWARGS = 64 << 10
 """Bytes, as JSON. Variables of a template are switches and short texts; what is long belongs in messages."""
 
 
-def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> ChatPrompt:
+async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> ChatPrompt:
     """Raises InvalidRequest when the template refuses the messages, or there is none."""
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}
@@ -41,10 +41,10 @@ def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str
         )
     if body.chat_template is None and not endpoint.engine.tokenizer.has_chat_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
-    return endpoint.engine.tokenizer.render_chat(
-        messages,
+    return await endpoint.rendering.render(
+        messages=messages,
         add_generation_prompt=body.opens_answer,
         continue_final_message=bool(body.continue_final_message),
         template=body.chat_template,
-        **kwargs,
+        variables=kwargs,
     )

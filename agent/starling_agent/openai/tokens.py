@@ -49,5 +49,5 @@ async def _ids(endpoint: Endpoint, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
         text = body.prompt or ""
         return await endpoint.prompts.encode(text, "prompt", body.add_special_tokens is not False)
-    prompt = render(endpoint, body, template_messages(body.messages))
+    prompt = await render(endpoint, body, template_messages(body.messages))
     return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))

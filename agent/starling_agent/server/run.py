@@ -39,11 +39,13 @@ class StoppedWhileLoading(Exception):
 async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer) -> int:
     """The exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
     listener = bind(settings.host, settings.port)
-    with contextlib.closing(listener):
+    with contextlib.closing(listener), contextlib.ExitStack() as closing:
         engine = await _start_engine(args, announcer.phase)
         try:
             named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
             endpoint = Endpoint(engine, named, Drain())
+            closing.callback(endpoint.close)
+            endpoint.open()
             server = HttpServer(create_app(endpoint))
             shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()

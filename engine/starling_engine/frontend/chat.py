@@ -76,6 +76,16 @@ class ChatRenderer:
     named_tokens: Mapping[str, str]
     control: ControlTokens
 
+    @classmethod
+    def from_frame(cls, frame: dict[str, Any]) -> "ChatRenderer":
+        control = ControlTokens(frozenset(frame["spellings"]))
+        return cls(ChatTemplates(frame["templates"]), frame["named_tokens"], control)
+
+    def as_frame(self) -> dict[str, Any]:
+        """JSON for another process."""
+        spellings = sorted(self.control.spellings)
+        return {"templates": dict(self.templates.by_name), "named_tokens": dict(self.named_tokens), "spellings": spellings}
+
     def render(
         self,
         messages: Sequence[Message],

@@ -1,6 +1,7 @@
 """The jinja2 environment of chat templates, made to match transformers' so that every published template runs."""
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -16,6 +17,12 @@ from jinja2.utils import Namespace
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.template_reading import asks_type_of_content, loops_over_content, sought_texts
 
+LARGEST_PROMPT = 16 << 20
+"""Characters; the longest contexts take a quarter of it."""
+
+_COMPILE_ERRORS = (jinja2.TemplateError, RecursionError, SyntaxError, ValueError)
+"""Python itself refuses some of what jinja2 makes of a template, such as 21 loops in one another."""
+
 _RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -27,7 +34,7 @@ class CompiledTemplate:
     def render(self, /, **variables: Any) -> str:
         """Raises InvalidRequest for whatever goes wrong: templates speak up through errors (roles that must alternate, ...)."""
         try:
-            return self.template.render(variables)
+            return "".join(_bounded(self.template.generate(variables)))
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
@@ -56,8 +63,17 @@ def compile_template(source: str) -> CompiledTemplate:
     """Raises ValueError for a source that is no template. Cached: compiling takes longer than rendering."""
     try:
         return CompiledTemplate(source, _environment().from_string(source))
-    except jinja2.TemplateError as error:
+    except _COMPILE_ERRORS as error:
         raise ValueError(str(error)) from error
+
+
+def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > LARGEST_PROMPT:
+            raise InvalidRequest(f"the chat template writes more than {LARGEST_PROMPT} characters", "messages")
+        yield piece
 
 
 @lru_cache(maxsize=1)

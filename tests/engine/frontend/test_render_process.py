@@ -1,0 +1,107 @@
+"""Templates that would never end, or take all memory, cost their own request and nothing else."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starling_engine.errors import InvalidRequest, ModelError, RequestFailed
+from starling_engine.frontend.chat import ChatTemplates
+from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.render_child import RenderLimits
+from starling_engine.frontend.render_process import ChatRendering, RenderProcess
+from starling_engine.frontend.tokenizer import Tokenizer
+
+ROW = "{% for a in range(99999) %}"
+NESTED = ROW * 3 + "{% endfor %}" * 3
+LIMITS = RenderLimits(seconds=0.2, answer_seconds=2.0, memory_bytes=96 << 20)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+async def rendering(loaded: dict[str, Tokenizer]) -> AsyncIterator[ChatRendering]:
+    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS)
+    yield rendering
+    rendering.close()
+
+
+async def render(rendering: ChatRendering, template: str | None = None, **more: Any) -> ChatPrompt:
+    return await rendering.render(template=template, **({"messages": HELLO, "variables": {}} | more))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (NESTED, "0.2 s of processor time"),
+        (f"{ROW}{{{{ range(99999) | sum }}}}{{% endfor %}}", "0.2 s of processor time"),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "refused the messages|processor time"),
+        ("{{ 10 ** (10 ** 8) }}", "0.2 s of processor time"),
+        ("{{ ([10 ** 100000] * 4000000) | sum }}", "did not end within 2 s"),
+        ("{{ 'x' * 10 ** 10 }}", "96 MiB of memory"),
+        ("{{ messages[0].content | center(10 ** 10) }}", "96 MiB of memory"),
+        ("{{ '%010000000000d' % 1 }}", "96 MiB of memory|refused"),
+        ("{% set x = namespace(a='xxxxxxxx') %}{% for i in range(99) %}{% set x.a = x.a + x.a %}{% endfor %}", "96 MiB of memory"),
+        (f"{ROW}{{{{ 'x' * 999 }}}}{{% endfor %}}", "more than 16777216 characters"),
+        ("{% if x %}" * 21 + "{% for a in b %}" * 21 + "{% endfor %}" * 21 + "{% endif %}" * 21, "not a chat template"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "not a chat template|nested too deeply"),
+    ],
+)
+async def test_limits_are_named(template: str, words: str, rendering: ChatRendering) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await render(rendering, template)
+    assert (await render(rendering, "{{ messages[0].content }}!")).text == "Hello!"
+
+
+async def test_others_are_served_meanwhile(rendering: ChatRendering, loaded: dict[str, Tokenizer]) -> None:
+    endless = [asyncio.create_task(render(rendering, NESTED)) for _ in range(3)]
+    expected = loaded["byte_level"].render_chat(HELLO)
+    assert [await render(rendering) for _ in range(5)] == [expected] * 5
+    assert not any(task.done() for task in endless[1:])
+    assert all(isinstance(error, InvalidRequest) for error in await asyncio.gather(*endless, return_exceptions=True))
+
+
+async def test_odd_values_come_through(rendering: ChatRendering, loaded: dict[str, Tokenizer]) -> None:
+    messages = [{"role": "user", "content": "<s> \ud800 é", "n": 10**30, "x": float("inf")}]
+    ours = loaded["byte_level"].render_chat(messages, template="{{ messages }}", add_generation_prompt=False)
+    assert await render(rendering, "{{ messages }}", messages=messages, add_generation_prompt=False) == ours
+    assert ours.control == ()
+
+
+async def test_errors_are_as_without_a_process(rendering: ChatRendering, loaded: dict[str, Tokenizer]) -> None:
+    with pytest.raises(InvalidRequest, match="at least one") as caught:
+        await render(rendering, messages=[])
+    assert caught.value.param == "messages"
+    template = ChatTemplates({"default": "{%"})
+    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS)
+    with pytest.raises(ModelError, match="cannot be read"):
+        await render(broken)
+    broken.close()
+
+
+async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer]) -> None:
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS)
+    first = await process.render(messages=HELLO, variables={})
+    killed = process.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    assert await process.render(messages=HELLO, variables={}) == first
+    assert process.pid != killed
+    process.close()
+
+
+async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> None:
+    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0))
+    await process.render(messages=HELLO, variables={})
+    pid = process.pid
+    assert pid is not None
+    tasks = [asyncio.create_task(process.render(messages=HELLO, template=NESTED, variables={})) for _ in range(2)]
+    await asyncio.sleep(0)  # they have been given to the process's thread
+    process.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(error, RequestFailed) for error in results), results
+    with contextlib.suppress(ChildProcessError):  # it has been waited for already
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
