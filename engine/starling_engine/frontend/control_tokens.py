@@ -42,8 +42,7 @@ class ControlTokens:
     def marked(self, value: Any, sentinel: str, sought: frozenset[str]) -> Any:
         """A copy of `value`, which is JSON, with the sentinel in all its texts. `sought` ones are left whole."""
         if isinstance(value, str):
-            places, whole = _places(self.spellings, sought)
-            return places.sub(lambda found: found[0] if found[0] in whole else found[0] + sentinel, value)
+            return _places(self.spellings, sought).marked(value, sentinel)
         if isinstance(value, Mapping):
             return {self._marked_key(key, sentinel, sought): self.marked(item, sentinel, sought) for key, item in value.items()}
         if isinstance(value, list):
@@ -73,7 +72,7 @@ class ControlTokens:
         end = 0
         for found in self._beginnings.finditer(text):
             start = found.start()
-            lengths = self._lengths[text[start]] if start >= end else ()
+            lengths = self._lengths[text[start : start + 2]] if start >= end else ()
             if length := next((length for length in lengths if text[start : start + length] in self.spellings), 0):
                 end = start + length
                 yield start, end
@@ -84,15 +83,16 @@ class ControlTokens:
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """By first character, so that thousands of reserved tokens cost no more than a few."""
+        """By the first two characters, so that thousands of reserved tokens cost no more than a few."""
         lengths: dict[str, set[int]] = {}
         for spelling in self.spellings:
-            lengths.setdefault(spelling[0], set()).add(len(spelling))
+            lengths.setdefault(spelling[:2], set()).add(len(spelling))
         return {first: sorted(found, reverse=True) for first, found in lengths.items()}
 
     @cached_property
     def _beginnings(self) -> re.Pattern[str]:
-        return re.compile(f"[{re.escape(''.join(self._lengths))}]")
+        # Looking ahead, so that the second character may begin another one.
+        return re.compile("|".join(f"{re.escape(first[0])}(?={re.escape(first[1])})" for first in sorted(self._lengths)))
 
 
 def draw_sentinel() -> str:
@@ -100,21 +100,44 @@ def draw_sentinel() -> str:
     return "".join(secrets.choice("0123456789") for _ in range(_SENTINEL_DIGITS))
 
 
-@lru_cache(maxsize=64)
-def _places(spellings: frozenset[str], sought: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str]]:
-    """Behind what the sentinel goes, unless it is one of those that stay whole.
+@dataclass(frozen=True)
+class _Places:
+    """Where the sentinel goes: behind each sign and word, but nowhere in a sought text; behind one that is in `broken`."""
 
-    Tokens that begin as words do (`pad`) are marked where they are spelled; a mark behind each such letter would be in every word.
-    """
+    signs: tuple[str, ...]
+    words: re.Pattern[str] | None
+    sought: re.Pattern[str] | None
+    broken: frozenset[str]
+
+    def marked(self, text: str, sentinel: str) -> str:
+        if self.sought is None:
+            return self._marked_between(text, sentinel)
+        # What was sought stands at the odd places.
+        pieces = self.sought.split(text)
+        pieces[::2] = [self._marked_between(piece, sentinel) for piece in pieces[::2]]
+        pieces[1::2] = [piece + sentinel if piece in self.broken else piece for piece in pieces[1::2]]
+        return "".join(pieces)
+
+    def _marked_between(self, text: str, sentinel: str) -> str:
+        for sign in self.signs:
+            text = text.replace(sign, sign + sentinel)
+        return text if self.words is None else self.words.sub(lambda found: found[0] + sentinel, text)
+
+
+@lru_cache(maxsize=64)
+def _places(spellings: frozenset[str], sought: frozenset[str]) -> _Places:
+    """Tokens that begin as words do (`pad`) are marked where they are spelled whole; their first letter is everywhere."""
     worded = {spelling for spelling in spellings if spelling[0].isalnum() or spelling[0].isspace()}
     signs = {spelling[0] for spelling in spellings - worded}
     sought = frozenset(text for text in sought if any(spelling[0] in text for spelling in spellings))
-    patterns = [re.escape(text) for text in sorted(sought, key=len, reverse=True)]
-    patterns += [re.escape(sign) for sign in sorted(signs)]
-    patterns += [f"{re.escape(word[0])}(?={re.escape(word[1:])})" for word in sorted(worded)]
-    whole = frozenset(text for text in sought if not _may_begin_within(text, spellings))
-    # A pattern that matches nothing stands for no patterns at all.
-    return re.compile("|".join(patterns) or "(?!)"), whole
+    words = [f"{re.escape(word[0])}(?={re.escape(word[1:])})" for word in sorted(worded)]
+    texts = [re.escape(text) for text in sorted(sought, key=len, reverse=True)]
+    return _Places(
+        tuple(sorted(signs)),
+        re.compile("|".join(words)) if words else None,
+        re.compile(f"({'|'.join(texts)})") if texts else None,
+        frozenset(text for text in sought if _may_begin_within(text, spellings)),
+    )
 
 
 def _may_begin_within(text: str, spellings: frozenset[str]) -> bool:
