@@ -6,6 +6,7 @@ process's processor time and memory, whatever the template does, and a process c
 """
 
 import asyncio
+import logging
 import select
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.frames import read_frame, write_frame
 from starling_engine.frontend.render_child import RenderLimits
 
+_log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "starling_engine.frontend.render_child")
 GONE = "the process that renders chats is gone"
 
@@ -59,14 +61,15 @@ class RenderProcess:
     def _render(self, job: dict[str, Any]) -> ChatPrompt:
         if self._closed:
             raise RequestFailed(GONE)
-        process = self._running()
         try:
-            answer = _ask(process, job, self._limits.answer_seconds)
+            answer = _ask(self._running(), job, self._limits.answer_seconds)
         except TimeoutError:
             self._end()
             raise InvalidRequest(f"the chat template did not end within {self._limits.answer_seconds:g} s", "messages") from None
-        except (OSError, EOFError):
-            self._end()
+        except (OSError, EOFError) as error:
+            code = self._end()
+            if not self._closed:
+                _log.warning("%s (%s, exit status %s)", GONE, error, code)
             raise RequestFailed(GONE) from None
         if answer.get("spent"):
             self._end()
@@ -82,16 +85,17 @@ class RenderProcess:
             write_frame(_pipes(self._process)[0], given)
         return self._process
 
-    def _end(self) -> None:
-        """Leaves no process, and none of its pipes."""
+    def _end(self) -> int | None:
+        """Leaves no process, and none of its pipes. The exit status, if there was a process."""
         if (process := self._process) is None:
-            return
+            return None
         self._process = None
         process.kill()
         process.wait()
         for pipe in _pipes(process):
             with suppress(BrokenPipeError):  # what it has not read
                 pipe.close()
+        return process.returncode
 
 
 class ChatRendering:

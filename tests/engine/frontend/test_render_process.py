@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,8 +21,8 @@ LIMITS = RenderLimits(seconds=0.2, answer_seconds=2.0, memory_bytes=96 << 20)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture
-async def rendering(loaded: dict[str, Tokenizer]) -> AsyncIterator[ChatRendering]:
+@pytest.fixture(scope="module")
+def rendering(loaded: dict[str, Tokenizer]) -> Iterator[ChatRendering]:
     rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS)
     yield rendering
     rendering.close()
