@@ -8,6 +8,7 @@ from starling_engine.errors import ConfigError
 from starling_agent.server.keys import ApiKeys
 
 MIB = 1024 * 1024
+READ_SECONDS = 20.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,6 +35,7 @@ class ServerSettings:
     served_model_names   names that requests may give as `model`; the first is the one in answers
     api_keys             keys of which a request must bring one; none: the endpoint is open
     max_body_bytes       larger request bodies get 413
+    read_seconds         a request's header must come within so long; its body too, with a second more for each KiB of it
     max_prompts          prompts (or embedding inputs) in one request
     accept_seconds       after SIGTERM new requests are still served so long, for load balancers lag behind
     drain_seconds        after that, open requests may take so long to finish before they are ended with an error
@@ -47,6 +49,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     rate_limit: RateLimit | None = None
     max_body_bytes: int = 32 * MIB
+    read_seconds: float = READ_SECONDS
     max_prompts: int = 2048
     accept_seconds: float = 5.0
     drain_seconds: float = 120.0
@@ -64,6 +67,8 @@ class ServerSettings:
             raise ConfigError(f"must be in [0, 65535], got {self.port}", "port")
         if self.max_body_bytes < 1:
             raise ConfigError(f"must be at least 1, got {self.max_body_bytes}", "max_body_bytes")
+        if not 0 < self.read_seconds < math.inf:
+            raise ConfigError(f"must be a time in seconds, got {self.read_seconds}", "read_seconds")
         for name in ("accept_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"must be a time in seconds, got {getattr(self, name)}", name)

@@ -1,11 +1,8 @@
 """Reading a body, apart from a server."""
 
-import asyncio
-
 import pytest
 from fastapi import Request
 from starling_agent.openai import body
-from starling_agent.openai.errors import ApiError
 from starling_agent.openai.protocol.tokens import DetokenizeRequest
 
 
@@ -20,18 +17,6 @@ async def test_a_body_in_pieces():
         return {"type": "http.request", "body": pieces.pop(0), "more_body": len(pieces) > 0}
 
     assert (await body.body_of(DetokenizeRequest)(request(receive))).tokens == [1, 2]
-
-
-async def test_a_body_that_drips_is_given_up(monkeypatch):
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
-
-    async def receive():
-        await asyncio.sleep(0.02)
-        return {"type": "http.request", "body": b" ", "more_body": True}
-
-    with pytest.raises(ApiError) as error:
-        await body.body_of(DetokenizeRequest)(request(receive))
-    assert error.value.status == 408
 
 
 @pytest.mark.parametrize(

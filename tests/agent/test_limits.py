@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import socket
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ def guarded(start_server, tmp_path_factory):
         f"--api-key-file={keys}",
         "--allowed-origins=https://app.example",
         "--max-body-bytes=20KiB",
+        "--read-seconds=1",
         "--max-num-seqs=2",
         "--max-num-waiting=2",
         "--kv-cache-memory-bytes=64MiB",
@@ -74,6 +76,17 @@ def test_a_body_over_the_limit(guarded):
     for answer in (whole, in_pieces):
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "body_too_large"
+
+
+def test_half_a_request_has_the_time_that_was_given(guarded):
+    key = "Authorization: Bearer first\r\n"
+    for half in (
+        "GET /v1/models HTTP/1.1\r\n",
+        f"POST {COMPLETION} HTTP/1.1\r\nHost: here\r\n{key}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n",
+    ):
+        with socket.create_connection((guarded.http.base_url.host, guarded.http.base_url.port)) as client:
+            client.sendall(half.encode())
+            assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_cors(guarded):

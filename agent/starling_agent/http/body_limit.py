@@ -1,22 +1,28 @@
-"""The largest request body."""
+"""The largest request body, and the longest time for it."""
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from starling_agent.http.refusing import discard_body, start_error
+from starling_agent.http.refusing import send_error
 from starling_agent.openai.errors import ApiError
 
-LINGER_SECONDS = 2.0
-"""A client that is still sending would not see an answer that comes with a reset; its body is read away for so long."""
+MIN_BYTES_PER_SECOND = 1024
+"""A body may take a second more for each so many bytes that came, so that a large one on a slow line arrives."""
 
 
 class BodyLimit:
-    """Answers 413 to a body over `max_bytes`: by its Content-Length at once, otherwise as soon as it grows past."""
+    """Answers 413 to a body over `max_bytes`: by its Content-Length at once, otherwise as soon as it grows past.
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    Answers 408 to one that is not whole after `read_seconds` and a second for each KiB that came: a client that drips it would hold
+    its connection, and hold up the end of a server that drains.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, read_seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._read_seconds = read_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -24,34 +30,58 @@ class BodyLimit:
             return
         length = _content_length(scope)
         if length is not None and length > self._max_bytes:
-            await self._refuse(receive, send)
+            await send_error(send, self._too_large())
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, self._watched(receive), send)
 
-    async def _refuse(self, receive: Receive, send: Send) -> None:
-        await start_error(send, self._error(), close=True)
-        try:
-            async with asyncio.timeout(LINGER_SECONDS):
-                await discard_body(receive)
-        except TimeoutError:
-            pass
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def _watched(self, receive: Receive) -> Receive:
+        body = _Body(asyncio.get_running_loop().time)
 
-    def _counted(self, receive: Receive) -> Receive:
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_bytes:
-                raise self._error()
+        async def watched() -> Message:
+            message = await self._in_time(receive, body)
+            body.note(message)
+            if body.size > self._max_bytes:
+                raise self._too_large()
             return message
 
-        return counted
+        return watched
 
-    def _error(self) -> ApiError:
+    async def _in_time(self, receive: Receive, body: "_Body") -> Message:
+        if body.whole:
+            # What comes next is the client's going, which has all the time there is.
+            return await receive()
+        try:
+            async with asyncio.timeout_at(body.deadline(self._read_seconds)):
+                return await receive()
+        except TimeoutError:
+            raise _too_slow(body.size, self._read_seconds) from None
+
+    def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large")
+
+
+class _Body:
+    """How much of one has come, since it was first asked for."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.size = 0
+        self.whole = False
+        self._clock = clock
+        self._began: float | None = None
+
+    def note(self, message: Message) -> None:
+        self.size += len(message.get("body", b""))
+        self.whole = not message.get("more_body", False)
+
+    def deadline(self, read_seconds: float) -> float:
+        if self._began is None:
+            self._began = self._clock()
+        return self._began + read_seconds + self.size / MIN_BYTES_PER_SECOND
+
+
+def _too_slow(size: int, read_seconds: float) -> ApiError:
+    has = f"it has {read_seconds:g} s and one more for each {MIN_BYTES_PER_SECOND} bytes"
+    return ApiError(408, f"the body came too slowly, {size} bytes so far: {has}", code="request_timeout")
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -4,6 +4,7 @@ import math
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -13,11 +14,14 @@ from starling_agent.group.routes import answer_member
 from starling_agent.group.scale_routes import answer_scale
 from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
+from starling_agent.http.body_limit import BodyLimit
+from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
 from starling_agent.node.pin import Pin
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
+from starling_agent.settings import MIB, READ_SECONDS
 
 
 def create_admin(
@@ -65,7 +69,8 @@ def create_admin(
         Route("/admin/wake_up", rest, methods=["POST"]),
         Route("/admin/is_sleeping", rest),
     ]
-    return Starlette(routes=routes, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
+    limits = [Middleware(HeaderLimit), Middleware(BodyLimit, max_bytes=MIB, read_seconds=READ_SECONDS)]
+    return Starlette(routes=routes, middleware=limits, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
 
 
 def _answer(good: bool, reason: str) -> Response:

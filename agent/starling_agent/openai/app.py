@@ -18,6 +18,7 @@ from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
 from starling_agent.http.head import HeadAsGet
+from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
@@ -53,6 +54,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "The body is too large.",
         415: "The content type is not application/json.",
         429: "Too much at once: try again after `Retry-After` seconds.",
+        431: "The header is too large.",
         500: "The engine could not finish the request.",
         503: "The server starts, sleeps or ends, or its engine died.",
     }.items()
@@ -96,6 +98,7 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
     stack = [
         Middleware(PlainPaths),
         Middleware(Envelope, drain=drain, responses=metrics.responses, access_log=settings.access_log),
+        Middleware(HeaderLimit),
     ]
     if settings.allowed_origins:
         stack.append(
@@ -111,7 +114,7 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
         stack.append(Middleware(KeyCheck, keys=settings.api_keys))
     if settings.rate_limit is not None:
         stack.append(Middleware(RateLimiter, limit=settings.rate_limit))
-    stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
+    stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes, read_seconds=settings.read_seconds))
     stack.append(Middleware(HeadAsGet))
     return stack
 

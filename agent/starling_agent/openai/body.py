@@ -1,6 +1,5 @@
 """Reads a request's body into its model; FastAPI's own reading would lose our errors and cost a copy."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -10,8 +9,6 @@ from starling_agent.openai.errors import ApiError
 from starling_agent.openai.protocol.base import RequestModel
 
 M = TypeVar("M", bound=RequestModel)
-BODY_SECONDS = 60.0
-"""A client that drips its body holds a connection, and would hold up the end of a server that drains."""
 
 
 def body_of(model: type[M]) -> Callable[[Request], Awaitable[M]]:
@@ -19,18 +16,9 @@ def body_of(model: type[M]) -> Callable[[Request], Awaitable[M]]:
 
     async def read(request: Request) -> M:
         _check_content_type(request.headers.get("content-type"))
-        return model.parse(await _whole_body(request))
+        return model.parse(await request.body())
 
     return read
-
-
-async def _whole_body(request: Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await request.body()
-    except TimeoutError:
-        message = f"the body did not come within {BODY_SECONDS:g} s"
-        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
 
 
 def described(model: type[RequestModel]) -> dict[str, Any]:

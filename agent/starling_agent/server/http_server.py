@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Generator
 
@@ -9,7 +10,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from starling_engine.errors import ConfigError
 
-from starling_agent.settings import Tls
+from starling_agent.http.header_limit import MAX_HEADER_BYTES
+from starling_agent.server.connection import ClientConnection
+from starling_agent.settings import READ_SECONDS, Tls
 
 BACKLOG = 2048
 FAREWELL_SECONDS = 0.5
@@ -31,10 +34,10 @@ def bind(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Ends when `should_exit` is set; then waits for open requests unless `force_exit` is set too.
 
-    Raises ConfigError for a certificate or key that cannot be used.
+    A header must come within `read_seconds`. Raises ConfigError for a certificate or key that cannot be used.
     """
 
-    def __init__(self, app: ASGIApp, tls: Tls | None = None) -> None:
+    def __init__(self, app: ASGIApp, tls: Tls | None = None, read_seconds: float = READ_SECONDS) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -42,13 +45,13 @@ class HttpServer(uvicorn.Server):
                 loop="none",
                 lifespan="off",
                 ws="none",
-                http="h11",
+                http=functools.partial(ClientConnection, read_seconds=read_seconds),  # type: ignore[arg-type]  # a class would do no more
                 access_log=False,
                 log_config=None,
                 backlog=BACKLOG,
                 server_header=False,
                 timeout_keep_alive=65,
-                h11_max_incomplete_event_size=64 * 1024,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ssl_certfile=tls.cert_file if tls is not None else None,
                 ssl_keyfile=tls.key_file if tls is not None else None,
             )

@@ -46,7 +46,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             endpoint = Endpoint(engine, named, Drain())
             closing.callback(endpoint.close)
             endpoint.open()
-            server = HttpServer(create_app(endpoint))
+            server = HttpServer(create_app(endpoint), read_seconds=named.read_seconds)
             shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))

@@ -59,6 +59,9 @@ def serve(
     max_body_bytes: Annotated[
         int, _option("--max-body-bytes", text="Largest request body.", panel=ENDPOINT, parser=parse_bytes, metavar="SIZE")
     ] = "32MiB",  # type: ignore[assignment]  # typer parses defaults as it parses arguments
+    read_seconds: Annotated[
+        float, _option("--read-seconds", text="For a request's header, and its body: plus a second a KiB.", panel=ENDPOINT)
+    ] = 20.0,
     trust_chat_template: Annotated[
         bool, _option("--trust-request-chat-template", text="Accept chat templates in requests.", panel=ENDPOINT)
     ] = False,
@@ -190,6 +193,7 @@ def _server_settings(flags: dict[str, Any]) -> "ServerSettings":
         allowed_origins=tuple(flags["allowed_origins"] or ()),
         rate_limit=flags["rate_limit"],
         max_body_bytes=flags["max_body_bytes"],
+        read_seconds=flags["read_seconds"],
         accept_seconds=flags["accept_seconds"],
         drain_seconds=flags["drain_seconds"],
         trust_chat_template=flags["trust_chat_template"],

@@ -25,6 +25,7 @@ def test_a_wrong_field_is_reported_and_the_process_stays(start_agent: StartAgent
     assert all(word in (report.last_error or "") for word in words), report.last_error
     assert agent.admin.get("/live").status_code == 200
     assert agent.admin.get("/ready").status_code == agent.admin.get("/health").status_code == 503
+    assert agent.admin.get("/live", headers={"X-Long": "x" * 40_000}).status_code == 431
     assert agent.end() == 1
     assert agent.errors.splitlines()[-1] == report.last_error
 

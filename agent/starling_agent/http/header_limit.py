@@ -1,0 +1,37 @@
+"""The largest request header."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from starling_agent.http.refusing import send_error
+from starling_agent.openai.errors import ApiError
+
+MAX_HEADER_BYTES = 32 * 1024
+"""Request line included."""
+MAX_HEADER_FIELDS = 100
+"""As many as Apache's httpd takes; proxies and meshes add about twenty."""
+
+
+class HeaderLimit:
+    """Answers 431 to a header of too many bytes or fields. One that is not whole yet is the connection's matter."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_too_large(scope):
+            await send_error(send, header_too_large())
+        else:
+            await self._app(scope, receive, send)
+
+
+def is_too_large(scope: Scope) -> bool:
+    headers = scope["headers"]
+    line = len(scope["raw_path"]) + len(scope["query_string"])
+    # Each field has a colon, a space and the end of its line.
+    size = line + sum(len(name) + len(value) + 4 for name, value in headers)
+    return len(headers) > MAX_HEADER_FIELDS or size > MAX_HEADER_BYTES
+
+
+def header_too_large() -> ApiError:
+    message = f"the header may have {MAX_HEADER_BYTES} bytes and {MAX_HEADER_FIELDS} fields"
+    return ApiError(431, message, code="header_too_large")

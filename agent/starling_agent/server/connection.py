@@ -1,0 +1,118 @@
+"""One client's connection: a header has to arrive in time and in size, and a client that is refused gets to read why."""
+
+import asyncio
+from typing import Any
+
+import h11
+import structlog
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
+from starling_agent.openai.errors import ApiError
+
+LINGER_SECONDS = 2.0
+"""A client that is still sending would not see an answer that comes with a reset; what it sends is read away for so long."""
+log = structlog.get_logger("starling.http")
+
+
+class ClientConnection(H11Protocol):
+    """uvicorn's connection knows one timer, for a client that has been answered and is quiet. This one adds others.
+
+    A client that sends nothing has the time of one that is kept open. A header has `read_seconds` from its first byte, then 408.
+    The rest of a body that was answered before it had come is read away for as long, and then the connection is closed.
+    """
+
+    def __init__(self, *args: Any, read_seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read_seconds = read_seconds
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._stop_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        # After a refusal, what is still on its way is read and dropped: closed at once, the client would see a reset only.
+        if not self._refused:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._refused or self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]:
+            self._stop_header_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._read_seconds, self._header_is_late)
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be parsed, or is larger than what is parsed at all."""
+        is_header = self.cycle is None or self.cycle.response_complete
+        too_large = is_header and len(self.conn.trailing_data[0]) > MAX_HEADER_BYTES
+        self._refuse(header_too_large() if too_large else ApiError(400, msg, code="invalid_http"))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_rest() and self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
+
+    def shutdown(self) -> None:
+        if self._refused:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def _unset_keepalive_if_required(self) -> None:
+        if not self._is_rest():
+            super()._unset_keepalive_if_required()
+
+    def _is_rest(self) -> bool:
+        """Whether a request was answered before it had come whole."""
+        return self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
+
+    def _header_is_late(self) -> None:
+        self._refuse(ApiError(408, f"the header did not come within {self._read_seconds:g} s", code="request_timeout"))
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers where that is still possible, and closes a moment later."""
+        self._refused = True
+        self._stop_header_timer()
+        self._end_cycle()
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        log.info("connection refused", status=error.status, cause=str(error), client=self.client[0] if self.client else None)
+        self._write(error)
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _end_cycle(self) -> None:
+        """The application may wait for the rest of a body that cannot be read."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _write(self, error: ApiError) -> None:
+        body = error.body()
+        headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        reason = STATUS_PHRASES[error.status]
+        for event in (
+            h11.Response(status_code=error.status, headers=list(headers.items()), reason=reason),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")

@@ -1,0 +1,206 @@
+"""Clients that send slowly, too much or half, as they see it on their sockets: every one gets an answer and an end."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starling_agent.http import body_limit
+from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.openai.app import layers
+from starling_agent.openai.errors import ApiError
+from starling_agent.server.drain import Drain
+from starling_agent.server.http_server import HttpServer, bind
+from starling_agent.server.keys import ApiKeys
+from starling_agent.settings import MIB, ServerSettings
+
+READ_SECONDS = 0.15
+KEEP_ALIVE_SECONDS = 1.0
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+HEAD = b"POST /size HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+KEY = b"Authorization: Bearer key\r\n"
+
+
+async def size(request: Request) -> JSONResponse:
+    return JSONResponse({"size": len(await request.body())})
+
+
+async def told(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), error.status)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address() -> AsyncIterator[tuple[str, int]]:
+    """The endpoint's own layers around a route that reads its body."""
+    settings = ServerSettings(read_seconds=READ_SECONDS, api_keys=ApiKeys(["key"]))
+    app = Starlette(
+        routes=[Route("/size", size, methods=["POST"])],
+        middleware=layers(settings, Drain(), RequestMetrics()),
+        exception_handlers={ApiError: told},
+    )
+    server, listener = HttpServer(app, read_seconds=READ_SECONDS), bind("127.0.0.1", 0)
+    server.config.timeout_keep_alive = KEEP_ALIVE_SECONDS  # type: ignore[assignment]
+    listener.listen()
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        await task
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *parts: bytes) -> None:
+        self.writer.write(b"".join(parts))
+
+    async def drip(self, seconds: float = 0.05) -> None:
+        """Until the server is tired of it."""
+        with contextlib.suppress(ConnectionError):
+            while not self.writer.is_closing() and not self.reader.at_eof():
+                self.send(b"x")
+                await asyncio.sleep(seconds)
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        status, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        return int(status.split()[1]), headers, json.loads(await self.reader.readexactly(int(headers["content-length"])))
+
+    async def refusal(self) -> tuple[int, str]:
+        """Its status and code."""
+        status, _, body = await self.answer()
+        return status, body["error"]["code"]
+
+    async def end(self) -> None:
+        """Nothing else comes, and the connection is closed; who still sends is told so by a reset."""
+        with contextlib.suppress(ConnectionError):
+            assert await self.reader.read() == b""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(address: tuple[str, int]) -> AsyncIterator[Client]:
+    client = Client(*await asyncio.open_connection(*address))
+    try:
+        yield client
+    finally:
+        client.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await client.writer.wait_closed()
+
+
+@pytest.mark.parametrize("half", [b"P", HEAD, HEAD + b"X-Long: "])
+async def test_half_a_header_has_its_time(client, half):
+    client.send(half)
+    assert await client.refusal() == (408, "request_timeout")
+    await client.end()
+
+
+async def test_a_header_that_drips_has_no_more(client):
+    client.send(HEAD, b"X-Long: ")
+    dripping = asyncio.create_task(client.drip())
+    assert await client.refusal() == (408, "request_timeout")
+    await client.end()
+    await dripping
+
+
+async def test_half_a_header_after_a_request_too(client):
+    client.send(HEAD, KEY, b"Content-Length: 2\r\n\r\n{}", HEAD)
+    assert (await client.answer())[0] == 200
+    assert await client.refusal() == (408, "request_timeout")
+    await client.end()
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 1000\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n12"])
+async def test_half_a_body_has_its_time(client, length):
+    client.send(HEAD, KEY, length)
+    assert await client.refusal() == (408, "request_timeout")
+    await client.end()
+
+
+async def test_a_body_that_drips_is_given_up(client):
+    client.send(HEAD, KEY, b"Content-Length: 100000\r\n\r\n")
+    dripping = asyncio.create_task(client.drip())
+    assert await client.refusal() == (408, "request_timeout")
+    await client.end()
+    await dripping
+
+
+async def test_a_slow_body_that_goes_on_arrives(client, monkeypatch):
+    monkeypatch.setattr(body_limit, "MIN_BYTES_PER_SECOND", 1000)
+    began = time.monotonic()
+    client.send(HEAD, KEY, b"Content-Length: 5000\r\n\r\n")
+    for _ in range(10):
+        client.send(b"x" * 500)
+        await asyncio.sleep(0.05)
+    assert (await client.answer())[::2] == (200, {"size": 5000})
+    assert time.monotonic() - began > 3 * READ_SECONDS
+
+
+async def test_the_rest_of_a_body_that_was_refused_keeps_nothing_open(client):
+    client.send(HEAD, b"Content-Length: 100000\r\n\r\n")
+    dripping = asyncio.create_task(client.drip())
+    assert (await client.answer())[0] == 401
+    await client.end()
+    await dripping
+
+
+async def test_a_client_that_says_nothing_is_as_one_that_is_kept(client):
+    await client.end()
+
+
+async def test_a_kept_connection_outlives_the_deadlines(client):
+    for _ in range(2):
+        client.send(HEAD, KEY, b"Content-Length: 2\r\n\r\n{}")
+        assert (await client.answer())[0] == 200
+        await asyncio.sleep(2 * READ_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (b"X-A: %s\r\n" % (b"a" * 16_000), 200),
+        (b"X-A: %s\r\n" % (b"a" * 64_000), 431),
+        (b"X-A: a\r\n" * 90, 200),
+        (b"X-A: a\r\n" * 10_000, 431),
+        (b"X-A: %s\r\n" % (b"a" * 8_000_000), 431),
+        (b"X-A: %s\r\n" % (b"a" * 30_000) * 300, 431),
+    ],
+    ids=["16 KB", "64 KB", "90 fields", "10,000 fields", "8 MB in one", "8 MB in 300"],
+)
+async def test_a_header_has_its_size(client, fields, status):
+    client.send(HEAD, KEY, fields, b"Content-Length: 2\r\n\r\n{}")
+    answered, _, body = await client.answer()
+    assert answered == status
+    assert status == 200 or body["error"]["code"] == "header_too_large"
+    if len(fields) > MIB:
+        await client.end()
+
+
+async def test_a_long_path_is_a_long_header(client):
+    client.send(b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n" % (b"a" * 40_000))
+    assert await client.refusal() == (431, "header_too_large")
+
+
+@pytest.mark.parametrize("bad", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost here\r\n\r\n"])
+async def test_what_is_not_http_is_told(client, bad):
+    client.send(bad)
+    assert await client.refusal() == (400, "invalid_http")
+    await client.end()
+
+
+async def test_a_body_that_is_not_http_ends_its_request(client):
+    client.send(HEAD, KEY, b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
+    assert await client.refusal() == (400, "invalid_http")
+    await client.end()
