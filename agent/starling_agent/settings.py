@@ -1,6 +1,7 @@
 """What the endpoint is told at start-up, resolved and frozen."""
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from starling_engine.errors import ConfigError
@@ -9,6 +10,8 @@ from starling_agent.server.keys import ApiKeys
 
 MIB = 1024 * 1024
 READ_SECONDS = 20.0
+SALTS = ("key", "none")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,6 +37,8 @@ class ServerSettings:
 
     served_model_names   names that requests may give as `model`; the first is the one in answers
     api_keys             keys of which a request must bring one; none: the endpoint is open
+    allowed_hosts        names by which it may be asked, besides addresses and localhost; none: any
+    prefix_cache_salt    key: a cached prefix is found only with the API key that it was sent with; none: with any
     max_body_bytes       larger request bodies get 413
     read_seconds         a request's header must come within so long; its body too, with a second more for each KiB of it
     max_prompts          prompts (or embedding inputs) in one request
@@ -47,6 +52,8 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    prefix_cache_salt: str = "key"
     rate_limit: RateLimit | None = None
     max_body_bytes: int = 32 * MIB
     read_seconds: float = READ_SECONDS
@@ -63,6 +70,10 @@ class ServerSettings:
         """Raises ConfigError naming the first setting that can never work."""
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}", "log_level")
+        if wrong := [name for name in self.allowed_hosts if not _HOST.fullmatch(name)]:
+            raise ConfigError(f"must be names without scheme and port, or *.NAME, got {wrong[0]!r}", "allowed_hosts")
+        if self.prefix_cache_salt not in SALTS:
+            raise ConfigError(f"must be one of {', '.join(SALTS)}, got {self.prefix_cache_salt!r}", "prefix_cache_salt")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"must be in [0, 65535], got {self.port}", "port")
         if self.max_body_bytes < 1:

@@ -1,7 +1,9 @@
 """Where API keys come from."""
 
 import pytest
-from starling_agent.server.keys import KEY_VARIABLE, ApiKeys, api_keys
+from starling_agent.http.auth import KeyCheck
+from starling_agent.openai.endpoint import Caller
+from starling_agent.server.keys import KEY_VARIABLE, ApiKeys, api_keys, salt_of
 from starling_engine.errors import ConfigError
 
 
@@ -52,3 +54,20 @@ def test_a_file_counts_as_it_is_now_and_fails_closed(tmp_path):
         assert {key for key in ("given", "leaked", "kept", "new", "") if keys.knows(key.encode())} == known
         assert keys, "the endpoint never opens to all"
     assert not ApiKeys()
+
+
+@pytest.mark.parametrize(("salted", "salt"), [(True, "db9630a5a7dfa5e481a6a2879dc1506f"), (False, None)])
+async def test_a_key_has_the_same_salt_everywhere_if_any(salted, salt):
+    async def app(*_: object) -> None:
+        pass
+
+    scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", b"Bearer a key")], "state": {}}
+    await KeyCheck(app, keys=ApiKeys(["a key"]), salted=salted)(scope, None, None)
+    assert scope["state"]["key_salt"] == salt, "another would lose what folders and stores hold"
+
+
+def test_no_two_callers_have_one_salt():
+    keys = [None, salt_of(b"a"), salt_of(b"b")]
+    salts = [Caller("id", key).cache_salt(asked) for key in keys for asked in (None, "s", "s:", ":s")]
+    assert len(set(salts)) == len(salts)
+    assert Caller("id", None).cache_salt(None) is None

@@ -25,6 +25,7 @@ def guarded(start_server, tmp_path_factory):
         "--allowed-origins=https://app.example",
         "--max-body-bytes=20KiB",
         "--read-seconds=1",
+        "--allowed-hosts=*.example.com",
         "--max-num-seqs=2",
         "--max-num-waiting=2",
         "--kv-cache-memory-bytes=64MiB",
@@ -82,11 +83,45 @@ def test_half_a_request_has_the_time_that_was_given(guarded):
     key = "Authorization: Bearer first\r\n"
     for half in (
         "GET /v1/models HTTP/1.1\r\n",
-        f"POST {COMPLETION} HTTP/1.1\r\nHost: here\r\n{key}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n",
+        f"POST {COMPLETION} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n",
     ):
         with socket.create_connection((guarded.http.base_url.host, guarded.http.base_url.port)) as client:
             client.sendall(half.encode())
             assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_two_keys_share_no_cached_prefix(guarded):
+    """What is cached tells what others asked."""
+    prompt = {"prompt": "Whether this was asked before is nobody else's business. " * 4, "max_tokens": 1}
+
+    def cached(key: str, **more: str) -> int:
+        answer = guarded.http.post(COMPLETION, json={**prompt, **more}, headers={"Authorization": f"Bearer {key}"})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached("first"), cached("second"), cached("from-file")] == [0, 0, 0]
+    assert cached("first") > 0 and cached("second") > 0
+    assert [cached("first", cache_salt="s"), cached("second", cache_salt="s")] == [0, 0]
+    assert cached("first", cache_salt="s") > 0
+
+
+def test_embedded_prompts_are_apart_too(guarded):
+    body = {"input": "Nor is it anybody's who only measures the time. " * 4, "pooling": "last"}
+    hits = [guarded.metric("vllm:prefix_cache_hits_total")]
+    for key in ("first", "second", "second"):
+        assert guarded.http.post("/v1/embeddings", json=body, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        guarded.wait_until_idle()
+        hits.append(guarded.metric("vllm:prefix_cache_hits_total"))
+    assert hits[0] == hits[1] == hits[2] < hits[3]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("api.example.com", 200), ("API.Example.com.:8000", 200), ("localhost:1", 200), ("evil.example", 421), ("example.com", 421)],
+)
+def test_only_the_hosts_that_were_named(guarded, host, status):
+    answer = guarded.http.get("/health", headers={"Host": host})
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"]["code"] == "host_not_allowed"
 
 
 def test_cors(guarded):

@@ -229,6 +229,8 @@ ENDPOINT = [
     bad("endpoint.apiKeySecret", {"key": "k"}, "Required value", "is required", at="endpoint.apiKeySecret.name"),
     bad("endpoint.apiKeySecret", {"name": "S", "key": "k"}, NAME, at="endpoint.apiKeySecret.name"),
     bad("endpoint.apiKeySecret", {"name": "s", "key": "a b"}, "must be a key of a Secret", at="endpoint.apiKeySecret.key"),
+    bad("endpoint.allowedHosts", ["https://example.org"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
+    bad("endpoint.allowedHosts", ["example.org:8443"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
     bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.tlsSecret", "tls_secret", NAME),

@@ -65,6 +65,8 @@ GOOD: dict[str, dict[str, Any]] = {
             "endpoint": {
                 "port": 8443,
                 "apiKeySecret": {"name": "keys", "key": "keys.txt"},
+                "allowedHosts": ["chat.example.org", "*.example.org"],
+                "prefixCacheSalt": "none",
                 "allowedOrigins": ["*", "https://example.org:8443"],
                 "tlsSecret": "chat-tls",
             }

@@ -70,6 +70,8 @@ class EndpointConfig(ContractModel):
     host: str = "0.0.0.0"
     port: int = ENDPOINT_PORT
     allowed_origins: list[str] = Field(default_factory=list)
+    allowed_hosts: list[str] = Field(default_factory=list)
+    prefix_cache_salt: str = "key"
     api_key_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None

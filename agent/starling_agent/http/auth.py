@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.http.refusing import send_error
 from starling_agent.openai.errors import ApiError
-from starling_agent.server.keys import ApiKeys
+from starling_agent.server.keys import ApiKeys, salt_of
 
 OPEN_PATHS = frozenset(
     {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect"}
@@ -12,11 +12,15 @@ OPEN_PATHS = frozenset(
 
 
 class KeyCheck:
-    """Lets a request through that brings one of the keys as `Authorization: Bearer KEY`, or asks for an open path."""
+    """Lets a request through that brings one of the keys as `Authorization: Bearer KEY`, or asks for an open path.
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
+    With `salted`, its state gets the salt of its key.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, salted: bool) -> None:
         self._app = app
         self._keys = keys
+        self._salted = salted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -29,6 +33,7 @@ class KeyCheck:
             await send_error(send, _unauthorized("the API key is not known here"))
         else:
             scope["state"]["authenticated"] = True
+            scope["state"]["key_salt"] = salt_of(key) if self._salted else None
             await self._app(scope, receive, send)
 
 

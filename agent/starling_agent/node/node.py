@@ -206,6 +206,8 @@ def _settings(config: AgentConfig) -> ServerSettings:
         served_model_names=tuple(config.model.served_names),
         api_keys=ApiKeys((), _file(endpoint.api_key_file)),
         allowed_origins=tuple(endpoint.allowed_origins),
+        allowed_hosts=tuple(endpoint.allowed_hosts),
+        prefix_cache_salt=endpoint.prefix_cache_salt,
         accept_seconds=drain.accept_seconds,
         drain_seconds=drain.seconds,
     )

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starling_engine.errors import StarlingError
 
+from starling_agent.http.allowed_hosts import AllowedHosts
 from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
@@ -53,6 +54,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "The body did not come in time.",
         413: "The body is too large.",
         415: "The content type is not application/json.",
+        421: "The server does not answer for this host.",
         429: "Too much at once: try again after `Retry-After` seconds.",
         431: "The header is too large.",
         500: "The engine could not finish the request.",
@@ -100,6 +102,8 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
         Middleware(Envelope, drain=drain, responses=metrics.responses, access_log=settings.access_log),
         Middleware(HeaderLimit),
     ]
+    if settings.allowed_hosts:
+        stack.append(Middleware(AllowedHosts, allowed=settings.allowed_hosts))
     if settings.allowed_origins:
         stack.append(
             Middleware(
@@ -111,7 +115,7 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
             )
         )
     if settings.api_keys:
-        stack.append(Middleware(KeyCheck, keys=settings.api_keys))
+        stack.append(Middleware(KeyCheck, keys=settings.api_keys, salted=settings.prefix_cache_salt == "key"))
     if settings.rate_limit is not None:
         stack.append(Middleware(RateLimiter, limit=settings.rate_limit))
     stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes, read_seconds=settings.read_seconds))

@@ -8,7 +8,7 @@ from starling_agent.openai.answering import answer_stream, answer_whole, log_req
 from starling_agent.openai.body import body_of, described
 from starling_agent.openai.chunks import CHAT
 from starling_agent.openai.collecting import Choice, Collected
-from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
+from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.messages import spoken_text, template_messages
@@ -24,14 +24,14 @@ router = APIRouter(tags=["OpenAI"])
 async def chat_completions(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answers a chat, whole or as a stream of server-sent events."""
     endpoint = endpoint_of(request)
-    generation = await plan_chat(endpoint, body, request_id_of(request))
+    generation = await plan_chat(endpoint, body, caller_of(request))
     log_request(endpoint, generation, bool(body.stream))
     if body.stream:
         return await answer_stream(request, endpoint, generation, CHAT)
     return await answer_whole(request, endpoint, generation, lambda c: chat_answer(endpoint, generation, c))
 
 
-async def plan_chat(endpoint: Endpoint, body: ChatRequest, request_id: str) -> Generation:
+async def plan_chat(endpoint: Endpoint, body: ChatRequest, caller: Caller) -> Generation:
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
@@ -41,7 +41,7 @@ async def plan_chat(endpoint: Endpoint, body: ChatRequest, request_id: str) -> G
         endpoint,
         body,
         kind="chatcmpl",
-        request_id=request_id,
+        caller=caller,
         prompts=[ids],
         prefixes=[spoken_text(messages[-1]) if body.echo else ""],
         default_max_tokens=None,

@@ -10,7 +10,7 @@ from starling_agent.openai.answering import answer_stream, answer_whole, log_req
 from starling_agent.openai.body import body_of, described
 from starling_agent.openai.chunks import COMPLETION
 from starling_agent.openai.collecting import Choice, Collected
-from starling_agent.openai.endpoint import Endpoint, endpoint_of, request_id_of
+from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.planning import plan
@@ -24,14 +24,14 @@ router = APIRouter(tags=["OpenAI"])
 async def completions(request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]) -> Response:
     """Continues one or several prompts, whole or as a stream of server-sent events."""
     endpoint = endpoint_of(request)
-    generation = await plan_completion(endpoint, body, request_id_of(request))
+    generation = await plan_completion(endpoint, body, caller_of(request))
     log_request(endpoint, generation, bool(body.stream))
     if body.stream:
         return await answer_stream(request, endpoint, generation, COMPLETION)
     return await answer_whole(request, endpoint, generation, lambda c: completion_answer(endpoint, generation, c))
 
 
-async def plan_completion(endpoint: Endpoint, body: CompletionRequest, request_id: str) -> Generation:
+async def plan_completion(endpoint: Endpoint, body: CompletionRequest, caller: Caller) -> Generation:
     endpoint.model_name(body.model)
     body.check_stream_fields()
     body.check_best_of()
@@ -40,7 +40,7 @@ async def plan_completion(endpoint: Endpoint, body: CompletionRequest, request_i
         endpoint,
         body,
         kind="cmpl",
-        request_id=request_id,
+        caller=caller,
         prompts=prompts,
         prefixes=_echoed(endpoint, body, prompts) if body.echo else [""] * len(prompts),
         default_max_tokens=DEFAULT_MAX_TOKENS,

@@ -12,7 +12,7 @@ from starling_engine import PoolingParams
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.body import body_of, described
-from starling_agent.openai.endpoint import Endpoint, endpoint_of, own_id, request_id_of
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, own_id
 from starling_agent.openai.protocol.answers import Embedding, Embeddings, usage
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 
@@ -29,8 +29,10 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
     model = endpoint.model_name(body.model)
     prompts = await endpoint.prompts.read(body.input, "input", body.add_special_tokens is not False)
     params = PoolingParams(pooling=body.pooling or "mean", normalize=body.normalize is not False)
-    answer_id = f"embd-{own_id(body.request_id or request_id_of(request))}"
-    vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id))
+    caller = caller_of(request)
+    answer_id = f"embd-{own_id(body.request_id or caller.request_id)}"
+    salt = caller.cache_salt(None)
+    vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id, salt))
     as_text = body.encoding_format == "base64"
     return json_response(
         Embeddings(
@@ -43,10 +45,12 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
     )
 
 
-async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str) -> list[list[float]]:
+async def _embed_all(
+    endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str, salt: str | None
+) -> list[list[float]]:
     """All vectors in order; the first failure cancels the others."""
     gate = asyncio.Semaphore(OPEN_INPUTS)
-    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{answer_id}-{i}")) for i, ids in enumerate(prompts)]
+    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{answer_id}-{i}", salt)) for i, ids in enumerate(prompts)]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -55,10 +59,12 @@ async def _embed_all(endpoint: Endpoint, prompts: list[list[int]], params: Pooli
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _embed(endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str) -> list[float]:
+async def _embed(
+    endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str, salt: str | None
+) -> list[float]:
     async with gate:
         with endpoint.metrics.pooling(len(ids)):
-            output = await endpoint.engine.embed(ids, params, request_id=engine_id)
+            output = await endpoint.engine.embed(ids, params, request_id=engine_id, cache_salt=salt)
     return output.outputs.embedding
 
 

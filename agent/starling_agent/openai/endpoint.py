@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import cast
 
 import structlog
@@ -102,6 +103,22 @@ def own_id(request_id: str) -> str:
     return f"{request_id}-{uuid.uuid4().hex[:8]}"
 
 
-def request_id_of(request: Request) -> str:
-    """The id that the request came with or was given on arrival."""
-    return cast("str", request.scope["state"]["request_id"])
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What is known of a request besides its body.
+
+    request_id  it came with it or was given it on arrival
+    key_salt    keeps what is cached for its API key from others' requests; None: nothing does
+    """
+
+    request_id: str
+    key_salt: str | None
+
+    def cache_salt(self, asked: str | None) -> str | None:
+        """The salt of its key, and the one that it asks for. Salts of keys are all of one length, so no two pairs are the same."""
+        return asked if self.key_salt is None else f"{self.key_salt}:{asked or ''}"
+
+
+def caller_of(request: Request) -> Caller:
+    state = request.scope["state"]
+    return Caller(state["request_id"], state.get("key_salt"))

@@ -7,7 +7,7 @@ from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
-from starling_agent.openai.endpoint import Endpoint, own_id
+from starling_agent.openai.endpoint import Caller, Endpoint, own_id
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.sampling import SamplingFields
@@ -21,7 +21,7 @@ def plan(
     body: SamplingFields,
     *,
     kind: str,
-    request_id: str,
+    caller: Caller,
     prompts: list[list[int]],
     prefixes: list[str],
     default_max_tokens: int | None,
@@ -50,14 +50,14 @@ def plan(
     _check_sequences(endpoint, len(prompts) * params.n, sum(map(len, prompts)) * params.n)
     options = body.stream_options
     return Generation(
-        answer_id=f"{kind}-{own_id(body.request_id or request_id)}",
+        answer_id=f"{kind}-{own_id(body.request_id or caller.request_id)}",
         created=int(time.time()),
         model=endpoint.model_name(body.model),
         prompts=prompts,
         params=params,
         prefixes=prefixes,
         priority=_priority(endpoint, body.priority),
-        cache_salt=body.cache_salt,
+        cache_salt=caller.cache_salt(body.cache_salt),
         top_logprobs=logprobs,
         only_echo=only_echo,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),

@@ -12,6 +12,7 @@ from starling_engine.errors import ConfigError
 from starling_agent.server.file_stamp import file_stamp
 
 KEY_VARIABLE = "STARLING_API_KEY"
+_SALT_PURPOSE = b"prefix cache"
 log = structlog.get_logger("starling.agent")
 
 
@@ -60,6 +61,14 @@ class ApiKeys:
     def _set(self, of_file: Sequence[str]) -> None:
         self._keys = tuple(dict.fromkeys((*self._given, *of_file)))
         self._digests = [_digest(key.encode()) for key in self._keys]
+
+
+def salt_of(key: bytes) -> str:
+    """A cache salt that is the same on every replica and after every restart, and does not tell the key.
+
+    It is another digest than the one that keys are compared by: whoever may read the cache's names learns nothing to get in with.
+    """
+    return hashlib.blake2b(key, digest_size=16, person=_SALT_PURPOSE).hexdigest()
 
 
 def _digest(key: bytes) -> bytes:

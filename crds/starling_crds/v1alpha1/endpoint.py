@@ -1,9 +1,11 @@
 """`spec.endpoint`: the OpenAI endpoint that clients see."""
 
+from typing import Literal
+
 from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
-from starling_crds.v1alpha1.strings import ObjectName, Origin
+from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin
 
 
 class EndpointSpec(ApiModel):
@@ -18,6 +20,16 @@ class EndpointSpec(ApiModel):
         max_length=64,
         json_schema_extra={"x-kubernetes-list-type": "set"},
         description="Origins of pages whose scripts may call the endpoint (CORS), or *.",
+    )
+    allowed_hosts: list[HostName] = Field(
+        default_factory=list,
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+        description="Names in requests' Host, also *.NAME, besides those of the Service, addresses and localhost. Default: any.",
+    )
+    prefix_cache_salt: Literal["key", "none"] = Field(
+        default="key",
+        description="key: with API keys, a cached prefix is found only with the key that it was sent with. none: with any.",
     )
     tls_secret: ObjectName | None = Field(
         default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."

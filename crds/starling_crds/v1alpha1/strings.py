@@ -71,6 +71,11 @@ Origin = Annotated[
     Field(max_length=512),
     form(r"^(\*|https?://[^/\s]+)$", "must be * or an origin without a path, such as https://chat.example.org"),
 ]
+HostName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    form(rf"^(\*\.)?{_SUBDOMAIN}$", "must be a name without scheme and port, such as chat.example.org or *.example.org"),
+]
 DeviceResource = Annotated[
     str,
     Field(min_length=1, max_length=253),

@@ -168,12 +168,16 @@ class AsyncEngine:
         finally:
             run.close()
 
-    async def embed(self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None) -> EmbeddingRequestOutput:
+    async def embed(
+        self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, cache_salt: str | None = None
+    ) -> EmbeddingRequestOutput:
         """One vector for the prompt. Raises as `stream` does."""
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
-        delta = await self._pool(EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time()))
+        delta = await self._pool(
+            EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time(), cache_salt=cache_salt)
+        )
         raise_failure(delta)
         if delta.finish_reason == "abort":
             raise RequestFailed("the engine was put to sleep before the prompt was read")

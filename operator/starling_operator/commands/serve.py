@@ -53,6 +53,12 @@ def serve(
     allowed_origins: Annotated[
         list[str] | None, _option("--allowed-origins", text="Origin for CORS, or *; may be repeated.", panel=ENDPOINT)
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None, _option("--allowed-hosts", text="Name in requests' Host, or *.NAME; may be repeated.", panel=ENDPOINT)
+    ] = None,
+    prefix_cache_salt: Annotated[
+        str, _option("--prefix-cache-salt", text="key: API keys share no cached prefix; or none.", panel=ENDPOINT)
+    ] = "key",
     rate_limit: Annotated[
         Any, _option("--rate-limit", text="Of each key or address: 10/s, 600/m, 100/30s.", panel=ENDPOINT, parser=parse_rate)
     ] = None,
@@ -191,6 +197,8 @@ def _server_settings(flags: dict[str, Any]) -> "ServerSettings":
         served_model_names=tuple(flags["served_model_name"] or ()),
         api_keys=ApiKeys(flags["api_key"] or (), flags["api_key_file"]),
         allowed_origins=tuple(flags["allowed_origins"] or ()),
+        allowed_hosts=tuple(flags["allowed_hosts"] or ()),
+        prefix_cache_salt=flags["prefix_cache_salt"],
         rate_limit=flags["rate_limit"],
         max_body_bytes=flags["max_body_bytes"],
         read_seconds=flags["read_seconds"],

@@ -107,6 +107,8 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
     host = names.host(service.name, service.namespace, settings.cluster_domain)
     return EndpointConfig(
         allowed_origins=list(spec.endpoint.allowed_origins),
+        allowed_hosts=_allowed_hosts(spec, host),
+        prefix_cache_salt=spec.endpoint.prefix_cache_salt,
         api_key_file=f"{KEYS_PATH}/{key.key}" if key else None,
         tls_cert_file=f"{TLS_PATH}/tls.crt" if tls else None,
         tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,
@@ -114,6 +116,14 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
         tls_secret=tls,
         service_url=f"{'https' if tls else 'http'}://{host}:{ENDPOINT_PORT}",
     )
+
+
+def _allowed_hosts(spec: InferenceServiceSpec, host: str) -> list[str]:
+    """Clients in the cluster, and the pods themselves, use the Service's name in any of its lengths."""
+    if not spec.endpoint.allowed_hosts:
+        return []
+    labels = host.split(".")
+    return [*spec.endpoint.allowed_hosts, *(".".join(labels[:count]) for count in (1, 2, 3)), host]
 
 
 def _bytes(field: str, text: str | None) -> int | None:
