@@ -130,6 +130,7 @@ async def test_a_pod_of_a_node_that_is_down_is_let_go(cluster: Cluster, kubelet:
     await _is_replaced(cluster, pod, 60)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("others_live")
 async def test_where_nodes_may_not_be_read_the_node_controllers_mark_tells(
