@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starling_agent.contract.listening import listening_socket
 
 from starling_operator import metrics
 
@@ -22,7 +23,7 @@ class Health:
 
     async def start(self, host: str, port: int) -> None:
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.SockSite(self._runner, listening_socket(host, port)).start()
 
     async def close(self) -> None:
         await self._runner.cleanup()

@@ -91,9 +91,14 @@ def _unreported_since(body: Manifest) -> float | None:
 
 
 def _tolerates(tolerations: Iterable[Manifest]) -> float:
-    """Without a toleration none; one without a time is for ever."""
-    times = {entry.get("key"): float(entry.get("tolerationSeconds", math.inf)) for entry in tolerations}
-    return min(times.get(f"node.kubernetes.io/{trouble}", 0.0) for trouble in ("not-ready", "unreachable"))
+    """As Kubernetes takes them: of several tolerations of one trouble the shortest; one without a time is for ever."""
+    found = [entry for entry in tolerations if entry.get("effect", "NoExecute") == "NoExecute"]
+
+    def seconds(key: str) -> float:
+        matching = [entry for entry in found if entry.get("key", key) == key]
+        return min((float(entry.get("tolerationSeconds", math.inf)) for entry in matching), default=0.0)
+
+    return min(seconds(f"node.kubernetes.io/{trouble}") for trouble in ("not-ready", "unreachable"))
 
 
 def _trouble(body: Manifest) -> str:

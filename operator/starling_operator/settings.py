@@ -5,6 +5,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starling_agent.contract.listening import EVERYWHERE
+
 from starling_operator.plan.observed import Settings
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -25,7 +27,7 @@ class OperatorSettings:
     lease_name: str = "starling-operator"
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}_{os.urandom(4).hex()}")
     parallel: int = 8
-    http_host: str = "0.0.0.0"
+    http_host: str = EVERYWHERE
     http_port: int = 8080
 
     @property

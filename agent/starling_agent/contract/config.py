@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from starling_agent.contract.listening import EVERYWHERE
+
 SCHEMA_VERSION = 1
 CONFIG_PATH = "/etc/starling/agent.json"
 ENDPOINT_PORT = 8000
@@ -67,7 +69,7 @@ class EndpointConfig(ContractModel):
     api_key_secret and tls_secret name the Secrets that the files are of, which may come later than the pod: it waits for them.
     """
 
-    host: str = "0.0.0.0"
+    host: str = EVERYWHERE
     port: int = ENDPOINT_PORT
     allowed_origins: list[str] = Field(default_factory=list)
     allowed_hosts: list[str] = Field(default_factory=list)
@@ -83,7 +85,7 @@ class EndpointConfig(ContractModel):
 class AdminConfig(ContractModel):
     """The admin endpoint; a request must bring the token that is in `token_file`."""
 
-    host: str = "0.0.0.0"
+    host: str = EVERYWHERE
     port: int = ADMIN_PORT
     token_file: str
 

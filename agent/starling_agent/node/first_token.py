@@ -6,6 +6,7 @@ from collections.abc import Callable
 import httpx
 import structlog
 
+from starling_agent.contract.listening import EVERYWHERE
 from starling_agent.node.failures import passing
 
 TIMEOUT = httpx.Timeout(60.0, connect=2.0)
@@ -66,5 +67,6 @@ class FirstToken:
 
 def own_url(host: str, port: int, *, tls: bool) -> str:
     """Where this process reaches its own listener."""
-    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    # What listens everywhere takes IPv4 too; each pod has that loopback, of clusters with IPv6 alone as well.
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "", EVERYWHERE) else host
     return f"{'https' if tls else 'http'}://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from starling_engine.errors import ConfigError
 
+from starling_agent.contract.listening import listening_socket
 from starling_agent.http.header_limit import MAX_HEADER_BYTES
 from starling_agent.server.connection import ClientConnection
 from starling_agent.settings import READ_SECONDS, Tls
@@ -20,15 +21,10 @@ FAREWELL_SECONDS = 0.5
 
 def bind(host: str, port: int) -> socket.socket:
     """Binds before the model is loaded: a port in use should not be told minutes later. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        return listening_socket(host, port)
     except OSError as error:
-        listener.close()
         raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another port or host", "port") from None
-    return listener
 
 
 class HttpServer(uvicorn.Server):

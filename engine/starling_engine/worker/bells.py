@@ -15,13 +15,17 @@ class Bells:
     ) -> None:
         """The ranks find each other in the store, under `name`; waits for all of them."""
         self.socket = context.socket(zmq.PULL)
-        port = self.socket.bind_to_random_port(f"tcp://{rendezvous.address}")
-        store.set(f"{name}/bell/{shard.index}", f"tcp://{rendezvous.address}:{port}")
+        has_ipv6 = ":" in rendezvous.address
+        self.socket.setsockopt(zmq.IPV6, has_ipv6)
+        host = f"[{rendezvous.address}]" if has_ipv6 else rendezvous.address
+        port = self.socket.bind_to_random_port(f"tcp://{host}")
+        store.set(f"{name}/bell/{shard.index}", f"tcp://{host}:{port}")
         self._others: list[zmq.Socket[bytes]] = []
         for other in range(shard.count):
             if other != shard.index:
                 socket = context.socket(zmq.PUSH)
                 socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.IPV6, has_ipv6)
                 socket.connect(store.get(f"{name}/bell/{other}").decode())
                 self._others.append(socket)
 

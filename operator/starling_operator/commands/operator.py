@@ -43,9 +43,7 @@ def operator(
         str, typer.Option("--lease-name", help="Operators with the same Lease exclude each other.")
     ] = "starling-operator",
     cluster_domain: Annotated[str, typer.Option("--cluster-domain", help="Of in-cluster DNS names.")] = "cluster.local",
-    http_address: Annotated[
-        str, typer.Option("--http-address", help="HOST:PORT of /healthz, /readyz and /metrics.")
-    ] = "0.0.0.0:8080",
+    http_address: Annotated[str, typer.Option("--http-address", help="HOST:PORT of /healthz, /readyz and /metrics.")] = "[::]:8080",
     gang_patience: Annotated[
         float,
         typer.Option(
@@ -62,7 +60,7 @@ def operator(
     """Run the operator: it turns InferenceServices into groups of agent pods, and keeps them so."""
     host, _, port = http_address.rpartition(":")
     if not host or not port.isdigit():
-        fail(f"--http-address must be HOST:PORT, got {http_address!r}", "write --http-address 0.0.0.0:8080")
+        fail(f"--http-address must be HOST:PORT, got {http_address!r}", "write --http-address [::]:8080")
     from starling_operator.launch import launch
     from starling_operator.plan.observed import Settings
     from starling_operator.settings import OperatorSettings
@@ -81,7 +79,7 @@ def operator(
         class_name=class_name,
         # Operators of different classes do not exclude each other.
         lease_name=f"{lease_name}-{class_name}" if class_name else lease_name,
-        http_host=host,
+        http_host=host.strip("[]"),
         http_port=int(port),
     )
     launch(settings, log_level.value)

@@ -97,8 +97,13 @@ def service_monitor(service: Service, spec: InferenceServiceSpec) -> Manifest:
 
 
 def http_route(service: Service, spec: InferenceServiceSpec) -> Manifest:
-    """Leads all paths to the Service. Which Gateway it hangs on (`parentRefs`) is left to whoever runs one: kept if set."""
-    backend = {"kind": "Service", "name": service.name, "port": spec.endpoint.port}
-    return child(service, "gateway.networking.k8s.io/v1", "HTTPRoute", service.name) | {
-        "spec": {"rules": [{"matches": [{"path": {"type": "PathPrefix", "value": "/"}}], "backendRefs": [backend]}]}
+    """Leads all paths to the Service. Which Gateway it hangs on (`parentRefs`) is left to whoever runs one: kept if set.
+
+    Where a route says nothing of a request's time, gateways end streams after 15 to 60 s.
+    """
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "backendRefs": [{"kind": "Service", "name": service.name, "port": spec.endpoint.port}],
+        "timeouts": {"request": "0s"},
     }
+    return child(service, "gateway.networking.k8s.io/v1", "HTTPRoute", service.name) | {"spec": {"rules": [rule]}}

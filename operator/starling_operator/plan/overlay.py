@@ -1,7 +1,7 @@
 """Strategic merge of `spec.template` into the agents' pod template, as `kubectl patch` does it.
 
-Maps merge key by key, null removes a key. Lists whose elements have a key of their own merge by it; tolerations are added; every
-other list is replaced.
+Maps merge key by key, null removes a key. Lists whose elements have a key of their own merge by it; a toleration takes the place
+of those of the same taint; every other list is replaced.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,6 @@ _KEYS = {
 }
 _WHOLE = frozenset({"volumes", "env"})
 """Elements that are one choice of several sources: half of an old and half of a new one would be refused."""
-_ADDED = frozenset({"tolerations"})
 _FIELD = "template"
 
 
@@ -52,15 +51,20 @@ def _merge(base: Any, patch: Any, name: str, path: str) -> Any:
             raise ValueError(f"{path}: must be {word}, got {patch!r}")
     if isinstance(patch, dict):
         return _merge_map(base if isinstance(base, dict) else {}, patch, path)
-    if isinstance(patch, list) and name in _ADDED:
-        return _added(base or [], patch)
+    if isinstance(patch, list) and name == "tolerations":
+        return _tolerations(base or [], patch)
     if isinstance(patch, list) and name in _KEYS:
         return _merge_list(base or [], patch, name, path)
     return patch
 
 
-def _added(base: list[Any], patch: list[Any]) -> list[Any]:
-    return [*base, *(element for element in patch if element not in base)]
+def _tolerations(base: list[Any], patch: list[Any]) -> list[Any]:
+    """Of several that match a taint Kubernetes takes the shortest, so one of ours would win over a longer one of the user's."""
+    return [*(ours for ours in base if not any(_covers(theirs, ours) for theirs in patch)), *patch]
+
+
+def _covers(theirs: Any, ours: Mapping[str, Any]) -> bool:
+    return isinstance(theirs, Mapping) and all(theirs.get(part) in (None, "", ours.get(part)) for part in ("key", "effect"))
 
 
 def _merge_list(base: list[Any], patch: list[Any], name: str, path: str) -> list[Any]:

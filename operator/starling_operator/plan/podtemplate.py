@@ -1,5 +1,6 @@
 """The pod template of a revision: restricted Pod Security by default, then the user's overlay on top."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from starling_agent.contract import identity
@@ -9,7 +10,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
-from starling_operator.plan.sizes import check_quantities, check_tiers, memory_limit, shm_bytes
+from starling_operator.plan.sizes import check_quantities, check_tiers, memory_limit, requests, shm_bytes
 from starling_operator.plan.volumes import HOME, Volume, volumes
 
 CONTAINER = "agent"
@@ -17,6 +18,7 @@ _USER = 65532
 _EXIT_MARGIN = 15
 """Seconds that an agent has left to end its processes after the last stream."""
 _LOST_NODE_SECONDS = 30
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
 def pod_template(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> Manifest:
@@ -27,6 +29,7 @@ def pod_template(service: Service, spec: InferenceServiceSpec, settings: Setting
     check_tiers(spec, limit)
     merged = _merged(service, spec, settings, revision, limit=limit)
     check_quantities(merged)
+    _add_requests(merged, requests(spec))
     metadata = merged.setdefault("metadata", {})
     # Last, so that an overlay cannot take a pod out of its Service.
     metadata["labels"] = metadata.get("labels", {}) | labels.of_pods(service, revision)
@@ -44,11 +47,35 @@ def grace_seconds(spec: InferenceServiceSpec) -> int:
 
 def _merged(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str, limit: int | None) -> dict[str, Any]:
     shm = shm_bytes(spec.accelerators.per_node, limit)
-    base = {
-        "metadata": {"labels": {}, "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}},
-        "spec": _pod(service, spec, settings, volumes(service.name, spec, revision, shm)),
-    }
-    return overlay(base, spec.template)
+    mounted = volumes(service.name, spec, revision, shm)
+    pod = _pod(service, spec, settings, mounted) | {"topologySpreadConstraints": _spread(service, revision)}
+    # Else the cluster autoscaler keeps a node for the sake of what any pod can make again.
+    passing = ",".join(volume.name for volume in mounted if "emptyDir" in volume.source)
+    annotations = {"kubectl.kubernetes.io/default-container": CONTAINER, _SAFE_TO_EVICT: passing}
+    return overlay({"metadata": {"labels": {}, "annotations": annotations}, "spec": pod}, spec.template)
+
+
+def _add_requests(template: dict[str, Any], wanted: Mapping[str, str]) -> None:
+    """Of what the user says nothing about: where there is a limit alone, Kubernetes requests as much."""
+    resources = next(one for one in template["spec"]["containers"] if one["name"] == CONTAINER).setdefault("resources", {})
+    said = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
+    missing = {name: value for name, value in wanted.items() if name not in said}
+    if missing:
+        resources["requests"] = {**(resources.get("requests") or {}), **missing}
+
+
+def _spread(service: Service, revision: str) -> list[dict[str, Any]]:
+    """Groups, of which each has one leader, go to different nodes and zones where there is room."""
+    leaders = {labels.SERVICE: service.name, labels.REVISION: revision, labels.ORDINAL: "0"}
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": leaders},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
 
 
 def _memory_limit(template: dict[str, Any]) -> int | None:
@@ -81,7 +108,7 @@ def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mount
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "tolerations": [_toleration("not-ready"), _toleration("unreachable")],
+        "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_devices_taint(spec)],
         "containers": [_container(spec, settings, mounted)],
         "volumes": [volume.volume() for volume in mounted],
     }
@@ -135,7 +162,7 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def _resources(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """CPU and memory are the user's to set by the overlay; devices are counted here."""
+    """Devices; what a pod requests besides is added where the user's part says nothing of it."""
     if spec.accelerators.type == "cpu":
         return {}
     return {"limits": {spec.accelerators.type: str(spec.accelerators.per_node)}}
@@ -157,6 +184,12 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, 
         "timeoutSeconds": timeout,
         "failureThreshold": failures,
     }
+
+
+def _devices_taint(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """Most clouds keep pods without devices off nodes that have some, by a taint of the resource's name."""
+    device = spec.accelerators.type
+    return [] if device == "cpu" else [{"key": device, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def _toleration(trouble: str) -> dict[str, Any]:

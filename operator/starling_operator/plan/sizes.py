@@ -12,6 +12,8 @@ from starling_engine.tiers.store.address import parse_address
 MIB = 2**20
 _BASE = 64 * MIB
 _EACH_RANK = 256 * MIB
+_MILLICORES = 250
+_LEAST_MEMORY = 512 * MIB
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 
@@ -41,6 +43,20 @@ def check_tiers(spec: InferenceServiceSpec, memory_limit: int | None) -> None:
             f" template.spec.containers[agent].resources.limits.memory above {ranks * sum(each.values())}, got {memory_limit}"
             + ("" if spec.kv_cache.tiers.cpu is not None else "; files and a store take less with a small kvCache.tiers.cpu")
         )
+
+
+def requests(spec: InferenceServiceSpec) -> dict[str, str]:
+    """What a pod asks of its node: quantities that hold for any model, so that it comes before pods that ask for nothing.
+
+    A quarter of a core for each rank, of memory what the spec gives it and 512 MiB besides, and of the node's disk the limit of the
+    weights' cache. Weights are not counted: only who has read the checkpoint knows them.
+    """
+    ranks = spec.accelerators.per_node
+    memory = sum((_kept_by_a_rank(spec) | _on_device(spec)).values()) + _LEAST_MEMORY
+    found = {"cpu": f"{ranks * _MILLICORES}m", "memory": str(ranks * memory)}
+    if spec.model.cache.size_limit is not None:
+        found["ephemeral-storage"] = spec.model.cache.size_limit
+    return found
 
 
 def check_quantities(template: Mapping[str, Any]) -> None:

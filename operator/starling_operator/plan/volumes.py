@@ -13,6 +13,8 @@ from starling_operator.plan.source import MODELS_PATH, parse_source
 
 HOME = "/home/starling"
 CONFIG_FOLDER = "/etc/starling"
+_SCRATCH = "4Gi"
+"""For compiled kernels and the like, so that no pod fills its node's disk."""
 _LATER: dict[str, Any] = {"optional": True}
 """A Secret that is missing would keep the container from starting without a word; the agent waits for it, and says which."""
 
@@ -40,8 +42,8 @@ def volumes(service: str, spec: InferenceServiceSpec, revision: str, shm: int) -
     return [
         Volume("config", config, CONFIG_FOLDER, read_only=True),
         Volume("admin", admin, ADMIN_PATH, read_only=True),
-        Volume("tmp", {"emptyDir": {}}, "/tmp"),
-        Volume("home", {"emptyDir": {}}, HOME),
+        Volume("tmp", {"emptyDir": {"sizeLimit": _SCRATCH}}, "/tmp"),
+        Volume("home", {"emptyDir": {"sizeLimit": _SCRATCH}}, HOME),
         Volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}}, "/dev/shm"),
         Volume("cache", _cache(spec.model.cache), CACHE_PATH),
         *_optional(service, spec, revision),

@@ -356,7 +356,7 @@ def test_when_to_try_again(left: float | None, wait: str):
     ("host", "tls", "url"),
     [
         ("0.0.0.0", False, "http://127.0.0.1:8000"),
-        ("::", True, "https://[::1]:8000"),
+        ("::", True, "https://127.0.0.1:8000"),
         ("10.0.0.7", False, "http://10.0.0.7:8000"),
         ("fd00::7", False, "http://[fd00::7]:8000"),
     ],

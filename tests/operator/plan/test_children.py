@@ -148,6 +148,10 @@ def test_the_route_leaves_its_gateway_to_others() -> None:
     assert spec["rules"][0]["backendRefs"] == [{"kind": "Service", "name": "chat", "port": 8080}]
 
 
+def test_no_gateway_ends_a_stream_for_its_length() -> None:
+    assert child("HTTPRoute", {}, ALL)["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+
+
 def test_a_group() -> None:
     world = World({"parallelism": {"tensor": 4}, "accelerators": {"perNode": 2}})
     decision = world.decide()

@@ -225,8 +225,8 @@ def test_pods_leave_a_dead_node_after_half_a_minute() -> None:
             "admin",
             ({"secret": {"secretName": "chat-admin", "items": [{"key": "token", "path": "token"}]}}, "/etc/starling-admin", True),
         ),
-        ({}, "tmp", ({"emptyDir": {}}, "/tmp", False)),
-        ({}, "home", ({"emptyDir": {}}, "/home/starling", False)),
+        ({}, "tmp", ({"emptyDir": {"sizeLimit": "4Gi"}}, "/tmp", False)),
+        ({}, "home", ({"emptyDir": {"sizeLimit": "4Gi"}}, "/home/starling", False)),
         ({}, "shm", ({"emptyDir": {"medium": "Memory", "sizeLimit": str(64 * MIB)}}, "/dev/shm", False)),
         ({}, "cache", ({"emptyDir": {}}, "/cache", False)),
         ({"model": {"cache": {"sizeLimit": "5Gi"}}}, "cache", ({"emptyDir": {"sizeLimit": "5Gi"}}, "/cache", False)),
@@ -273,14 +273,80 @@ def test_the_hub_s_token_and_pull_secrets() -> None:
 @pytest.mark.parametrize(
     ("accelerators", "limits"),
     [
-        ({}, {}),
-        ({"type": "cpu"}, {}),
-        ({"type": "nvidia.com/gpu"}, {"limits": {"nvidia.com/gpu": "1"}}),
-        ({"type": "amd.com/gpu"}, {"limits": {"amd.com/gpu": "1"}}),
+        ({}, None),
+        ({"type": "cpu"}, None),
+        ({"type": "nvidia.com/gpu"}, {"nvidia.com/gpu": "1"}),
+        ({"type": "amd.com/gpu"}, {"amd.com/gpu": "1"}),
     ],
 )
-def test_devices_are_counted_in_limits(accelerators: dict[str, Any], limits: dict[str, Any]) -> None:
-    assert agent_of({"accelerators": accelerators})["resources"] == limits
+def test_devices_are_counted_in_limits(accelerators: dict[str, Any], limits: dict[str, str] | None) -> None:
+    assert agent_of({"accelerators": accelerators})["resources"].get("limits") == limits
+
+
+def resources_of(resources: dict[str, Any], **changes: Any) -> Any:
+    template = {"spec": {"containers": [{"name": "agent", "resources": resources}]}}
+    return agent_of({"template": template, **changes})["resources"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "changes", "expected"),
+    [
+        ({}, {}, {"requests": {"cpu": "250m", "memory": str(512 * MIB)}}),
+        ({}, {"engine": {"kvMemory": "1Gi"}}, {"requests": {"cpu": "250m", "memory": str(1536 * MIB)}}),
+        (
+            {},
+            {"engine": {"kvMemory": "1Gi"}, "kvCache": {"tiers": {"cpu": {"bytes": "2Gi"}}}},
+            {"requests": {"cpu": "250m", "memory": str(3584 * MIB)}},
+        ),
+        (
+            {},
+            {"accelerators": {"type": "nvidia.com/gpu"}, "engine": {"kvMemory": "1Gi"}},
+            {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "250m", "memory": str(512 * MIB)}},
+        ),
+        (
+            {},
+            {"model": {"cache": {"sizeLimit": "5Gi"}}},
+            {"requests": {"cpu": "250m", "memory": str(512 * MIB), "ephemeral-storage": "5Gi"}},
+        ),
+        ({"limits": {"memory": "256Mi"}}, {}, {"limits": {"memory": "256Mi"}, "requests": {"cpu": "250m"}}),
+        ({"requests": {"cpu": "4"}}, {}, {"requests": {"cpu": "4", "memory": str(512 * MIB)}}),
+        ({"limits": {"cpu": "2", "memory": "8Gi"}}, {}, {"limits": {"cpu": "2", "memory": "8Gi"}}),
+    ],
+)
+def test_a_pod_requests_what_nobody_has_said(resources: dict[str, Any], changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert resources_of(resources, **changes) == expected
+
+
+def test_a_pod_with_several_ranks_requests_for_each() -> None:
+    changes = {"accelerators": {"perNode": 2}, "parallelism": {"tensor": 2}, "engine": {"kvMemory": "1Gi"}}
+    assert resources_of({}, **changes)["requests"] == {"cpu": "500m", "memory": str(3072 * MIB)}
+
+
+def test_groups_are_spread_by_their_leaders() -> None:
+    found = pod_of()["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in found] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    leaders = {
+        "serving.starling.dev/service": "chat",
+        "serving.starling.dev/revision": "aaaaaaa",
+        "apps.kubernetes.io/pod-index": "0",
+    }
+    for each in found:
+        assert each["whenUnsatisfiable"] == "ScheduleAnyway" and each["labelSelector"] == {"matchLabels": leaders}
+
+
+@pytest.mark.parametrize(
+    ("changes", "volumes"), [({}, "tmp,home,shm,cache"), ({"model": {"cache": {"claim": "c"}}}, "tmp,home,shm")]
+)
+def test_an_autoscaler_may_take_a_node_in_spite_of_scratch_volumes(changes: dict[str, Any], volumes: str) -> None:
+    made = pod_template(make_service(), make_spec(changes), SETTINGS, "aaaaaaa")
+    name = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+    assert made["metadata"]["annotations"][name] == volumes
+
+
+def test_pods_with_devices_tolerate_the_taint_of_these() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert taint in pod_of({"accelerators": {"type": "nvidia.com/gpu"}})["tolerations"]
+    assert taint not in pod_of()["tolerations"]
 
 
 def test_an_overlay_cannot_take_a_pod_out_of_its_service() -> None:

@@ -10,7 +10,7 @@ BASE: dict[str, Any] = {
     "metadata": {"labels": {"app": "starling"}, "annotations": {"a": "1"}},
     "spec": {
         "securityContext": {"runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
-        "tolerations": [{"key": "not-ready", "operator": "Exists"}],
+        "tolerations": [{"key": "not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}],
         "containers": [
             {
                 "name": "agent",
@@ -59,9 +59,21 @@ def agent_of(patch: dict[str, Any]) -> dict[str, Any]:
         (
             {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
             "tolerations",
-            [{"key": "not-ready", "operator": "Exists"}, {"key": "gpu", "operator": "Exists"}],
+            [*BASE["spec"]["tolerations"], {"key": "gpu", "operator": "Exists"}],
         ),
-        ({"tolerations": [{"key": "not-ready", "operator": "Exists"}]}, "tolerations", BASE["spec"]["tolerations"]),
+        *(
+            ({"tolerations": [theirs]}, "tolerations", [theirs])
+            for theirs in (
+                {"key": "not-ready", "operator": "Exists"},
+                {"key": "not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+                {"operator": "Exists"},
+            )
+        ),
+        (
+            {"tolerations": [{"key": "not-ready", "operator": "Exists", "effect": "NoSchedule"}]},
+            "tolerations",
+            [*BASE["spec"]["tolerations"], {"key": "not-ready", "operator": "Exists", "effect": "NoSchedule"}],
+        ),
         ({"imagePullSecrets": [{"name": "mine"}]}, "imagePullSecrets", [{"name": "mine"}]),
         ({"initContainers": [{"name": "wait", "image": "i"}]}, "initContainers", [{"name": "wait", "image": "i"}]),
         (

@@ -130,6 +130,12 @@ def _tolerating(**seconds: int | None) -> dict[str, Any]:
     return made
 
 
+def _with_tolerations(*tolerations: dict[str, Any]) -> dict[str, Any]:
+    made = body()
+    made["spec"]["tolerations"] = list(tolerations)
+    return made
+
+
 @pytest.mark.parametrize(
     ("pod", "seconds"),
     [
@@ -137,6 +143,9 @@ def _tolerating(**seconds: int | None) -> dict[str, Any]:
         (_tolerating(unready=30, unreachable=None), 30.0),
         (_tolerating(unready=None, unreachable=None), math.inf),
         (_tolerating(unready=30), 0.0),
+        (_with_tolerations(*_tolerating(unready=30, unreachable=300)["spec"]["tolerations"], {"operator": "Exists"}), 30.0),
+        (_with_tolerations({"operator": "Exists"}), math.inf),
+        (_with_tolerations({"operator": "Exists", "effect": "NoSchedule"}), 0.0),
         (body(), 0.0),
     ],
 )

@@ -1,0 +1,38 @@
+"""Sockets that servers of the cluster listen on."""
+
+import socket
+
+EVERYWHERE = "::"
+"""Every address of this machine, of IPv4 and of IPv6."""
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound TCP socket, which does not listen yet. `::` takes IPv4 too, and IPv4 alone where the kernel has no IPv6.
+
+    Raises OSError.
+    """
+    if host != EVERYWHERE:
+        return _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
+    return _bound(socket.AF_INET6, host, port) if has_ipv6() else _bound(socket.AF_INET, "0.0.0.0", port)
+
+
+def has_ipv6() -> bool:
+    """Whether the kernel lets a socket be bound to an address of IPv6: it may be compiled in and switched off."""
+    try:
+        _bound(socket.AF_INET6, "::1", 0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == EVERYWHERE:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
