@@ -45,7 +45,8 @@ def test_every_value_has_a_comment() -> None:
 
 def _inside_a_value(line: str) -> bool:
     """Lines of a default that is itself a mapping: its comment stands above the whole."""
-    return line.strip().split(":")[0] in {"cpu", "memory", "grafana_dashboard", "runAsNonRoot", "runAsUser", "runAsGroup", "seccompProfile"}
+    security = {"runAsNonRoot", "runAsUser", "runAsGroup", "seccompProfile"}
+    return line.strip().split(":")[0] in {"cpu", "memory", "grafana_dashboard"} | security
 
 
 def _objects(schema: dict[str, Any]) -> list[dict[str, Any]]:
