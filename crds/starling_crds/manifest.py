@@ -8,7 +8,7 @@ from starling_crds.rules import VALIDATIONS, Rule
 from starling_crds.schema import Schema, structural
 from starling_crds.v1alpha1.scale import ParallelismScaleSpec, ParallelismScaleStatus
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
-from starling_crds.v1alpha1.status import InferenceServiceStatus
+from starling_crds.v1alpha1.status import Condition, InferenceServiceStatus
 from starling_crds.v1alpha1.strings import SERVICE_NAME
 
 GROUP, VERSION, KIND, PLURAL = "serving.starling.dev", "v1alpha1", "InferenceService", "inferenceservices"
@@ -24,7 +24,8 @@ _NAME_RULE = Rule(
 def inferenceservice_crd() -> dict[str, Any]:
     names = {"kind": KIND, "plural": PLURAL, "shortNames": ["infsvc"]}
     text = "A large language model that is served by an OpenAI endpoint inside the cluster."
-    schema = _resource(KIND, text, structural(InferenceServiceSpec), structural(InferenceServiceStatus, defaults=False))
+    status = structural(InferenceServiceStatus, defaults=False) | {"default": _unseen()}
+    schema = _resource(KIND, text, structural(InferenceServiceSpec), status)
     return _definition(names, {**schema, VALIDATIONS: [_NAME_RULE.validation()]}, _service_columns())
 
 
@@ -90,6 +91,18 @@ def _version(schema: Schema, columns: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "additionalPrinterColumns": columns,
     }
+
+
+def _unseen() -> dict[str, Any]:
+    """The status until an operator writes one, as the Gateway API has it: a service that nobody looks at says so."""
+    waiting = Condition(
+        type="Ready",
+        status="Unknown",
+        reason="Pending",
+        message="no operator has looked at this service yet; see `starling check`",
+        last_transition_time="1970-01-01T00:00:00Z",
+    )
+    return {"observedGeneration": 0, "conditions": [waiting.model_dump(by_alias=True)]}
 
 
 def _resource(kind: str, description: str, spec: Schema, status: Schema) -> Schema:

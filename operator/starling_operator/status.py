@@ -11,6 +11,7 @@ from starling_operator.kinds import BY_NAME, INFERENCE_SERVICE
 from starling_operator.kube import ApiError, Kube
 from starling_operator.logs import Key
 from starling_operator.plan.clock import rfc3339
+from starling_operator.plan.conditions import SETTLED
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
 
@@ -113,7 +114,7 @@ def with_refusals(service: Service, status: InferenceServiceStatus, errors: Sequ
     message = "; ".join(errors)[:_LONGEST]
     said: dict[str, tuple[ConditionStatus, str, str]] = {
         "Ready": ("False", REFUSED, message),
-        "Reconciling": ("False", "Settled", ""),
+        "Reconciling": ("False", *SETTLED),
         "Stalled": ("True", REFUSED, message),
     }
     old = {condition.type: condition for condition in service.status.conditions}

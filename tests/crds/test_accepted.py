@@ -132,3 +132,10 @@ def test_examples_are_accepted(api: Api, file: Path):
     for document in documents:
         assert parse(document).error is None
         assert not isinstance(refusal := api.check(document), Refusal), refusal
+
+
+def test_a_service_that_no_operator_has_seen_says_so(api: Api) -> None:
+    made = api.check(service())
+    assert not isinstance(made, Refusal)
+    (ready,) = made["status"]["conditions"]
+    assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "Unknown", "Pending") and ready["message"]

@@ -9,14 +9,17 @@ from starling_operator.plan.proof import loaded, phase_text, pod_message
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.verdict import Verdict
 
+SETTLED = ("Settled", "nothing is on the way")
+NOT_STALLED = ("NotStalled", "nothing waits for somebody to mend it")
+
 
 def conditions(situation: Situation, judged: Verdict) -> list[Condition]:
     """Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded."""
     moving, stalled = judged.state == "moving", judged.state == "stalled"
     made = [
         _condition("Ready", judged.state == "ready", judged.reason, judged.message),
-        _condition("Reconciling", moving, judged.reason if moving else "Settled", judged.message if moving else ""),
-        _condition("Stalled", stalled, judged.reason if stalled else "NotStalled", judged.message if stalled else ""),
+        _condition("Reconciling", True, judged.reason, judged.message) if moving else _condition("Reconciling", False, *SETTLED),
+        _condition("Stalled", True, judged.reason, judged.message) if stalled else _condition("Stalled", False, *NOT_STALLED),
         _available(situation),
         _progressing(situation, judged),
         _model_loaded(situation),

@@ -53,7 +53,7 @@ def test_a_table_of_all(served):
     head, chat, other = (line.split() for line in answer.stdout.splitlines())
     assert head == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "URL", "AGE"]
     assert chat[:-1] == ["chat", "True", "Ready", "2/2", "TP1", "PP1", "DP1", "http://chat.team.svc/v1"]
-    assert other[:4] == ["other", "Unknown", "NotSeenByTheOperator", "0/2"]
+    assert other[:4] == ["other", "Unknown", "Pending", "0/2"]
 
 
 def test_what_an_edit_would_do_to_the_cluster(served, tmp_path):
@@ -77,7 +77,7 @@ def test_one_that_is_not_ready_ends_with_1(cluster):
     cluster.apply(service())
     answer = cluster.starling("status", "chat")
     assert answer.returncode == 1
-    assert "no operator has written a status" in answer.stdout
+    assert "no operator has looked at this service yet" in answer.stdout
 
 
 def test_status_as_json(served):

@@ -38,7 +38,7 @@ async def test_a_write_over_another_version(cluster: Cluster, kube: Kube, over_s
     await cluster.edit("chat", {"replicas": 2})
     status = InferenceServiceStatus(replicas=7)
     assert await write_status(kube, cache, service, status, over_seen=over_seen) is written
-    assert ("status" in await cluster.service("chat")) is written
+    assert ((await cluster.service("chat"))["status"].get("replicas") == 7) is written
     fresh = read_service(await cluster.service("chat"))
     assert await write_status(kube, cache, fresh, status.model_copy(update={"replicas": 8}), over_seen=True)
     assert (await cluster.service("chat"))["status"]["replicas"] == 8
@@ -51,7 +51,8 @@ async def test_three_thousand_pods_fit_into_one_object(cluster: Cluster, kube: K
     body = await cluster.apply(manifest())
     cache.put(INFERENCE_SERVICE, body)
     groups = summarised([group_of_paper(index, ready) for index in range(1000)])
-    status = InferenceServiceStatus(replicas=1000, groups=groups)
+    ready_condition = Condition(type="Ready", status="True" if ready else "False", reason="Serving", message="m")
+    status = InferenceServiceStatus(replicas=1000, groups=groups, conditions=[ready_condition])
     assert await write_status(kube, cache, read_service(body), status, over_seen=False)
     written = await cluster.service("chat")
     assert len(written["status"]["groups"]) == 1000, "no group is left out"

@@ -31,7 +31,7 @@ def ready_pod(cluster: Cluster, service: str) -> str:
         if _is_ready(pod):
             return str(pod["metadata"]["name"])
     conditions = {entry["type"]: entry for entry in found.get("status", {}).get("conditions", ())}
-    cause = conditions.get("Ready", {}).get("message") or "no operator has written its status"
+    cause = conditions.get("Ready", {}).get("message", "")
     raise ClusterError(
         f"no pod of InferenceService {service!r} is ready: {cause}", f"see `starling status {service} -n {cluster.namespace}`"
     )
