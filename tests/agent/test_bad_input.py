@@ -255,6 +255,8 @@ OTHER_ROUTES = [
     one("messages", HELLO, path="/tokenize", param="prompt"),
     one("tokens", [99_999], path="/detokenize", param="tokens[0]"),
     one("tokens", "x", path="/detokenize"),
+    one("tokens", [1] * 300_000, path="/detokenize", says="at most 262144"),
+    Bad(path="/detokenize", raw=b'{"tokens": [' + b"1," * 1_100_000 + b"1]}", says="more than 1048576 values"),
     one("tokens", [1.5], path="/detokenize", param="tokens[0]"),
     Bad(path="/detokenize", raw=b"{}", param="tokens", says="required"),
     Bad(path=CHAT, raw=b'{"max_tokens": 3}', param="messages", says="required"),

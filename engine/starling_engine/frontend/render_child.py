@@ -50,13 +50,12 @@ def _serve(jobs: BinaryIO, answers: BinaryIO) -> NoReturn:
     limits, renderer = RenderLimits(**given["limits"]), ChatRenderer.from_frame(given["renderer"])
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     while True:
-        job = read_frame(jobs)
-        write_frame(answers, _answer(renderer, job, limits))
+        write_frame(answers, _answer(renderer, jobs, limits))
 
 
-def _answer(renderer: ChatRenderer, job: dict[str, Any], limits: RenderLimits) -> dict[str, Any]:
+def _answer(renderer: ChatRenderer, jobs: BinaryIO, limits: RenderLimits) -> dict[str, Any]:
     try:
-        return _rendered(renderer, job, limits.seconds)
+        return _rendered(renderer, read_frame(jobs), limits.seconds)
     except InvalidRequest as error:
         return {"refused": error.message, "param": error.param}
     except ModelError as error:
@@ -64,7 +63,7 @@ def _answer(renderer: ChatRenderer, job: dict[str, Any], limits: RenderLimits) -
     except _OutOfTime:
         return {"refused": f"the chat template takes more than {limits.seconds:g} s of processor time", "param": "messages"}
     except MemoryError:
-        words = f"the chat template takes more than {limits.memory_bytes >> 20} MiB of memory"
+        words = f"the chat and its template take more than {limits.memory_bytes >> 20} MiB of memory"
         return {"refused": words, "param": "messages", "spent": True}
     except RecursionError:
         return {"refused": "the chat template, or a value for it, is nested too deeply", "param": "messages"}

@@ -63,6 +63,13 @@ async def test_others_are_served_meanwhile(rendering: ChatRendering, loaded: dic
     assert all(isinstance(error, InvalidRequest) for error in await asyncio.gather(*endless, return_exceptions=True))
 
 
+async def test_a_chat_that_does_not_fit_is_its_sender_s_mistake(rendering: ChatRendering) -> None:
+    messages = [{"role": "user", "content": "a"}] * 600_000
+    with pytest.raises(InvalidRequest, match="96 MiB of memory"):
+        await render(rendering, messages=messages)
+    assert await render(rendering)
+
+
 async def test_odd_values_come_through(rendering: ChatRendering, loaded: dict[str, Tokenizer]) -> None:
     messages = [{"role": "user", "content": "<s> \ud800 é", "n": 10**30, "x": float("inf")}]
     ours = loaded["byte_level"].render_chat(messages, template="{{ messages }}", add_generation_prompt=False)

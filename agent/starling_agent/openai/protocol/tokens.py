@@ -6,9 +6,10 @@ from typing import ClassVar
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
-from starling_agent.openai.protocol.base import Int, RequestModel
+from starling_agent.openai.protocol.base import RequestModel
 from starling_agent.openai.protocol.chat import ChatTemplateFields, Messages
 from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.sampling import TokenIds
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -29,4 +30,4 @@ class TokenizeRequest(ChatTemplateFields):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = None
-    tokens: list[Int]
+    tokens: TokenIds
