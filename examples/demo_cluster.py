@@ -16,9 +16,15 @@ STARLING = str(Path(sys.executable).with_name("starling"))
 QUESTION = "What does os.path.join do?"
 IMAGES = {"image": "localhost/starling-operator", "agent.image": "localhost/starling-agent"}
 
+CHANGES = """\
+Until the demo ends this machine has a bridge (star0), two network namespaces, cgroups, kubelets that run as root,
+and the kernel settings that these want. What stays: packages that were missing, as named above; a built Kubernetes
+and Helm in ~/.cache/starling; empty folders in /var/lib and /run."""
+
 
 def main() -> None:
     manifest = sys.argv[1] if len(sys.argv) > 1 else "examples/quickstart.yaml"
+    print(CHANGES, flush=True)
     helm = subprocess.run([*HARNESS, "helm"], check=True, capture_output=True, text=True).stdout.split()[-1]
     folder = tempfile.mkdtemp(prefix="starling-demo-")
     try:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from starling_cluster import cache, control_plane, go_builds, nodes, packages, place, sweep, watch
+from starling_cluster import cache, control_plane, go_builds, kernel_settings, nodes, packages, place, sweep, watch
 from starling_cluster.control_plane import Endpoint
 from starling_cluster.errors import HarnessError
 from starling_cluster.network import Network
@@ -28,6 +28,7 @@ def up_nodes(target: Place, count: int, owner: Owner | None) -> None:
     packages.require(packages.NODES, root=True)
     with _begin(target, "nodes", owner) as begun:
         kube = go_builds.build_kube()
+        kernel_settings.note()
         endpoint, index = nodes.start_all(target, kube, count)
         dataclasses.replace(begun, ready=True, server=endpoint.url, nodes=count, network=index).write(target)
 

@@ -48,6 +48,9 @@ def install() -> None:
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise HarnessError(f"install these yourself: {', '.join(missing)} (here it takes root, and apt-get)")
+    names = " ".join(missing)
+    said = "they stay, with the services that Debian switches on for them"
+    print(f"installing {names}: {said}, until `apt-get purge --autoremove {names}`", flush=True)
     for command in (("apt-get", "update", "--quiet"), (*INSTALL, *missing)):
         if subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False).returncode != 0:
             raise HarnessError(f"{' '.join(command)} failed; see its output above")

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from starling_cluster import cache, cgroups, network, place, processes
+from starling_cluster import cache, cgroups, kernel_settings, network, place, processes
 from starling_cluster.errors import HarnessError
 from starling_cluster.network import Network
 from starling_cluster.place import Place
@@ -54,6 +54,8 @@ def _take_down(target: Place) -> None:
         network.remove(owned)
     if networks:
         _remove_traces(target.directory)
+        if not _bridges():
+            kernel_settings.put_back()
     _remove_folder(target)
 
 
