@@ -61,6 +61,12 @@ def admit() -> Callable[[Manifest, Agent], Agent | None]:
 
 
 @pytest.fixture
+def every(request: pytest.FixtureRequest) -> int:
+    """After which of its writes an operator is killed: each costs some seconds."""
+    return 1 if request.config.getoption("--whole") else 3
+
+
+@pytest.fixture
 def node() -> str:
     """All tests share one; a test that breaks its node has a fixture of this name."""
     return NODE

@@ -1,13 +1,13 @@
 """Pods that Kubernetes refuses to make: the condition says so, in its words."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from starling_operator.absences import refusal_of
 
-from tests.operator.shell.cluster import Cluster, manifest, until
+from tests.operator.shell.cluster import SERVICES, Cluster, manifest, until
 from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
 
 FORBIDDEN = 'pods "c-0" is forbidden: exceeded quota: few'
@@ -63,15 +63,15 @@ async def test_a_quota_of_pods_is_told_until_it_is_raised(
     await _refused(cluster, "exceeded quota", "1 of 2 groups serve", "1 of 1 pods are not made")
     assert (await cluster.condition("chat", "Available"))["status"] == "True"
     # They are asked for now and then, not at every look; and the status is not written again for it.
-    before, asked = (await cluster.service("chat"))["metadata"]["resourceVersion"], len(_asked(proxy))
-    await asyncio.sleep(5)
-    assert (await cluster.service("chat"))["metadata"]["resourceVersion"] == before
+    before, asked = (await cluster.service("chat"))["status"], len(_asked(proxy))
+    await _look_often(cluster, operator)
+    assert (await cluster.service("chat"))["status"] == before
     assert len(_asked(proxy)) <= asked + 1
     await cluster.delete(path)
     await cluster.ready("chat")
     await operator.settled()
     asked = len(_asked(proxy))
-    await asyncio.sleep(5)
+    await _look_often(cluster, operator)
     assert len(_asked(proxy)) == asked, "nothing is missing any more"
 
 
@@ -83,6 +83,14 @@ async def test_pod_security_is_told(cluster: Cluster, start_operator: StartOpera
     model = {"source": "hf://org/name", "cache": {"hostPath": "/var/cache/models"}}
     await cluster.apply(manifest(model=model))
     await _refused(cluster, "violates PodSecurity", "hostPath")
+
+
+async def _look_often(cluster: Cluster, operator: OperatorProcess) -> None:
+    """Has the operator look at the service four times more."""
+    for count in range(4):
+        runs = await operator.metric("starling_operator_reconcile_total")
+        await cluster.merge(f"{SERVICES.format(cluster.namespace)}/chat", {"metadata": {"annotations": {"looks": str(count)}}})
+        await operator.more_runs(runs)
 
 
 async def _refused(cluster: Cluster, *words: str) -> None:

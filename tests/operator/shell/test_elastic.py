@@ -213,17 +213,17 @@ async def test_killed_in_a_phase_the_next_operator_ends_it(
 
 @pytest.mark.timeout(900)
 async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
-    cluster: Cluster, groups: Groups, start_operator: StartOperator, proxy: Proxy
+    cluster: Cluster, groups: Groups, start_operator: StartOperator, proxy: Proxy, every: int
 ) -> None:
-    """There and back, one write later each time, until neither way has as many."""
+    """There and back, some writes later each time, until neither way has as many."""
     operator = await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     await operator.settled()
-    first, outlived, count = await identities(cluster), 0, 0
+    first, outlived, changes, count = await identities(cluster), 0, 0, 1 - every
     while outlived < 2:
-        count += 1
-        size = 4 if count % 2 else 2
+        changes, count = changes + 1, count + every
+        size = 4 if changes % 2 else 2
         before, victim = len(proxy.writes), operator
         proxy.after_write = lambda made, limit=before + count, victim=victim: victim.kill() if made == limit else None
         await resize(cluster, size)
@@ -236,7 +236,7 @@ async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
         await cluster.ready("chat")
         told = (await leader(cluster, groups)).received
         made = dict.fromkeys(identifier for _, identifier, _ in told)
-        assert len(made) == count + 1, f"killed after write {count}: {told}"
+        assert len(made) == changes + 1, f"killed after write {count}: {told}"
 
         async def has_pods(size: int = size) -> bool:
             return len(await identities(cluster)) == size

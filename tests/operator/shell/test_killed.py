@@ -18,12 +18,6 @@ LONGEST_RUN_SECONDS = 30.0
 pytestmark = pytest.mark.usefixtures("kubelet")
 
 
-@pytest.fixture
-def every(request: pytest.FixtureRequest) -> int:
-    """Which of its writes are tried: each costs some seconds."""
-    return 1 if request.config.getoption("--whole") else 3
-
-
 @pytest.mark.timeout(900)
 async def test_killed_after_each_write_the_next_run_converges(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy, every: int
