@@ -16,12 +16,14 @@ from starling_agent.logs import configure_logs
 from starling_agent.node.configuration import Configuration, read_configuration
 from starling_agent.node.failures import FAILED_EXIT_CODE, UNREADABLE_EXIT_CODE, Unreadable
 from starling_agent.node.node import Ending, run_node
+from starling_agent.server.allocator import give_large_blocks_back
 
 log = structlog.get_logger("starling.agent")
 
 
 def main(path: Path) -> int:
     """The exit code."""
+    give_large_blocks_back()
     try:
         identity = read_identity()
         configuration = read_configuration(path)

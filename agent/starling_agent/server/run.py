@@ -14,6 +14,7 @@ from starling_engine.errors import EngineDead
 
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
+from starling_agent.server.allocator import give_large_blocks_back
 from starling_agent.server.collector import keep_for_good
 from starling_agent.server.drain import Drain
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
@@ -38,6 +39,7 @@ class StoppedWhileLoading(Exception):
 
 async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer) -> int:
     """The exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
+    give_large_blocks_back()
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener), contextlib.ExitStack() as closing:
         engine = await _start_engine(args, announcer.phase)
