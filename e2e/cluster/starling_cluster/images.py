@@ -98,6 +98,8 @@ def _environment() -> list[str]:
         f"HOME={HOME}",
         f"STARLING_KERNELS={mounts.KERNELS}",
         "PYTHONUNBUFFERED=1",
+        # So that the scenarios run without kernels where their caller does.
+        f"STARLING_NATIVE={os.environ.get('STARLING_NATIVE', '1')}",
     ]
 
 
