@@ -233,6 +233,14 @@ ENDPOINT = [
     bad("endpoint.allowedHosts", ["example.org:8443"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
     bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
+    *(
+        bad("endpoint.limits.rate", rate, "must be a rate such as 10/s")
+        for rate in ("600", "0/m", "10/0s", "10/d", "ten/s", "1.5/s", "-1/s")
+    ),
+    bad("endpoint.limits.maxBodyBytes", "0", "must be above 0"),
+    bad("endpoint.limits.maxBodyBytes", "32MiB", "must be bytes or a quantity"),
+    bad("endpoint.limits.readSeconds", 0, "greater than or equal to 1", "at least 1"),
+    typed("endpoint.limits.rate", 600, "string", "a string"),
     bad("endpoint.tlsSecret", "tls_secret", NAME),
     bad("image", "", "at least 1 char"),
     bad("image", "my image", "must be an image without white space"),

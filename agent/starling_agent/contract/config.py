@@ -63,6 +63,13 @@ class LayoutConfig(ContractModel):
     elastic: ElasticConfig | None = None
 
 
+class RateConfig(ContractModel):
+    """At most `requests` in any `seconds`, of each client."""
+
+    requests: int
+    seconds: float
+
+
 class EndpointConfig(ContractModel):
     """service_url: base URL of the Service, for the token that proves it; None where there is no Service.
 
@@ -74,6 +81,9 @@ class EndpointConfig(ContractModel):
     allowed_origins: list[str] = Field(default_factory=list)
     allowed_hosts: list[str] = Field(default_factory=list)
     prefix_cache_salt: str = "key"
+    rate_limit: RateConfig | None = None
+    max_body_bytes: int = 32 << 20
+    read_seconds: float = 20.0
     api_key_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None

@@ -36,7 +36,7 @@ from starling_agent.openai.work import OpenWork
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.keys import ApiKeys
 from starling_agent.server.signals import Shutdown
-from starling_agent.settings import ServerSettings, Tls
+from starling_agent.settings import RateLimit, ServerSettings, Tls
 from starling_agent.version import starling_version
 
 ADMIN_END_SECONDS = 3.0
@@ -141,7 +141,7 @@ class _Node:
         self._state = state
         self._work = work
         self._drain = door.drain
-        self._server = HttpServer(door, self._tls)
+        self._server = HttpServer(door, self._tls, settings.read_seconds)
         self.listener = bind(endpoint.host, endpoint.port)
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
@@ -199,7 +199,7 @@ class _Node:
 
 
 def _settings(config: AgentConfig) -> ServerSettings:
-    endpoint, drain = config.endpoint, config.drain
+    endpoint, drain, rate = config.endpoint, config.drain, config.endpoint.rate_limit
     return ServerSettings(
         host=endpoint.host,
         port=endpoint.port,
@@ -208,6 +208,9 @@ def _settings(config: AgentConfig) -> ServerSettings:
         allowed_origins=tuple(endpoint.allowed_origins),
         allowed_hosts=tuple(endpoint.allowed_hosts),
         prefix_cache_salt=endpoint.prefix_cache_salt,
+        rate_limit=RateLimit(rate.requests, rate.seconds) if rate is not None else None,
+        max_body_bytes=endpoint.max_body_bytes,
+        read_seconds=endpoint.read_seconds,
         accept_seconds=drain.accept_seconds,
         drain_seconds=drain.seconds,
     )

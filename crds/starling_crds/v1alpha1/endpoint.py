@@ -5,7 +5,26 @@ from typing import Literal
 from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
-from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin
+from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, Rate, Size
+
+
+class LimitsSpec(ApiModel):
+    """What a client may ask of each pod, which counts by itself."""
+
+    rate: Rate | None = Field(
+        default=None,
+        description=(
+            "Requests of each API key (without keys: of each address, which behind a proxy is the proxy's): 10/s, 600/m, 100/30s."
+            " Further ones get 429. Default: any."
+        ),
+    )
+    max_body_bytes: Size = Field(default="32Mi", description="Largest request body; larger ones get 413.")
+    read_seconds: int = Field(
+        default=20,
+        ge=1,
+        le=3600,
+        description="A request's header must come within so long, then 408; its body too, with a second more for each KiB of it.",
+    )
 
 
 class EndpointSpec(ApiModel):
@@ -31,6 +50,7 @@ class EndpointSpec(ApiModel):
         default="key",
         description="key: with API keys, a cached prefix is found only with the key that it was sent with. none: with any.",
     )
+    limits: LimitsSpec = Field(default_factory=LimitsSpec, description="What a client may ask of each pod.")
     tls_secret: ObjectName | None = Field(
         default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."
     )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 from starling_crds.quantity import PATTERN as SIZE
+from starling_crds.rate import PATTERN as RATE
 from starling_crds.rules import form, without
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -38,6 +39,7 @@ Size = Annotated[
     form(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
     form("^.*[1-9].*$", "must be above 0"),
 ]
+Rate = Annotated[str, Field(max_length=32), form(RATE, "must be a rate such as 10/s, 600/m or 100/30s")]
 AbsolutePath = Annotated[
     str, Field(max_length=1024), form("^/[^/].*$", "must be an absolute folder below /, such as /var/lib/starling"), _STEPS_UP
 ]

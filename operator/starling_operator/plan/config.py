@@ -11,10 +11,12 @@ from starling_agent.contract.config import (
     EndpointConfig,
     LayoutConfig,
     ModelConfig,
+    RateConfig,
     RecoveryConfig,
 )
 from starling_crds.layout import elastic_sizes, group_layout
 from starling_crds.quantity import parse_quantity
+from starling_crds.rate import parse_rate
 from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
@@ -103,12 +105,15 @@ def _layout(spec: InferenceServiceSpec) -> LayoutConfig:
 
 def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:
     """The Service is asked on the port that never changes: `spec.endpoint.port` may change without new pods."""
-    key, tls = spec.endpoint.api_key_secret, spec.endpoint.tls_secret
+    key, tls, limits = spec.endpoint.api_key_secret, spec.endpoint.tls_secret, spec.endpoint.limits
     host = names.host(service.name, service.namespace, settings.cluster_domain)
     return EndpointConfig(
         allowed_origins=list(spec.endpoint.allowed_origins),
         allowed_hosts=_allowed_hosts(spec, host),
         prefix_cache_salt=spec.endpoint.prefix_cache_salt,
+        rate_limit=_rate(limits.rate),
+        max_body_bytes=parse_quantity(limits.max_body_bytes),
+        read_seconds=limits.read_seconds,
         api_key_file=f"{KEYS_PATH}/{key.key}" if key else None,
         tls_cert_file=f"{TLS_PATH}/tls.crt" if tls else None,
         tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,
@@ -116,6 +121,13 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
         tls_secret=tls,
         service_url=f"{'https' if tls else 'http'}://{host}:{ENDPOINT_PORT}",
     )
+
+
+def _rate(text: str | None) -> RateConfig | None:
+    if text is None:
+        return None
+    requests, seconds = parse_rate(text)
+    return RateConfig(requests=requests, seconds=seconds)
 
 
 def _allowed_hosts(spec: InferenceServiceSpec, host: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.node.conftest import StartAgent, configuration
+from tests.agent.node.conftest import StartAgent, configuration, free_port
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,19 @@ def test_a_model_that_does_not_load_is_fatal_in_the_engines_own_words(start_agen
     assert report.fatal and "NobodyForCausalLM" in (report.last_error or "")
     answer = agent.http.get("/v1/models")
     assert answer.status_code == 503 and "NobodyForCausalLM" in answer.json()["error"]["message"]
+
+
+def test_the_endpoint_refuses_what_is_over_its_limits(start_agent: StartAgent, tmp_path: Path):
+    """Whether an engine serves or not."""
+    limits = {"max_body_bytes": 2000, "read_seconds": 0.2, "rate_limit": {"requests": 2, "seconds": 3600}}
+    agent = start_agent(model={"source": (tmp_path / "nothing").as_uri()}, endpoint={"port": free_port(), **limits})
+    agent.until("failed")
+    with socket.create_connection(("127.0.0.1", agent.config["endpoint"]["port"]), timeout=30) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
+    answers = [agent.http.post("/v1/completions", content=b" " * size) for size in (2001, 2000, 2000)]
+    assert [answer.status_code for answer in answers] == [413, 503, 429]
+    assert agent.http.get("/health").status_code == 503, "probes are not counted"
 
 
 def test_a_node_beyond_the_layout_is_refused(start_agent: StartAgent):
