@@ -41,6 +41,7 @@ class ServerSettings:
     prefix_cache_salt    key: a cached prefix is found only with the API key that it was sent with; none: with any
     max_body_bytes       larger request bodies get 413
     read_seconds         a request's header must come within so long; its body too, with a second more for each KiB of it
+    connection_seconds   a connection that is half to all of it old is closed with its next answer; 0: never
     max_prompts          prompts (or embedding inputs) in one request
     accept_seconds       after SIGTERM new requests are still served so long, for load balancers lag behind
     drain_seconds        after that, open requests may take so long to finish before they are ended with an error
@@ -57,6 +58,7 @@ class ServerSettings:
     rate_limit: RateLimit | None = None
     max_body_bytes: int = 32 * MIB
     read_seconds: float = READ_SECONDS
+    connection_seconds: float = 120.0
     max_prompts: int = 2048
     accept_seconds: float = 5.0
     drain_seconds: float = 120.0
@@ -80,6 +82,6 @@ class ServerSettings:
             raise ConfigError(f"must be at least 1, got {self.max_body_bytes}", "max_body_bytes")
         if not 0 < self.read_seconds < math.inf:
             raise ConfigError(f"must be a time in seconds, got {self.read_seconds}", "read_seconds")
-        for name in ("accept_seconds", "drain_seconds"):
+        for name in ("connection_seconds", "accept_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"must be a time in seconds, got {getattr(self, name)}", name)

@@ -240,6 +240,7 @@ ENDPOINT = [
     bad("endpoint.limits.maxBodyBytes", "0", "must be above 0"),
     bad("endpoint.limits.maxBodyBytes", "32MiB", "must be bytes or a quantity"),
     bad("endpoint.limits.readSeconds", 0, "greater than or equal to 1", "at least 1"),
+    bad("endpoint.limits.connectionSeconds", -1, "greater than or equal to 0", "at least 0"),
     typed("endpoint.limits.rate", 600, "string", "a string"),
     bad("endpoint.tlsSecret", "tls_secret", NAME),
     bad("image", "", "at least 1 char"),

@@ -67,7 +67,7 @@ GOOD: dict[str, dict[str, Any]] = {
                 "apiKeySecret": {"name": "keys", "key": "keys.txt"},
                 "allowedHosts": ["chat.example.org", "*.example.org"],
                 "prefixCacheSalt": "none",
-                "limits": {"rate": "100/30s", "maxBodyBytes": "1Mi", "readSeconds": 5},
+                "limits": {"rate": "100/30s", "maxBodyBytes": "1Mi", "readSeconds": 5, "connectionSeconds": 0},
                 "allowedOrigins": ["*", "https://example.org:8443"],
                 "tlsSecret": "chat-tls",
             }

@@ -84,6 +84,7 @@ class EndpointConfig(ContractModel):
     rate_limit: RateConfig | None = None
     max_body_bytes: int = 32 << 20
     read_seconds: float = 20.0
+    connection_seconds: float = 120.0
     api_key_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None

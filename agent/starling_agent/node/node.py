@@ -141,7 +141,7 @@ class _Node:
         self._state = state
         self._work = work
         self._drain = door.drain
-        self._server = HttpServer(door, self._tls, settings.read_seconds)
+        self._server = HttpServer(door, self._tls, settings.read_seconds, settings.connection_seconds)
         self.listener = bind(endpoint.host, endpoint.port)
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
@@ -211,6 +211,7 @@ def _settings(config: AgentConfig) -> ServerSettings:
         rate_limit=RateLimit(rate.requests, rate.seconds) if rate is not None else None,
         max_body_bytes=endpoint.max_body_bytes,
         read_seconds=endpoint.read_seconds,
+        connection_seconds=endpoint.connection_seconds,
         accept_seconds=drain.accept_seconds,
         drain_seconds=drain.seconds,
     )

@@ -1,10 +1,13 @@
-"""One client's connection: a header has to arrive in time and in size, and a client that is refused gets to read why."""
+"""One client's connection: a header arrives in time and size, a client that is refused gets to read why, none stays for ever."""
 
 import asyncio
+import math
+import random
 from typing import Any
 
 import h11
 import structlog
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
@@ -20,11 +23,16 @@ class ClientConnection(H11Protocol):
 
     A client that sends nothing has the time of one that is kept open. A header has `read_seconds` from its first byte, then 408.
     The rest of a body that was answered before it had come is read away for as long, and then the connection is closed.
+
+    A connection that is old is closed with its next answer: who balances connections then sends its client to new servers too. Old
+    is half to all of `connection_seconds`, so that clients that came together do not come back together; 0: none is.
     """
 
-    def __init__(self, *args: Any, read_seconds: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, read_seconds: float, connection_seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read_seconds = read_seconds
+        age = random.uniform(0.5, 1.0) * connection_seconds or math.inf
+        self._old_at = self.loop.time() + age
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
 
@@ -44,6 +52,9 @@ class ClientConnection(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        # The application has not begun yet. A body that is still on its way would meet a reset, and its client no answer.
+        if self.conn.their_state is h11.DONE and self.loop.time() >= self._old_at and CLOSE_HEADER not in self.headers:
+            self.headers.append(CLOSE_HEADER)
         if self._refused or self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]:
             self._stop_header_timer()
         elif self._header_timer is None:

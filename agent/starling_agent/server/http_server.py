@@ -30,10 +30,13 @@ def bind(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Ends when `should_exit` is set; then waits for open requests unless `force_exit` is set too.
 
-    A header must come within `read_seconds`. Raises ConfigError for a certificate or key that cannot be used.
+    A header must come within `read_seconds`; `connection_seconds` is as `ClientConnection` has it. Raises ConfigError for a
+    certificate or key that cannot be used.
     """
 
-    def __init__(self, app: ASGIApp, tls: Tls | None = None, read_seconds: float = READ_SECONDS) -> None:
+    def __init__(
+        self, app: ASGIApp, tls: Tls | None = None, read_seconds: float = READ_SECONDS, connection_seconds: float = 0.0
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,7 +44,9 @@ class HttpServer(uvicorn.Server):
                 loop="none",
                 lifespan="off",
                 ws="none",
-                http=functools.partial(ClientConnection, read_seconds=read_seconds),  # type: ignore[arg-type]  # a class would do no more
+                http=functools.partial(  # type: ignore[arg-type]  # a class would do no more
+                    ClientConnection, read_seconds=read_seconds, connection_seconds=connection_seconds
+                ),
                 access_log=False,
                 log_config=None,
                 backlog=BACKLOG,

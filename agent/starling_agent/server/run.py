@@ -48,7 +48,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             endpoint = Endpoint(engine, named, Drain())
             closing.callback(endpoint.close)
             endpoint.open()
-            server = HttpServer(create_app(endpoint), read_seconds=named.read_seconds)
+            server = HttpServer(create_app(endpoint), None, named.read_seconds, named.connection_seconds)
             shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))

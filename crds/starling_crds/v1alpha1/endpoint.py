@@ -25,6 +25,15 @@ class LimitsSpec(ApiModel):
         le=3600,
         description="A request's header must come within so long, then 408; its body too, with a second more for each KiB of it.",
     )
+    connection_seconds: int = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        description=(
+            "A connection is closed with an answer once it is half to all of it old, so that clients that keep theirs come to new"
+            " groups as well; no stream is cut. 0: never."
+        ),
+    )
 
 
 class EndpointSpec(ApiModel):

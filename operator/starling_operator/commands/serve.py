@@ -68,6 +68,9 @@ def serve(
     read_seconds: Annotated[
         float, _option("--read-seconds", text="For a request's header, and its body: plus a second a KiB.", panel=ENDPOINT)
     ] = 20.0,
+    connection_seconds: Annotated[
+        float, _option("--connection-seconds", text="An older connection is closed with its next answer; 0: never.", panel=ENDPOINT)
+    ] = 120.0,
     trust_chat_template: Annotated[
         bool, _option("--trust-request-chat-template", text="Accept chat templates in requests.", panel=ENDPOINT)
     ] = False,
@@ -202,6 +205,7 @@ def _server_settings(flags: dict[str, Any]) -> "ServerSettings":
         rate_limit=flags["rate_limit"],
         max_body_bytes=flags["max_body_bytes"],
         read_seconds=flags["read_seconds"],
+        connection_seconds=flags["connection_seconds"],
         accept_seconds=flags["accept_seconds"],
         drain_seconds=flags["drain_seconds"],
         trust_chat_template=flags["trust_chat_template"],

@@ -114,6 +114,7 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
         rate_limit=_rate(limits.rate),
         max_body_bytes=parse_quantity(limits.max_body_bytes),
         read_seconds=limits.read_seconds,
+        connection_seconds=limits.connection_seconds,
         api_key_file=f"{KEYS_PATH}/{key.key}" if key else None,
         tls_cert_file=f"{TLS_PATH}/tls.crt" if tls else None,
         tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,

@@ -116,6 +116,7 @@ def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) ->
         ({}, "endpoint.max_body_bytes", 32 * MIB),
         ({"endpoint": {"limits": {"maxBodyBytes": "1Ki"}}}, "endpoint.max_body_bytes", 1024),
         ({"endpoint": {"limits": {"readSeconds": 5}}}, "endpoint.read_seconds", 5),
+        ({"endpoint": {"limits": {"connectionSeconds": 5}}}, "endpoint.connection_seconds", 5),
         ({}, "admin.token_file", "/etc/starling-admin/token"),
         ({}, "admin.port", 8001),
         ({"drain": {"acceptSeconds": 1, "seconds": 9}}, "drain.seconds", 9),
