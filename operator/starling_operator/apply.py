@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from starling_operator.cache import Cache, controller_of
 from starling_operator.holds import Settled, holds
-from starling_operator.kinds import BY_NAME, MANAGER, Kind
+from starling_operator.kinds import BY_NAME, MANAGER, SERVICE_MONITOR, Kind
 from starling_operator.kube import ApiError, Kube
 from starling_operator.logs import Key, about
 from starling_operator.owned import Ownership
@@ -78,7 +78,9 @@ class Applier:
                 if not error.is_users and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
-                    return  # Its CRD was removed a moment ago.
+                    if manifest["kind"] == SERVICE_MONITOR.name:
+                        return  # Nobody asked for it, and its CRD was removed a moment ago.
+                    error = ApiError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
         if refused.is_told:

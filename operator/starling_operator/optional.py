@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from starling_operator.cache import Cache, version_of
-from starling_operator.kinds import HTTP_ROUTE, OPTIONAL, SERVICE_MONITOR, Kind
+from starling_operator.kinds import OPTIONAL, SERVICE_MONITOR, Kind
 from starling_operator.kube import ApiError, Kube
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Settings
@@ -28,7 +28,7 @@ class OptionalKinds:
 
     def fit(self, settings: Settings) -> Settings:
         """For this cluster."""
-        return replace(settings, service_monitors=SERVICE_MONITOR in self._there, http_routes=HTTP_ROUTE in self._there)
+        return replace(settings, service_monitors=SERVICE_MONITOR in self._there)
 
     async def run(self) -> None:
         """Never ends by itself."""
@@ -70,7 +70,7 @@ class OptionalKinds:
 
     def _come(self, kind: Kind) -> None:
         if kind not in self._there:
-            log.info("the cluster has %s: each service gets one", kind.plural)
+            log.info("the cluster has %s", kind.plural)
             self._there.add(kind)
             self._wake_all()
 

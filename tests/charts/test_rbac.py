@@ -58,7 +58,13 @@ USES: dict[tuple[str, str], dict[str, str]] = {
     },
     ("events.k8s.io", "events"): {"create": "transitions, for kubectl describe", "list": "why are a group's pods not made?"},
     ("monitoring.coreos.com", "servicemonitors"): {"get": TAKEN, "list": LISTED, "create": MADE, "patch": APPLIED},
-    ("gateway.networking.k8s.io", "httproutes"): {"get": TAKEN, "list": LISTED, "create": MADE, "patch": APPLIED},
+    ("gateway.networking.k8s.io", "httproutes"): {
+        "get": TAKEN,
+        "list": LISTED,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "of a service that asks for none any more",
+    },
 } | {
     key: {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE, "patch": APPLIED}
     for key in [

@@ -242,6 +242,22 @@ ENDPOINT = [
     bad("endpoint.limits.readSeconds", 0, "greater than or equal to 1", "at least 1"),
     bad("endpoint.limits.connectionSeconds", -1, "greater than or equal to 0", "at least 0"),
     typed("endpoint.limits.rate", 600, "string", "a string"),
+    bad("endpoint.route", {"hostnames": ["example.org"]}, "Required value", "is required", at="endpoint.route.parentRefs"),
+    bad("endpoint.route.parentRefs", [], "at least 1 items", "at least 1 entries"),
+    *(
+        bad("endpoint.route.parentRefs", [{"name": "a"} | part], says, at=f"endpoint.route.parentRefs[0].{next(iter(part))}")
+        for part, says in (
+            ({"name": "A"}, NAME),
+            ({"namespace": "A"}, NAME),
+            ({"sectionName": "A"}, NAME),
+            ({"group": "A"}, "must be an API group"),
+            ({"kind": "A b"}, "must be a kind"),
+        )
+    ),
+    bad("endpoint.route.parentRefs", [{"port": 80}], "Required value", "is required", at="endpoint.route.parentRefs[0].name"),
+    bad(
+        "endpoint.route", {"parentRefs": [{"name": "a"}], "hostnames": ["a:80"]}, "without scheme", at="endpoint.route.hostnames[0]"
+    ),
     bad("endpoint.tlsSecret", "tls_secret", NAME),
     bad("image", "", "at least 1 char"),
     bad("image", "my image", "must be an image without white space"),

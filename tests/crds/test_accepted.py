@@ -69,6 +69,13 @@ GOOD: dict[str, dict[str, Any]] = {
                 "prefixCacheSalt": "none",
                 "limits": {"rate": "100/30s", "maxBodyBytes": "1Mi", "readSeconds": 5, "connectionSeconds": 0},
                 "allowedOrigins": ["*", "https://example.org:8443"],
+                "route": {
+                    "parentRefs": [
+                        {"name": "edge", "namespace": "infra", "sectionName": "https", "port": 443},
+                        {"group": "", "kind": "Service", "name": "chat"},
+                    ],
+                    "hostnames": ["chat.example.org", "*.example.org"],
+                },
                 "tlsSecret": "chat-tls",
             }
         }

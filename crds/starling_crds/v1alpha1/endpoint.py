@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
+from starling_crds.v1alpha1.route import RouteSpec
 from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, Rate, Size
 
 
@@ -60,6 +61,9 @@ class EndpointSpec(ApiModel):
         description="key: with API keys, a cached prefix is found only with the key that it was sent with. none: with any.",
     )
     limits: LimitsSpec = Field(default_factory=LimitsSpec, description="What a client may ask of each pod.")
+    route: RouteSpec | None = Field(
+        default=None, description="An HTTPRoute to the Service, where the Gateway API is installed. Default: none is made."
+    )
     tls_secret: ObjectName | None = Field(
         default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."
     )

@@ -78,6 +78,16 @@ HostName = Annotated[
     Field(min_length=1, max_length=253),
     form(rf"^(\*\.)?{_SUBDOMAIN}$", "must be a name without scheme and port, such as chat.example.org or *.example.org"),
 ]
+ApiGroup = Annotated[
+    str,
+    Field(max_length=253),
+    form(f"^({_SUBDOMAIN})?$", "must be an API group, such as gateway.networking.k8s.io, or empty for the core's"),
+]
+KindName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    form("^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", "must be a kind, such as Gateway"),
+]
 DeviceResource = Annotated[
     str,
     Field(min_length=1, max_length=253),

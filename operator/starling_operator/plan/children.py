@@ -3,15 +3,18 @@
 import base64
 
 from starling_agent.contract.config import ADMIN_PORT, ENDPOINT_PORT
+from starling_crds.v1alpha1.route import RouteSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.config import TOKEN_KEY
+from starling_operator.plan.decision import Delete
 from starling_operator.plan.manifest import child
-from starling_operator.plan.observed import Manifest, Service, Settings
+from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 
 _PORT_NAME = "http"
 _PODS_PORT_NAME = "pods"
+_ROUTE = "HTTPRoute"
 _STORE_PORTS = {"port": 15000, "endPort": 17000, "protocol": "TCP"}
 """Among which Mooncake's transfer engine takes free ones."""
 
@@ -24,7 +27,7 @@ def service_children(service: Service, spec: InferenceServiceSpec, settings: Set
         network_policy(service, spec, settings),
     )
     monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
-    route = (http_route(service, spec),) if settings.http_routes else ()
+    route = (http_route(service, spec, spec.endpoint.route),) if spec.endpoint.route is not None else ()
     return (*always, *monitor, *route)
 
 
@@ -96,14 +99,20 @@ def service_monitor(service: Service, spec: InferenceServiceSpec) -> Manifest:
     }
 
 
-def http_route(service: Service, spec: InferenceServiceSpec) -> Manifest:
-    """Leads all paths to the Service. Which Gateway it hangs on (`parentRefs`) is left to whoever runs one: kept if set.
-
-    Where a route says nothing of a request's time, gateways end streams after 15 to 60 s.
-    """
+def http_route(service: Service, spec: InferenceServiceSpec, route: RouteSpec) -> Manifest:
+    """Leads all paths to the Service. Where a route says nothing of a request's time, gateways end streams after 15 to 60 s."""
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
         "backendRefs": [{"kind": "Service", "name": service.name, "port": spec.endpoint.port}],
         "timeouts": {"request": "0s"},
     }
-    return child(service, "gateway.networking.k8s.io/v1", "HTTPRoute", service.name) | {"spec": {"rules": [rule]}}
+    asked = route.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    return child(service, "gateway.networking.k8s.io/v1", _ROUTE, service.name) | {"spec": {**asked, "rules": [rule]}}
+
+
+def route_deletion(observed: Observed) -> tuple[Delete, ...]:
+    """Of one that is not asked for any more."""
+    live, spec = observed.children.get((_ROUTE, observed.service.name)), observed.service.spec
+    if live is None or spec is None or spec.endpoint.route is not None:
+        return ()
+    return (Delete(_ROUTE, observed.service.name, live["metadata"].get("uid", ""), why="spec.endpoint.route is gone"),)

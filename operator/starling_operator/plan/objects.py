@@ -2,7 +2,7 @@
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.children import admin_secret, service_children
+from starling_operator.plan.children import admin_secret, route_deletion, service_children
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.disruption import disruption_budget
 from starling_operator.plan.elastic.child import scale_child, scale_deletion
@@ -53,5 +53,6 @@ def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> t
         *released(observed.pods),
         *mended(observed.pods),
         *scale_deletion(observed, situation.desired),
+        *route_deletion(observed),
         *revision_deletions(observed, outdated(revisions, in_use)),
     )

@@ -18,7 +18,7 @@ class Settings:
     agent_image        image for new revisions of services that name none
     cluster_domain     of in-cluster DNS names
     operator_namespace, operator_labels   who may reach the admin endpoints
-    service_monitors, http_routes          whether these kinds exist in the cluster
+    service_monitors   whether this kind exists in the cluster
     gang_patience      seconds that a group may hold some of its nodes while another service's waits for nodes
     """
 
@@ -28,7 +28,6 @@ class Settings:
     operator_namespace: str = "starling-system"
     operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})
     service_monitors: bool = False
-    http_routes: bool = False
     gang_patience: float = 300.0
 
 

@@ -130,7 +130,7 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
             ),
             "suspend": False,
             "class_name": None,
-            "endpoint": spec.endpoint.model_copy(update={"port": type(spec.endpoint).model_fields["port"].default}),
+            "endpoint": spec.endpoint.model_copy(update={"port": type(spec.endpoint).model_fields["port"].default, "route": None}),
         }
     )
     return _digest(fixed.model_dump(mode="json", by_alias=True, exclude_defaults=True))[:16]

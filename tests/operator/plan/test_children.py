@@ -11,7 +11,9 @@ from starling_operator.plan.plan import plan
 from tests.operator.plan.building import SETTINGS, TOKEN, decoded, make_observed, make_spec
 from tests.operator.plan.world import World
 
-ALL = replace(SETTINGS, service_monitors=True, http_routes=True, operator_namespace="ops", operator_labels={"app": "op"})
+ALL = replace(SETTINGS, service_monitors=True, operator_namespace="ops", operator_labels={"app": "op"})
+
+ROUTE = {"parentRefs": [{"name": "edge"}]}
 
 
 def decided(changes: dict[str, Any] | None = None, settings: Settings = SETTINGS) -> Decision:
@@ -42,13 +44,13 @@ def test_a_new_service_gets_all_its_children_at_once() -> None:
     ]
 
 
-def test_optional_kinds_only_where_the_cluster_has_them() -> None:
+def test_a_service_monitor_only_where_the_cluster_has_them() -> None:
     kinds = {made["kind"] for made in decided(settings=ALL).apply} - {made["kind"] for made in decided().apply}
-    assert kinds == {"ServiceMonitor", "HTTPRoute"}
+    assert kinds == {"ServiceMonitor"}
 
 
 def test_every_child_is_owned_labelled_and_in_the_service_s_namespace() -> None:
-    decision = decided(settings=ALL)
+    decision = decided({"endpoint": {"route": ROUTE}}, ALL)
     for made in (*decision.create, *decision.apply):
         metadata = made["metadata"]
         assert metadata["namespace"] == "prod"
@@ -142,14 +144,34 @@ def test_the_service_monitor(tls: str | None, scheme: str | None) -> None:
     assert matching == ["chat"], "not the groups' headless ones"
 
 
-def test_the_route_leaves_its_gateway_to_others() -> None:
-    spec = child("HTTPRoute", {"endpoint": {"port": 8080}}, ALL)["spec"]
-    assert "parentRefs" not in spec
-    assert spec["rules"][0]["backendRefs"] == [{"kind": "Service", "name": "chat", "port": 8080}]
+@pytest.mark.parametrize(
+    "route",
+    [
+        ROUTE,
+        {
+            "parentRefs": [
+                {"group": "", "kind": "Service", "namespace": "edge", "name": "a", "sectionName": "tls", "port": 443},
+                {"name": "b"},
+            ]
+        },
+        {**ROUTE, "hostnames": ["chat.example.org", "*.example.org"]},
+    ],
+)
+def test_the_route_hangs_where_the_spec_says(route: dict[str, Any]) -> None:
+    rules = child("HTTPRoute", {"endpoint": {"route": ROUTE, "port": 8080}})["spec"]["rules"]
+    assert child("HTTPRoute", {"endpoint": {"route": route, "port": 8080}})["spec"] == {**route, "rules": rules}
+    assert rules[0]["backendRefs"] == [{"kind": "Service", "name": "chat", "port": 8080}]
+    assert rules[0]["timeouts"] == {"request": "0s"}, "no gateway ends a stream for its length"
 
 
-def test_no_gateway_ends_a_stream_for_its_length() -> None:
-    assert child("HTTPRoute", {}, ALL)["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+def test_a_route_goes_when_none_is_asked_for() -> None:
+    world = World({"endpoint": {"route": ROUTE}})
+    world.settle()
+    assert ("HTTPRoute", "chat") in world.children
+    world.edit({"endpoint": {"route": None}})
+    assert [deletion.kind for deletion in world.decide().delete] == ["HTTPRoute"]
+    world.settle()
+    assert ("HTTPRoute", "chat") not in world.children
 
 
 def test_a_group() -> None:

@@ -27,6 +27,7 @@ from tests.operator.plan.world import World
         {"recovery": {"restartBudget": 9}},
         {"recovery": {"windowSeconds": 120}},
         {"endpoint": {"port": 8080}},
+        {"endpoint": {"route": {"parentRefs": [{"name": "edge"}]}}},
         # what is written out as it would be anyway
         {"engine": {"blockSize": 16}},
         {"engine": {}},
@@ -80,6 +81,7 @@ def test_needs_no_new_pods(changes: dict[str, Any]) -> None:
         {"endpoint": {"apiKeySecret": {"name": "a", "key": "b"}}},
         {"endpoint": {"tlsSecret": "t"}},
         {"endpoint": {"allowedOrigins": ["*"]}},
+        {"endpoint": {"limits": {"rate": "1/s"}}},
         {"template": {"spec": {"nodeSelector": {"a": "b"}}}},
         {"template": {"metadata": {"labels": {"a": "b"}}}},
         {"drain": {"seconds": 1}},

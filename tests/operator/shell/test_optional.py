@@ -12,6 +12,7 @@ from tests.operator.shell.crd import CRDS
 pytestmark = pytest.mark.usefixtures("kubelet")
 HURRIED = ("starling_operator.optional:PERIOD=0.5",)
 ONCE = ("starling_operator.optional:PERIOD=3600",)
+ROUTE = {"route": {"parentRefs": [{"name": "edge"}]}}
 KINDS = {"ServiceMonitor": "monitoring.coreos.com", "HTTPRoute": "gateway.networking.k8s.io"}
 
 
@@ -74,6 +75,14 @@ async def both(cluster: Cluster) -> None:
     await until(are_there, "a ServiceMonitor and an HTTPRoute")
 
 
+async def told_of_no_route(cluster: Cluster) -> None:
+    async def is_told() -> bool:
+        stalled = await cluster.condition("chat", "Stalled")
+        return stalled["reason"] == "ApplyFailed" and "HTTPRoute chat: the cluster has no HTTPRoute" in stalled["message"]
+
+    await until(is_told, "the service to say that the Gateway API is not there")
+
+
 @pytest.fixture(autouse=True)
 async def _clean(cluster: Cluster) -> AsyncIterator[None]:
     """The API server is shared."""
@@ -83,10 +92,10 @@ async def _clean(cluster: Cluster) -> AsyncIterator[None]:
 
 async def test_kinds_that_come_while_the_operator_runs_are_used(cluster: Cluster, start_operator: StartOperator) -> None:
     operator = await start_operator(altered=HURRIED)
-    await cluster.apply(manifest())
-    await cluster.ready("chat")
+    await cluster.apply(manifest(endpoint=ROUTE))
     await install(cluster)
     await both(cluster)
+    await cluster.ready("chat")
     # What is deleted, or drifts, is put right.
     path = f"/apis/{KINDS['ServiceMonitor']}/v1/namespaces/{cluster.namespace}/servicemonitors/chat"
     await cluster.delete(path)
@@ -99,10 +108,17 @@ async def test_kinds_that_come_while_the_operator_runs_are_used(cluster: Cluster
     await until(is_right, "the endpoints to be as before")
     # And they may go, and come again.
     await remove(cluster)
-    await cluster.edit("chat", {"endpoint": {"port": 8123}})
-    await cluster.ready("chat")
+    await told_of_no_route(cluster)
     await install(cluster)
     await both(cluster)
+    await cluster.ready("chat")
+    # A route that nobody asks for any more goes.
+    await cluster.edit("chat", {"endpoint": {"route": None}})
+
+    async def is_gone() -> bool:
+        return await found(cluster, "HTTPRoute", "chat") is None
+
+    await until(is_gone, "the HTTPRoute to be gone")
     assert (await operator.ask("/healthz"))[0] == 200
     assert await operator.metric("starling_operator_reconcile_errors_total") == 0
 
@@ -110,13 +126,18 @@ async def test_kinds_that_come_while_the_operator_runs_are_used(cluster: Cluster
 async def test_a_kind_that_went_a_moment_ago_holds_nothing_up(cluster: Cluster, start_operator: StartOperator) -> None:
     await install(cluster)
     operator = await start_operator(altered=ONCE)
-    await cluster.apply(manifest())
+    await cluster.apply(manifest(endpoint=ROUTE))
     await cluster.ready("chat")
     await both(cluster)
     await operator.settled()
     await remove(cluster)
     # The route leads to the Service's port: it has to be applied, and cannot be.
     await cluster.edit("chat", {"endpoint": {"port": 8123}})
+    await told_of_no_route(cluster)
+    service = await cluster.call("GET", f"/api/v1/namespaces/{cluster.namespace}/services/chat")
+    assert service["spec"]["ports"][0]["port"] == 8123
+    # Pods that serve HTTPS are scraped by it: so has the monitor, for which nobody asked.
+    await cluster.edit("chat", {"endpoint": {"route": None, "tlsSecret": "tls"}})
     await cluster.ready("chat")
-    assert "is refused" not in operator.log.read_text()
+    assert "ServiceMonitor chat is refused" not in operator.log.read_text()
     assert await operator.metric("starling_operator_reconcile_errors_total") == 0
