@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from starling_agent.contract.config import ADMIN_PORT
@@ -45,11 +46,12 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """One task asks one address with one token, and tells one commit. `tried`: it has had an answer, or none."""
+    """One task asks one address with one token, and tells one commit and one end. `tried`: it has had an answer, or none."""
 
     address: str
     token: str
     commit: str | None
+    ends_at: float | None
     task: asyncio.Task[None]
     tried: asyncio.Event
 
@@ -67,18 +69,28 @@ class Reports:
     def of(self, pod_uid: str) -> Heard | None:
         return self._heard.get(pod_uid)
 
-    def follow(self, key: Key, pods: Iterable[Pod], children: Mapping[tuple[str, str], Manifest]) -> None:
-        """From now on asks these pods of the service, and no others."""
+    def follow(
+        self,
+        key: Key,
+        pods: Iterable[Pod],
+        children: Mapping[tuple[str, str], Manifest],
+        ends: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """From now on asks these pods of the service, and no others. `ends`: when those that go are killed, by UID."""
         token = token_of(key, children)
         commits = {pod.uid: pin_of(key[1], pod.revision, children) for pod in pods}
         wanted = {pod.uid: pod.address for pod in pods if token and pod.phase == "Running" and pod.address}
         polls = self._polls.setdefault(key, {})
-        current = {uid: (address, token, commits[uid]) for uid, address in wanted.items()}
-        for uid in [uid for uid, poll in polls.items() if current.get(uid) != (poll.address, poll.token, poll.commit)]:
+        current = {uid: (address, token, commits[uid], ends.get(uid)) for uid, address in wanted.items()}
+        for uid in [
+            uid for uid, poll in polls.items() if current.get(uid) != (poll.address, poll.token, poll.commit, poll.ends_at)
+        ]:
             polls.pop(uid).task.cancel()
         for uid, address in wanted.items():
             if uid not in polls:
                 tried = asyncio.Event()
+                if uid in self._heard:
+                    tried.set()
                 task = asyncio.create_task(self._ask(key, uid, *current[uid], tried), name=f"reports of {address}")
                 polls[uid] = _Poll(*current[uid], task, tried)
         self._forget_gone(key, {pod.uid for pod in pods})
@@ -110,13 +122,15 @@ class Reports:
             self._heard.pop(uid, None)
         self._known[key] = present
 
-    async def _ask(self, key: Key, uid: str, address: str, token: str, commit: str | None, tried: asyncio.Event) -> None:
+    async def _ask(
+        self, key: Key, uid: str, address: str, token: str, commit: str | None, ends_at: float | None, tried: asyncio.Event
+    ) -> None:
         """Never ends by itself. While an agent does not answer its last report is kept, and grows old."""
         failures = 0
         while True:
             began = time.monotonic()
             try:
-                changed = await self._ask_once(uid, address, token, commit)
+                changed = await self._ask_once(uid, address, token, _told(commit, ends_at))
             except BadAnswer as error:
                 failures += 1
                 changed = self._refuse(key, uid, address, str(error))
@@ -143,11 +157,11 @@ class Reports:
         log.warning("%s: %s", address, error, extra=about(key))
         return True
 
-    async def _ask_once(self, uid: str, address: str, token: str, commit: str | None) -> bool:
+    async def _ask_once(self, uid: str, address: str, token: str, told: Mapping[str, str]) -> bool:
         """Whether the report is another one than before. Raises what says that there was no report."""
         heard = self._heard.get(uid)
         before = heard.report if heard is not None else None
-        query = {"wait": f"{WAIT:.0f}", "after": "0"} | ({"commit": commit} if commit is not None else {})
+        query = {"wait": f"{WAIT:.0f}", "after": "0", **told}
         if before is not None:
             query |= {"after": str(before.version), "incarnation": before.incarnation}
         host = f"[{address}]" if ":" in address else address
@@ -165,6 +179,12 @@ class Reports:
             timeout = ClientTimeout(total=WAIT + GRACE, connect=GRACE)
             self._session = ClientSession(connector=TCPConnector(limit=0), timeout=timeout, trust_env=False, auto_decompress=False)
         return self._session
+
+
+def _told(commit: str | None, ends_at: float | None) -> dict[str, str]:
+    """What the operator says with its question."""
+    ends_in = None if ends_at is None else f"{ends_at - time.time():.1f}"
+    return {name: value for name, value in (("commit", commit), ("ends_in", ends_in)) if value is not None}
 
 
 def token_of(key: Key, children: Mapping[tuple[str, str], Manifest]) -> str:

@@ -24,6 +24,7 @@ from starling_operator.logs import Key
 from starling_operator.nodes import Nodes
 from starling_operator.observe import observe
 from starling_operator.optional import OptionalKinds
+from starling_operator.plan.deadline import deadlines
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
@@ -102,7 +103,7 @@ class Shell:
         if observed is None:
             self._forget(key)
             return None
-        self._reports.follow(key, observed.pods, observed.children)
+        self._reports.follow(key, observed.pods, observed.children, deadlines(observed))
         await self._reports.first_answers(key)
         await self._nodes.look(observed.pods)
         await self._absences.look(key, observed)

@@ -1,6 +1,7 @@
 """An agent's report: `GET /admin/report?after=N&wait=S` with `Authorization: Bearer TOKEN`.
 
 With `&commit=SHA` the operator says which commit of a hub's repository all pods of the revision load; the first one stays.
+With `&ends_in=SECONDS` it says when Kubernetes kills the pod, or one that this one cannot go on without.
 Answers at once when the report's version is above `after` or of another incarnation (`&incarnation=ID`), else when it changes or
 after `wait` seconds (at most 60): a long poll. A quiet agent's report does not change.
 """

@@ -18,6 +18,7 @@ from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
+from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
 from starling_agent.node.report_state import ReportState
 from starling_agent.openai.errors import ApiError
@@ -25,7 +26,14 @@ from starling_agent.settings import MIB, READ_SECONDS
 
 
 def create_admin(
-    state: ReportState, token: AdminToken, leader: Leader | None, leader_at: str, scaler: Scaler | None, bed: Bed, pin: Pin
+    state: ReportState,
+    token: AdminToken,
+    leader: Leader | None,
+    leader_at: str,
+    scaler: Scaler | None,
+    bed: Bed,
+    pin: Pin,
+    deadline: Deadline,
 ) -> Starlette:
     """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
 
@@ -43,6 +51,8 @@ def create_admin(
         _check(request, token)
         after, seconds = _poll(request)
         pin.tell(request.query_params.get("commit", ""))
+        if "ends_in" in request.query_params:
+            deadline.tell(_number(request.query_params["ends_in"], "ends_in"))
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
 
@@ -100,7 +110,7 @@ def _poll(request: Request) -> tuple[int, float]:
 
 def _number(text: str, name: str) -> float:
     try:
-        number = float(text) if name == "wait" else int(text)
+        number = int(text) if name == "after" else float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):

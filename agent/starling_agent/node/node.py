@@ -25,6 +25,7 @@ from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
 from starling_agent.node.certificates import keep_renewed
 from starling_agent.node.configuration import Configuration
+from starling_agent.node.deadline import Deadline
 from starling_agent.node.door import Door
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, own_url
@@ -59,13 +60,15 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     config = configuration.config
     lead = lead_of(config, identity, state) if config is not None else None
     bed, pin = Bed(), Pin(_file(config.model.pin_file) if config is not None else None)
-    async with _admin_server(configuration.admin, state, lead, identity.leader, bed, pin):
+    deadline = Deadline()
+    async with _admin_server(configuration.admin, state, lead, identity.leader, bed, pin, deadline):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
             if not await secrets_are_there(config.endpoint, state):
                 return Ending(0)
             node = _Node(config, identity, state, work, lead, bed, pin)
+            deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
@@ -90,7 +93,7 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 @contextlib.asynccontextmanager
 async def _admin_server(
-    admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed, pin: Pin
+    admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed, pin: Pin, deadline: Deadline
 ) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
@@ -98,7 +101,7 @@ async def _admin_server(
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
     leader, scaler = (lead.leader, lead.operations) if lead is not None else (None, None)
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed, pin))
+    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed, pin, deadline))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -172,6 +175,10 @@ class _Node:
                 other.cancel()
             await asyncio.gather(serving, supervising, *helpers, return_exceptions=True)
         return self._ending()
+
+    def end_streams(self) -> None:
+        """At once, in words."""
+        self._shutdown.end_now()
 
     async def _finish_for_others(self) -> None:
         """Frontends of other nodes may have requests here: they get the time that our own clients get."""

@@ -56,7 +56,11 @@ class Shutdown:
                 self._on_begin()
             self._begin(self._drain(self._settings.accept_seconds if number == signal.SIGTERM else 0.0))
         elif self._signals == 2:
-            self._begin(self._end_now())
+            self.end_now()
+
+    def end_now(self) -> None:
+        """Without waiting for anybody."""
+        self._begin(self._end_now())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         # The loop holds tasks weakly; a drain that is collected would never end.

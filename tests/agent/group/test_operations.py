@@ -13,6 +13,7 @@ from starling_agent.group.operations import REMEMBERED, Operations
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
+from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
 from starling_agent.node.report_state import ReportState
 from starling_engine.elastic.change import Change
@@ -82,7 +83,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 
 def client(state: ReportState, folder: Path, operations: Operations | None) -> httpx.AsyncClient:
     (folder / "token").write_text("sesame")
-    app = create_admin(state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, Bed(), Pin(None))
+    app = create_admin(state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, Bed(), Pin(None), Deadline())
     headers = {"Authorization": "Bearer sesame"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)
 

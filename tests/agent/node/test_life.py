@@ -126,6 +126,18 @@ def test_a_second_sigterm_ends_it_at_once(start_agent: StartAgent):
     assert "open requests" in agent.errors.splitlines()[-1]
 
 
+def test_streams_end_in_words_before_a_pod_is_killed_that_has_less_time_than_its_drain(start_agent: StartAgent):
+    agent = start_agent()
+    agent.until("serving")
+    stream = Reader(agent, 3900)
+    agent.process.send_signal(signal.SIGTERM)
+    agent.until("draining")
+    for seconds, status in (("soon", 400), ("600", 200), ("4.9", 200)):
+        assert agent.admin.get("/admin/report", params={"ends_in": seconds}).status_code == status
+    assert stream.last_event(30)["error"]["code"] == "shutting_down"
+    assert agent.process.wait(30) == 1
+
+
 def test_an_engine_that_dies_while_draining_is_not_started_again(start_agent: StartAgent):
     agent = start_agent(drain={"accept_seconds": 30})
     agent.until("serving")

@@ -10,6 +10,7 @@ from starling_agent.contract.config import ModelConfig
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
+from starling_agent.node.deadline import Deadline
 from starling_agent.node.digest import weights_digest
 from starling_agent.node.failures import NodeFailure
 from starling_agent.node.pin import Pin, pinned
@@ -94,7 +95,7 @@ async def test_the_operator_tells_the_commit_with_its_poll_and_the_first_one_sta
     (tmp_path / "token").write_text("secret")
     pin = Pin(tmp_path / "absent")
     state = ReportState(make_report(), lambda: 0)
-    app = create_admin(state, AdminToken(tmp_path / "token"), None, "", None, Bed(), pin)
+    app = create_admin(state, AdminToken(tmp_path / "token"), None, "", None, Bed(), pin, Deadline())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
         for given, token, known in (
             (COMMIT, "wrong", None),

@@ -21,6 +21,8 @@ class Agent:
     asked: int = 0
     pinned: str | None = None
     """The commit that the operator told it."""
+    ends_in: float | None = None
+    """Seconds that the operator said are left to it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, **news: object) -> None:
@@ -33,6 +35,8 @@ class Agent:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.Response(status=401)
         self.pinned = self.pinned or request.query.get("commit")
+        if "ends_in" in request.query:
+            self.ends_in = float(request.query["ends_in"])
         if self.deaf:
             await asyncio.sleep(3600)
         known = request.query.get("incarnation") == self.report.incarnation

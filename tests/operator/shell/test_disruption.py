@@ -31,10 +31,12 @@ def admit(pipeline: int) -> Callable[[Manifest, Agent], Agent | None]:
     return lambda _, agent: replace(agent, report=agent.report.model_copy(update={"topology": topology}))
 
 
-async def evict(cluster: Cluster, pod: Manifest) -> bool:
-    """Whether the API lets it go."""
+async def evict(cluster: Cluster, pod: Manifest, seconds: int | None = None) -> bool:
+    """Whether the API lets it go, with its own grace period or with so many seconds."""
     name = pod["metadata"]["name"]
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": cluster.namespace}}
+    body: Manifest = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": cluster.namespace}}
+    if seconds is not None:
+        body["deleteOptions"] = {"gracePeriodSeconds": seconds}
     try:
         await cluster.call("POST", f"{PODS.format(cluster.namespace)}/{name}/eviction", body)
     except Refused as refused:
@@ -88,9 +90,9 @@ async def test_an_only_group_goes_when_another_serves(
 
 
 @pytest.mark.parametrize("pipeline", [2])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("which", "seconds"), [(0, None), (1, 40)])
 async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
-    which: int, pipeline: int, cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
+    which: int, seconds: int | None, pipeline: int, cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
 ) -> None:
     await start_operator()
     await cluster.apply(manifest(parallelism={"pipeline": pipeline}, rollout={"maxUnavailable": 1}))
@@ -98,7 +100,7 @@ async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
     kubelet.draining = True
     pods = sorted(await cluster.pods(), key=lambda pod: str(pod["metadata"]["name"]))
     grace = pods[0]["spec"]["terminationGracePeriodSeconds"]
-    await until(lambda: evict(cluster, pods[which]), "an eviction to be let through", 30, cluster.pods)
+    await until(lambda: evict(cluster, pods[which], seconds), "an eviction to be let through", 30, cluster.pods)
 
     async def another_group() -> bool:
         return len(await cluster.pods()) == 4
@@ -107,15 +109,19 @@ async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
     names, uids = ({str(pod["metadata"][field]) for pod in pods} for field in ("name", "uid"))
 
     async def graces() -> list[int | None]:
-        old = [pod["metadata"] for pod in await cluster.pods() if pod["metadata"]["name"] in names]
-        assert {pod["uid"] for pod in old} == uids
-        return [pod.get("deletionGracePeriodSeconds") for pod in old]
+        old = {pod["metadata"]["name"]: pod["metadata"] for pod in await cluster.pods() if pod["metadata"]["name"] in names}
+        assert {pod["uid"] for pod in old.values()} == uids
+        return [old[name].get("deletionGracePeriodSeconds") for name in sorted(old)]
 
     async def both_drain() -> bool:
         return None not in await graces()
 
+    async def both_know() -> bool:
+        return all(0 < (kubelet.agents[name].ends_in or 0) <= (seconds or grace) for name in names)
+
     await until(both_drain, "the other pod to be told to drain as well", 30, cluster.pods)
-    assert await graces() == [grace, grace]
+    assert await graces() == [grace, seconds or grace]
+    await until(both_know, "both agents to hear when the first of them is killed", 30, cluster.pods)
     await cluster.ready("chat")
     [group] = (await cluster.service("chat"))["status"]["groups"]
     assert group.get("restarts", 0) == 0

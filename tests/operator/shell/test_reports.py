@@ -89,6 +89,23 @@ async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, 
     await until(lambda: _has(reports, "serving"), "the report")
 
 
+async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_next_news(
+    server: AgentServer, agent: Agent, reports: Reports
+) -> None:
+    running = pod(await server.add(agent))
+    reports.follow(KEY, [running], secret("the token"))
+    await until(lambda: _has(reports, "serving"), "the first report")
+    reports.follow(KEY, [running], secret("the token"), {"u": time.time() + 40})
+    began = time.monotonic()
+    await reports.first_answers(KEY)
+    assert time.monotonic() - began < 0.5
+
+    async def knows() -> bool:
+        return agent.ends_in is not None and 35 < agent.ends_in <= 40
+
+    await until(knows, "the agent to hear of it")
+
+
 async def test_only_running_pods_are_asked_and_gone_ones_are_forgotten(server: AgentServer, agent: Agent, reports: Reports) -> None:
     address = await server.add(agent)
     reports.follow(KEY, [pod(address, phase="Pending")], secret("the token"))
