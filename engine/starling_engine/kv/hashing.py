@@ -28,6 +28,15 @@ class HashChain:
         self.names: list[bytes] = []
         """names[i] is the name of logical block i, for every block that has been full at `extend`."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of the named blocks."""
+        return self._at
+
+    def covers(self, count: int) -> bool:
+        """Whether the blocks that are full within `count` tokens have names."""
+        return count - self._at < self._stride * GRANULE
+
     def extend(self, tokens: Sequence[int], count: int) -> None:
         """Names the blocks that are full within the first `count` tokens."""
         packed = array("I", tokens[self._at : count - count % (self._stride * GRANULE)]).tobytes()

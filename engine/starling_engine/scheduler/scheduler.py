@@ -13,6 +13,7 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.draft import Draft
+from starling_engine.scheduler.naming import Naming
 from starling_engine.scheduler.offload.offload import Offload
 from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.scheduler.prefix import Prefix, Prefixes
@@ -44,6 +45,7 @@ class Scheduler:
         """By their parent's id, the requests that wait for its prompt."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
         self._prefixes = Prefixes(kv, offload, self.requests)
+        self._naming = Naming()
         self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000, kv.block_size)
         self._in_flight: dict[int, Draft] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -104,6 +106,10 @@ class Scheduler:
             self._forks.setdefault(parent.record.id, []).append(request)
         self.requests[record.id] = request
         self.waiting.add(request)
+        if not self.kv.prefix_caching or not request.reads_prefix_cache or self._naming.begin(request):
+            self._look_outside(request)
+
+    def _look_outside(self, request: RequestState) -> None:
         if self.offload is not None:
             self.offload.fetches.arrive(request)
 
@@ -140,6 +146,8 @@ class Scheduler:
         draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
             self.offload.begin_step(len(self.running), idle=not self.has_work)
+        for request in self._naming.go_on(self.waiting):
+            self._look_outside(request)
         trial = bool(self._suspects) and self._trial not in self._in_flight
         if trial and self._trial != self._step_id - 1:  # others have every second step
             self._plan_trial(draft)
@@ -394,6 +402,7 @@ class Scheduler:
             self._leave_slot(request)
         else:
             self.waiting.remove(request)
+            self._naming.end(request)
             request.run += 1
             if self.offload is not None:
                 self.offload.fetches.forget(request)

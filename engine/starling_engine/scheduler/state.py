@@ -14,6 +14,8 @@ from starling_engine.step import LogprobRow, RowResult
 class Gate(Enum):
     """A reason why a waiting request may not start yet. One mechanism for all of them; a gate opens when its event arrives."""
 
+    NAMES = auto()
+    """Its prompt is long, and some of it is hashed before each step."""
     FORK_PARENT = auto()
     """The prompt that it shares is still being computed by its parent."""
     KV_FETCH = auto()
