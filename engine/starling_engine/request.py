@@ -1,5 +1,7 @@
 """The resume record: all that any engine core needs to start or to continue a request."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from starling_engine.params import PoolingParams, SamplingParams
@@ -16,7 +18,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     params: SamplingParams = SamplingParams()
     pooling: PoolingParams | None = None
     output_ids: list[int] = []

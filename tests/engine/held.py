@@ -15,6 +15,7 @@ from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
 from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.tokens import unpack
 from starling_engine.worker.report import Phase, WorkerReport
 
 from tests.engine.workers import plain_worker
@@ -76,7 +77,7 @@ class HeldExecutor(StuckExecutor):
         self._plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> None:
-        self._prompts |= {new.slot: new.token_ids[0] for new in plan.new}
+        self._prompts |= {new.slot: unpack(new.token_ids)[0] for new in plan.new}
         self._plans.append(plan)
         self.submitted.set()
 

@@ -17,6 +17,7 @@ from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
 from starling_engine.parallel.placement import Layer
+from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
 
 PING_SECONDS = 0.5
@@ -129,16 +130,15 @@ class CoreClient:
     async def send(self, message: FromFrontend) -> None:
         await self._socket.send(self._encode(message))
 
-    async def add(self, message: Add, sink: DeltaSink) -> None:
+    async def add(self, request: EngineRequest, sink: DeltaSink) -> None:
         """Sends a request whose deltas go to `sink`. Raises EngineDead, or InvalidRequest for an id that is in use."""
         self.check()
-        request = message.request
         if request.id in self._open:
             raise InvalidRequest(f"a request with id {request.id!r} is running already", "request_id")
         wire_id = f"{request.id}#{self._nonce}-{next(self._numbers)}"
         parent = self._open.get(request.fork_of or "")
         self._open[request.id] = OpenRequest(wire_id, request.attempt, sink)
-        await self.send(Add(msgspec.structs.replace(request, id=wire_id, fork_of=parent.wire_id if parent else None)))
+        await self.send(Add.of(msgspec.structs.replace(request, id=wire_id, fork_of=parent.wire_id if parent else None)))
 
     def abort(self, ids: list[str]) -> None:
         """Ends requests, without waiting; those that have ended are ignored."""

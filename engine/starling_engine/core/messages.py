@@ -1,5 +1,7 @@
 """Messages between frontends and engine cores: msgpack over ZeroMQ, never pickle."""
 
+from typing import Self
+
 import msgspec
 
 from starling_engine.delta import Delta, Stats
@@ -8,10 +10,27 @@ from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Sleep, SleepState, Slept, WakeUp
+from starling_engine.tokens import ID_BYTES, pack, unpack
 
 
 class Add(msgspec.Struct, tag="add"):
+    """A request whose tokens travel packed (`tokens`) beside it; `of` and `unpacked` are the two ends."""
+
     request: EngineRequest
+    prompt: bytes
+    output: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.prompt) % ID_BYTES or len(self.output) % ID_BYTES:
+            raise ValueError("no whole number of tokens")
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> Self:
+        bare = msgspec.structs.replace(request, prompt_ids=[], output_ids=[])
+        return cls(bare, pack(request.prompt_ids), pack(request.output_ids))
+
+    def unpacked(self) -> EngineRequest:
+        return msgspec.structs.replace(self.request, prompt_ids=unpack(self.prompt), output_ids=unpack(self.output).tolist())
 
 
 class Abort(msgspec.Struct, tag="abort"):

@@ -160,7 +160,8 @@ class CoreProcess:
                 self.stopping = True
             case _ if self.core is None or self._sleeper is None:
                 logger.warning("%s came before the core was ready", type(message).__name__)
-            case Add(request):
+            case Add():
+                request = message.unpacked()
                 answer = self.core.add(request) if self._sleeper.state.taking else _refused(request)
                 if answer is None:
                     self._owners[request.id] = identity

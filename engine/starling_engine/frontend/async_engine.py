@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import msgspec
 
 from starling_engine.config import EngineArgs, EngineConfig
-from starling_engine.core.messages import Add, Loading
+from starling_engine.core.messages import Loading
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.elastic.change import Change, Stage
 from starling_engine.elastic.coordinator import Coordinator
@@ -194,7 +194,7 @@ class AsyncEngine:
                 if not done.done():
                     done.set_result(delta)
 
-            await client.add(Add(request), sink)
+            await client.add(request, sink)
             try:
                 delta = await done
             finally:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from starling_engine.core.client import CoreClient
-from starling_engine.core.messages import Add
 from starling_engine.delta import MOVED, Delta
 from starling_engine.errors import EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
 from starling_engine.frontend.assembler import Assembler
@@ -37,7 +36,7 @@ class Run:
         """Raises EngineDead, or InvalidRequest for an id that is in use."""
         self.records[record.id] = record
         try:
-            await self._client.add(Add(record), lambda delta: self._take(index, delta))
+            await self._client.add(record, lambda delta: self._take(index, delta))
         except BaseException:
             del self.records[record.id]
             raise

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.scheduler.state import RequestState
 from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, StepPlan
+from starling_engine.tokens import pack
 
 
 @dataclass(slots=True)
@@ -55,8 +56,8 @@ class Draft:
         record = request.record
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.holding.tables]
-        tokens, done = request.tokens.tolist(), request.planned
-        request.given = len(tokens)
+        tokens, done = pack(request.tokens), request.planned
+        request.given = len(request.tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
 
     def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:

@@ -12,6 +12,7 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
 from starling_engine.step import NewRequest, StepPlan
+from starling_engine.tokens import unpack
 
 Ints = npt.NDArray[np.int64]
 
@@ -120,7 +121,8 @@ class InputBatch:
 
     def _enter(self, new: NewRequest) -> None:
         slot, params = new.slot, new.sampling
-        self.tokens[slot, : len(new.token_ids)] = new.token_ids
+        ids = unpack(new.token_ids)
+        self.tokens[slot, : len(ids)] = ids
         self.table_lengths[:, slot] = 0
         for group, blocks in enumerate(new.blocks):
             self._append(slot, group, blocks)

@@ -18,6 +18,7 @@ from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
+from starling_engine.tokens import unpack
 from starling_engine.worker.answers import Answer, Readback
 from starling_engine.worker.batch import Gathered, InputBatch, Occupant
 from starling_engine.worker.device_adjuster import DeviceAdjuster
@@ -103,7 +104,7 @@ class Wishes:
         for new in plan.new:
             adjuster = self._batch.occupant(new.slot).adjuster
             if adjuster is not None:
-                self._adjuster.enter(new.slot, adjuster, new.token_ids)
+                self._adjuster.enter(new.slot, adjuster, unpack(new.token_ids).tolist())
 
     def _sample_adjusted(self, f: Fields, samples: list[Sample], count: int) -> None:
         """The token that was drawn of the model's own logits gives way to one of adjusted logits."""

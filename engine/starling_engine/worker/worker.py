@@ -34,6 +34,7 @@ from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tiers.orders import Done, Standing
+from starling_engine.tokens import pack
 from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
@@ -265,7 +266,7 @@ class Worker:
 
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """One token through everything, into the null block, so that the first request does not pay for what is made lazily."""
-        new = NewRequest(0, [0], 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
+        new = NewRequest(0, pack([0]), 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
         self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from starling_engine.core.messages import Add
 from starling_engine.delta import Delta
 from starling_engine.errors import EngineDead
 from starling_engine.request import EngineRequest
@@ -17,7 +16,7 @@ async def test_work_without_progress_ends_every_request(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)
         client.check()  # idle without progress is healthy
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        await client.add(Add(EngineRequest(id="a", prompt_ids=[1, 2])), deltas.put_nowait)
+        await client.add(EngineRequest(id="a", prompt_ids=[1, 2]), deltas.put_nowait)
         delta = await asyncio.wait_for(deltas.get(), timeout=10)
         assert "no progress" in (delta.error or "")
         with pytest.raises(EngineDead):

@@ -17,8 +17,8 @@ from tests.engine.held import HeldExecutor, core_process
 encode = msgspec.msgpack.Encoder().encode
 
 
-def request(prompt: list[int], tokens: int = 5) -> Add:
-    return Add(EngineRequest(id="x", prompt_ids=prompt, params=SamplingParams(max_tokens=tokens, ignore_eos=True)))
+def request(prompt: list[int], tokens: int = 5) -> EngineRequest:
+    return EngineRequest(id="x", prompt_ids=prompt, params=SamplingParams(max_tokens=tokens, ignore_eos=True))
 
 
 async def ended(deltas: asyncio.Queue[Delta]) -> list[int]:
@@ -60,7 +60,7 @@ async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatc
             flood.connect(address)
             flood.send(encode(Ping()))
             for _ in range(5000):
-                flood.send(encode(request([])))  # is refused
+                flood.send(encode(Add.of(request([]))))  # is refused
             flood.send(encode(Shutdown()))
             executor.released.set()
             assert await ended(deltas) == [1] * 5
