@@ -15,8 +15,8 @@ GIVEN = -1
 class NewRequest(msgspec.Struct, frozen=True):
     """A request that enters slot `slot`: also one that was preempted, with its output so far.
 
-    `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. `num_computed` tokens are in the
-    cache already. Positions from `num_prompt` on are output. `adapter_slot` is the place of its LoRA adapter, -1 for none.
+    `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. `num_computed` tokens are in
+    the cache already. Positions from `num_prompt` on are output. `adapter_slot` is the place of its LoRA adapter, -1 for none.
     """
 
     slot: int

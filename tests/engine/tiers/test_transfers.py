@@ -86,12 +86,12 @@ def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_an
         called.set()
         raise OSError("the socket is gone")
 
+    before = set(threading.enumerate())
     transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
+    (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "kv-store")
     transfers.order(StoreChunks(1, -1, []))
     assert called.wait(30)
-    thread = next((each for each in threading.enumerate() if each.name == "kv-store"), None)
-    if thread is not None:  # else it has ended
-        thread.join(30)
+    thread.join(30)
     with pytest.raises(RankLost, match=r"kv-store .*the socket is gone"):
         transfers.finished(0)
 
