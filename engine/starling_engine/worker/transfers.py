@@ -37,6 +37,9 @@ HOLDS_UP = 2
 """What steps lose, at most, where something else takes one of their processors: this many times that processor's share, for all
 wait for the last one. Measured with two: all the time was lost for which one of them was taken."""
 
+HUNG_SECONDS = 60.0
+"""In which a chunk is copied between pages and a slot, by a thread that is alive: it takes milliseconds."""
+
 REPORT_SECONDS = 1.0
 """Between two looks whether the tiers outside stand as before."""
 
@@ -101,6 +104,8 @@ class Transfers:
         self._closed = threading.Event()
         self._died: str | None = None
         """Which thread ended, and by what."""
+        self._copying: dict[str, float] = {}
+        """By thread, when the copy of a chunk began that is under way."""
         self._start(self._store, "kv-store")
         self._start(self._load, "kv-load")
         if far is not None:
@@ -125,10 +130,15 @@ class Transfers:
     def finished(self, step_id: int) -> None:
         """That step has run; later ones may have begun.
 
-        Raises RankLost where a thread has died: its orders never end, and their blocks and slots would stay taken.
+        Raises RankLost where a thread has died, or hangs in a copy: its orders never end, and their blocks and slots would stay
+        taken. To give them to others is no way out, as the copy may still write.
         """
         if self._died is not None:
             raise RankLost(self._died)
+        now = time.monotonic()
+        for name, began in tuple(self._copying.items()):
+            if now - began > HUNG_SECONDS:
+                raise RankLost(f"the thread {name} of the KV tiers has copied one chunk for more than {HUNG_SECONDS:g} s")
         with self._stepped:
             self._step = step_id
             self._stepped.notify_all()
@@ -163,14 +173,16 @@ class Transfers:
         copy: Callable[[GroupPages, list[int], int, torch.Tensor], None],
         stream: CopyStream,
     ) -> None:
-        began, done = time.perf_counter(), True
+        began, done, name = time.perf_counter(), True, threading.current_thread().name
         try:
             with stream:
                 for move in order.moves:
+                    self._copying[name] = time.monotonic()
                     copy(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
         except Exception:
             logger.exception("chunks could not be copied")
             done = False
+        self._copying.pop(name, None)
         self._answer(Done(order.job, [done] * len(order.moves), time.perf_counter() - began))
 
     # ---- between slots and the tiers outside ----

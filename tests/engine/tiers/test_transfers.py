@@ -19,10 +19,12 @@ from starling_engine.tiers.orders import (
     FetchChunks,
     FindChunks,
     KeepChunks,
+    LoadChunks,
     Standing,
     StoreChunks,
 )
 from starling_engine.tiers.share import FarShare
+from starling_engine.worker import transfers as transfers_module
 from starling_engine.worker.transfers import READERS, Transfers
 
 
@@ -94,6 +96,37 @@ def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_an
     thread.join(30)
     with pytest.raises(RankLost, match=r"kv-store .*the socket is gone"):
         transfers.finished(0)
+
+
+class StuckArena(Arena):
+    """Gives no slot before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 64)
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def slot(self, index: int) -> torch.Tensor:
+        self.asked.set()
+        assert self.go.wait(30)
+        return super().slot(index)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("order", [StoreChunks, LoadChunks])
+def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(
+    order: type[StoreChunks | LoadChunks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, answers = StuckArena(), queue.SimpleQueue[Done]()
+    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
+    transfers.order(order(1, -1, [ChunkMove(0, 0, 0, [0])]))
+    assert arena.asked.wait(30)
+    transfers.finished(0)
+    monkeypatch.setattr(transfers_module, "HUNG_SECONDS", 0.0, raising=False)
+    with pytest.raises(RankLost, match=r"kv-(store|load) .*copied one chunk"):
+        transfers.finished(1)
+    arena.go.set()
+    assert answers.get(timeout=30).done == [True]
+    transfers.finished(2)
 
 
 class Costly(FarShare):
