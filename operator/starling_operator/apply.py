@@ -1,12 +1,13 @@
 """Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starling_operator.cache import Cache, controller_of
 from starling_operator.holds import Settled, holds
-from starling_operator.kinds import BY_NAME, MANAGER, SERVICE_MONITOR, Kind
+from starling_operator.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
 from starling_operator.kube import ApiError, Kube
 from starling_operator.logs import Key, about
 from starling_operator.owned import Ownership
@@ -15,6 +16,8 @@ from starling_operator.plan.observed import Manifest, Service
 from starling_operator.refusals import Refusals
 from starling_operator.strays import is_exact, strays
 
+CREATE_AGAIN = 30.0
+"""Seconds after which a Secret that pods wait for is created again: somebody may have deleted it."""
 log = logging.getLogger(__name__)
 
 
@@ -36,12 +39,15 @@ class Applier:
         self._settled = Settled()
         self._ownership = Ownership()
         self._refusals = Refusals()
+        self._created: dict[Key, tuple[str, float]] = {}
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
         """A child that is refused does not keep the others from being written; other failures raise."""
         outcome = Outcome()
         for manifest in decision.create:
-            if self._live(service, manifest) is None:
+            if BY_NAME[manifest["kind"]] is SECRET:
+                await self._create_unread(service, manifest, outcome)
+            elif self._live(service, manifest) is None:
                 await self._guarded(service, manifest, outcome, once=True)
         for manifest in decision.apply:
             if not self._is_as_wanted(self._live(service, manifest), manifest):
@@ -53,6 +59,7 @@ class Applier:
 
     def forget(self, key: Key) -> None:
         self._refusals.forget(key)
+        self._created.pop(key, None)
 
     def _live(self, service: Service, manifest: Manifest) -> Manifest | None:
         return self._cache.children(service.uid).get((manifest["kind"], manifest["metadata"]["name"]))
@@ -63,8 +70,21 @@ class Applier:
     def _matches(self, live: Manifest, manifest: Manifest) -> bool:
         return holds(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
 
-    async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> None:
-        """What was refused is not sent again, unless it changed or its time has come."""
+    async def _create_unread(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
+        """A Secret is never read, so whether it is still there nobody knows: while it is needed it is created now and then."""
+        key, name = (service.namespace, service.name), manifest["metadata"]["name"]
+        last, created_at = self._created.get(key, ("", 0.0))
+        left = created_at + CREATE_AGAIN - time.monotonic() if last == name else 0.0
+        if left <= 0.0:
+            # A quota that is full refuses a second one before it says that there is one already.
+            told = Outcome() if last == name else outcome
+            if not await self._guarded(service, manifest, told, once=True):
+                return
+            self._created[key], left = (name, time.monotonic()), CREATE_AGAIN
+        outcome.retry_after = min(outcome.retry_after or left, left)
+
+    async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> bool:
+        """Whether it is written. What was refused is not sent again, unless it changed or its time has come."""
         key = (service.namespace, service.name)
         refused = self._refusals.standing(key, manifest)
         if refused is None:
@@ -72,20 +92,21 @@ class Applier:
                 await self._write(service, manifest, once)
                 outcome.wrote = True
                 self._refusals.clear(key, manifest)
-                return
+                return True
             except ApiError as failed:
                 error = await self._judged(failed, manifest)
                 if not error.is_users and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
                     if manifest["kind"] == SERVICE_MONITOR.name:
-                        return  # Nobody asked for it, and its CRD was removed a moment ago.
+                        return False  # Nobody asked for it, and its CRD was removed a moment ago.
                     error = ApiError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
         if refused.is_told:
             outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
         outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
+        return False
 
     async def _write(self, service: Service, manifest: Manifest, once: bool) -> None:
         kind, live = BY_NAME[manifest["kind"]], self._live(service, manifest)
@@ -99,6 +120,8 @@ class Applier:
             if foreign:
                 log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
                 written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
+        if kind is SECRET:
+            return
         self._cache.put(kind, written)
         live = self._live(service, manifest)
         if not once and live is not None and not self._matches(live, manifest):
@@ -115,13 +138,13 @@ class Applier:
         return failed
 
     async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """For objects that never change: one that is there already must be ours."""
+        """For objects that never change: one that is there already must be ours. A Secret's name tells that."""
         try:
             return await self._kube.create(kind.path(service.namespace), manifest)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            return await self._existing(service, kind, manifest)
+            return manifest if kind is SECRET else await self._existing(service, kind, manifest)
 
     async def _apply_first(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
         """Server-side apply that only creates: a version that no object has makes any existing object a conflict."""

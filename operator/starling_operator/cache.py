@@ -7,7 +7,7 @@ the next decision is never made on a state older than our last write.
 from collections.abc import Container, Mapping, MutableMapping
 from typing import TypeVar
 
-from starling_operator.kinds import INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
+from starling_operator.kinds import GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
 from starling_operator.logs import Key
 from starling_operator.owned import own_fields
 from starling_operator.plan.gangs import waiting_gangs
@@ -116,7 +116,7 @@ class Cache:
         if kind is INFERENCE_SERVICE:
             key, owner_uid = (metadata["namespace"], metadata["name"]), ""
             self._services[key] = body
-        elif kind is POD and owner.get("kind") == "StatefulSet":
+        elif kind is POD and owner.get("kind") == "StatefulSet" and owner["name"] == metadata["labels"].get(GROUP_LABEL):
             key, owner_uid = (metadata["namespace"], metadata["labels"][SERVICE_LABEL]), ""
             pod = self._pods.setdefault(key, {})[uid] = read_pod(body)
             if not pod.scheduled:

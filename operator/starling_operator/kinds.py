@@ -6,6 +6,7 @@ GROUP, VERSION = "serving.starling.dev", "v1alpha1"
 MANAGER = "starling-operator"
 MANAGED = f"app.kubernetes.io/managed-by={MANAGER}"
 SERVICE_LABEL = f"{GROUP}/service"
+GROUP_LABEL = f"{GROUP}/group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,16 @@ CHILDREN = (
     Kind("StatefulSet", "apps/v1", "statefulsets"),
     Kind("Service", "v1", "services"),
     Kind("ConfigMap", "v1", "configmaps"),
-    Kind("Secret", "v1", "secrets"),
     Kind("ServiceAccount", "v1", "serviceaccounts"),
     Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
     PARALLELISM_SCALE,
 )
+SECRET = Kind("Secret", "v1", "secrets")
+"""Only ever created: what those of services hold is known without reading them."""
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors")
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")
 OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE)
-BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
+BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, SECRET, *CHILDREN, *OPTIONAL)}
 WATCHED = (INFERENCE_SERVICE, POD, *CHILDREN)
 """Kept in memory by watches; those of OPTIONAL are listed now and then."""

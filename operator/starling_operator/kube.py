@@ -95,7 +95,7 @@ class Kube:
         accept: str = JSON,
         seconds: float,
     ) -> Manifest:
-        """Raises ApiError. Goes past the fence: only the Lease itself is written this way from outside."""
+        """Raises ApiError. Goes past the fence: only the Lease and the operator's key are written this way from outside."""
         headers = {"Accept": accept, "Content-Type": content}
         method, url, headers, _, _ = await self._client.param_serialize(
             method, path, query_params=dict(query or {}), header_params=headers, auth_settings=["BearerToken"]

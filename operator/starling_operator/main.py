@@ -39,7 +39,6 @@ def log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
 @kopf.on.event("apps", "v1", "controllerrevisions", labels=OURS)
 @kopf.on.event("", "v1", "services", labels=OURS)
 @kopf.on.event("", "v1", "configmaps", labels=OURS)
-@kopf.on.event("", "v1", "secrets", labels=OURS)
 @kopf.on.event("", "v1", "serviceaccounts", labels=OURS)
 @kopf.on.event("policy", "v1", "poddisruptionbudgets", labels=OURS)
 @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", labels=OURS)

@@ -1,6 +1,5 @@
 """From what the watches and the agents have shown to what `plan` decides from. Asks nobody anything."""
 
-import secrets
 import time
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from starling_operator.cache import Cache
 from starling_operator.logs import Key
 from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import Answer, Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.token import token_of
 from starling_operator.reports import Reports
 
 
@@ -20,6 +20,7 @@ def observe(
     reports: Reports,
     settings: Settings,
     key: Key,
+    operator_key: bytes,
     answers: Mapping[str, Answer] | None = None,
     class_name: str = "",
 ) -> Observed | None:
@@ -36,7 +37,7 @@ def observe(
         gangs=cache.gangs(),
         settings=settings,
         now=time.time(),
-        new_token=secrets.token_urlsafe(32),
+        token=token_of(operator_key, service),
     )
 
 

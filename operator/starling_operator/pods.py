@@ -21,6 +21,7 @@ def read_pod(body: Manifest) -> Pod:
         group=labels.get(f"{GROUP}/group", ""),
         revision=labels.get(f"{GROUP}/revision", ""),
         number=_ordinal(metadata["name"]),
+        owner=next((owner["uid"] for owner in metadata.get("ownerReferences", ()) if owner.get("controller")), ""),
         host=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),

@@ -1,14 +1,12 @@
 """The agents' own reports: one long poll for each running pod. A quiet agent costs one request every WAIT seconds."""
 
 import asyncio
-import base64
 import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from starling_agent.contract.config import ADMIN_PORT
@@ -16,9 +14,9 @@ from starling_agent.contract.report import Report
 
 from starling_operator.answers import PLAIN, BadAnswer, read_report, received
 from starling_operator.logs import Key, about
-from starling_operator.plan.config import TOKEN_KEY
-from starling_operator.plan.names import admin_secret
-from starling_operator.plan.observed import Manifest, Pod
+from starling_operator.plan.belief import TOKEN_REFUSED
+from starling_operator.plan.deadline import deadlines
+from starling_operator.plan.observed import Observed
 from starling_operator.plan.pin import pin_of
 
 WAIT = 30.0
@@ -69,19 +67,14 @@ class Reports:
     def of(self, pod_uid: str) -> Heard | None:
         return self._heard.get(pod_uid)
 
-    def follow(
-        self,
-        key: Key,
-        pods: Iterable[Pod],
-        children: Mapping[tuple[str, str], Manifest],
-        ends: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """From now on asks these pods of the service, and no others. `ends`: when those that go are killed, by UID."""
-        token = token_of(key, children)
+    def follow(self, key: Key, observed: Observed) -> None:
+        """From now on asks the service's pods, and no others: the token is for those of its own StatefulSets."""
+        children, pods, ends = observed.children, observed.pods, deadlines(observed)
+        sets = {live["metadata"]["uid"] for (kind, _), live in children.items() if kind == "StatefulSet"}
         commits = {pod.uid: pin_of(key[1], pod.revision, children) for pod in pods}
-        wanted = {pod.uid: pod.address for pod in pods if token and pod.phase == "Running" and pod.address}
+        wanted = {pod.uid: pod.address for pod in pods if pod.owner in sets and pod.phase == "Running" and pod.address}
         polls = self._polls.setdefault(key, {})
-        current = {uid: (address, token, commits[uid], ends.get(uid)) for uid, address in wanted.items()}
+        current = {uid: (address, observed.token, commits[uid], ends.get(uid)) for uid, address in wanted.items()}
         for uid in [
             uid for uid, poll in polls.items() if current.get(uid) != (poll.address, poll.token, poll.commit, poll.ends_at)
         ]:
@@ -104,9 +97,10 @@ class Reports:
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
-        self.follow(key, (), {})
-        self._polls.pop(key, None)
-        self._known.pop(key, None)
+        for poll in self._polls.pop(key, {}).values():
+            poll.task.cancel()
+        for uid in self._known.pop(key, set()):
+            self._heard.pop(uid, None)
 
     async def close(self) -> None:
         tasks = [poll.task for polls in self._polls.values() for poll in polls.values()]
@@ -168,6 +162,8 @@ class Reports:
         url, headers = f"http://{host}:{ADMIN_PORT}/admin/report", {"Authorization": f"Bearer {token}", **PLAIN}
         # A redirection could lead to whatever the operator reaches and the pod does not.
         async with self._http().get(url, params=query, headers=headers, allow_redirects=False) as response:
+            if response.status == 401:
+                raise BadAnswer(TOKEN_REFUSED)
             response.raise_for_status()
             report = read_report(await received(response.content.iter_any()))
         self._heard[uid] = Heard(report, time.monotonic())
@@ -185,13 +181,3 @@ def _told(commit: str | None, ends_at: float | None) -> dict[str, str]:
     """What the operator says with its question."""
     ends_in = None if ends_at is None else f"{ends_at - time.time():.1f}"
     return {name: value for name, value in (("commit", commit), ("ends_in", ends_in)) if value is not None}
-
-
-def token_of(key: Key, children: Mapping[tuple[str, str], Manifest]) -> str:
-    """Of the service's admin endpoints; "" while there is none."""
-    secret = children.get(("Secret", admin_secret(key[1])))
-    if secret is None:
-        return ""
-    with contextlib.suppress(ValueError):
-        return base64.b64decode(secret.get("data", {}).get(TOKEN_KEY, "")).decode()
-    return ""

@@ -24,14 +24,13 @@ from starling_operator.logs import Key
 from starling_operator.nodes import Nodes
 from starling_operator.observe import observe
 from starling_operator.optional import OptionalKinds
-from starling_operator.plan.deadline import deadlines
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
-from starling_operator.reports import Reports, token_of
+from starling_operator.reports import Reports
 from starling_operator.settings import OperatorSettings
 from starling_operator.status import Pace, refusal_events, with_refusals, write_child_status, write_status
-from starling_operator.waiting import wait_for_api
+from starling_operator.waiting import wait_for_key
 
 ECHO_SECONDS = 0.05
 """Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
@@ -60,16 +59,17 @@ class Shell:
         self._tasks: list[asyncio.Task[None]] = []
         self._leads, self._beaten = False, time.monotonic()
         self._waits_for: str | None = None
+        self._key = b""
 
     def __copy__(self) -> Self:
         """kopf copies what it hands to the handlers of each object; there is only one shell."""
         return self
 
     async def start(self) -> None:
-        """Returns when the API server answers; the probes are answered from the beginning."""
+        """Returns when the API server answers and has the operator's key; the probes are answered from the beginning."""
         await self._health.start(self.settings.http_host, self.settings.http_port)
         try:
-            await wait_for_api(self._kube, self._wait_for)
+            self._key = await wait_for_key(self._kube, self.settings.plan.operator_namespace, self._wait_for)
         except asyncio.CancelledError:
             # kopf cleans up only after what was started.
             await self.close()
@@ -103,7 +103,7 @@ class Shell:
         if observed is None:
             self._forget(key)
             return None
-        self._reports.follow(key, observed.pods, observed.children, deadlines(observed))
+        self._reports.follow(key, observed)
         await self._reports.first_answers(key)
         await self._nodes.look(observed.pods)
         await self._absences.look(key, observed)
@@ -118,7 +118,7 @@ class Shell:
 
     def _observe(self, key: Key) -> Observed | None:
         settings, answers = self._optional.fit(self.settings.plan), self._leaders.answers(key)
-        observed = observe(self.cache, self._reports, settings, key, answers, self.settings.class_name)
+        observed = observe(self.cache, self._reports, settings, key, self._key, answers, self.settings.class_name)
         if observed is None:
             return None
         pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
@@ -137,7 +137,7 @@ class Shell:
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
         service, decision = observed.service, plan(observed)
         outcome = await self._applier.carry_out(service, decision)
-        tell_after = await self._leaders.tell(key, decision.scale, token_of(key, observed.children))
+        tell_after = await self._leaders.tell(key, decision.scale, observed.token)
         status = with_refusals(service, decision.status, outcome.errors)
         urgent = bool(decision.begins or decision.events or outcome.errors)
         pause = 0.0 if urgent else self._pace.wait(key, service.status, status)

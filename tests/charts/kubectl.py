@@ -19,9 +19,13 @@ class Kubectl:
     kubeconfig: Path
 
     def __call__(self, *arguments: str) -> str:
-        done = self._run(arguments, None)
+        done = self.run(*arguments)
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Also what fails."""
+        return self._run(arguments, None)
 
     def apply(self, objects: list[Manifest]) -> None:
         done = self._run(("apply", "--server-side", "--force-conflicts", "-f", "-"), objects)

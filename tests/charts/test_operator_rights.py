@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from starling_operator.operator_key import NAME
 
-from tests.charts.helm import Helm, Manifest
+from tests.charts.helm import ROOT, Helm, Manifest
 from tests.charts.kubectl import Kubectl
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 WAIT_SECONDS = 30
+ALTERED = ROOT / "tests/operator/shell/altered.py"
 SERVICE: Manifest = {
     "apiVersion": "serving.starling.dev/v1alpha1",
     "kind": "InferenceService",
@@ -33,6 +35,7 @@ class Running:
     log: Path
     kubectl: Kubectl
     namespace: str
+    own: Kubectl
 
     def eventually(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -70,9 +73,10 @@ def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_p
     kubectl.apply(objects)
     kubectl("wait", "--for=condition=Established", "crd/inferenceservices.serving.starling.dev")
     log = tmp_path / "operator.log"
-    process = _start(kubectl.as_account("starling-system", f"{namespace}-starling-operator", tmp_path), log, one, namespace)
+    kubeconfig = kubectl.as_account("starling-system", f"{namespace}-starling-operator", tmp_path)
+    process = _start(kubeconfig, log, one, namespace)
     try:
-        yield Running(process, log, kubectl, namespace)
+        yield Running(process, log, kubectl, namespace, own=Kubectl((kubectl.command[0], f"--kubeconfig={kubeconfig}"), kubeconfig))
     finally:
         process.terminate()
         process.wait(20)
@@ -81,7 +85,13 @@ def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_p
 
 
 def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "starling_operator.cli", "operator", "--agent-image=starling-agent:test"]
+    command = [
+        sys.executable,
+        str(ALTERED),
+        "starling_operator.apply:CREATE_AGAIN=1",
+        "operator",
+        "--agent-image=starling-agent:test",
+    ]
     command += ["--http-address=127.0.0.1:0"]
     command += [f"--namespace={namespace}"] if one else []
     environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": "starling-system"}
@@ -92,7 +102,8 @@ def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subproces
 def test_a_service_lives_and_changes_with_the_charts_rights(operator: Running) -> None:
     operator.kubectl.apply([SERVICE | {"metadata": {"name": "rights", "namespace": operator.namespace}}])
     operator.eventually("the first group", lambda: len(operator.names("statefulsets")) == 1)
-    assert operator.names("secrets") == {"rights-admin"}
+    [token], [group] = operator.names("secrets"), operator.get("statefulsets")["items"]
+    assert token in json.dumps(group["spec"]["template"]["spec"]["volumes"])
     assert {len(operator.names(kind)) for kind in ("serviceaccounts", "pdb", "networkpolicies", "configmaps")} == {1}
 
     # More revisions than are kept: the oldest goes, with its ConfigMap.
@@ -109,13 +120,24 @@ def test_a_service_lives_and_changes_with_the_charts_rights(operator: Running) -
     operator.eventually("its end", lambda: len(operator.names("statefulsets")) == 1)
 
     # What drifts is put back, and what was removed is made again.
-    operator.kubectl("-n", operator.namespace, "delete", "secret", "rights-admin")
+    operator.kubectl("-n", operator.namespace, "delete", "secret", token)
     operator.kubectl("-n", operator.namespace, "label", "pdb", "rights", "app.kubernetes.io/part-of=elsewhere", "--overwrite")
-    operator.eventually("the Secret", lambda: bool(operator.names("secrets")))
+    operator.eventually("the Secret, for the pod that waits", lambda: operator.names("secrets") == {token})
     operator.eventually("the label", lambda: _part_of(operator) == "starling")
     operator.eventually("the status", lambda: _status(operator).get("observedGeneration") == 8)
     assert _events(operator)
+    _reads_no_secret_but_its_key(operator)
     assert operator.refusals() == []
+
+
+def _reads_no_secret_but_its_key(operator: Running) -> None:
+    """Whoever takes the operator over has no Secret of anybody."""
+    operator.kubectl("-n", operator.namespace, "create", "secret", "generic", "theirs", "--from-literal=a=b")
+    token, *_ = operator.names("secrets")
+    for arguments in (["theirs"], [token], ["-l", "serving.starling.dev/service=rights"], ["theirs", "--watch"]):
+        answer = operator.own.run("-n", operator.namespace, "get", "secret", *arguments)
+        assert "Forbidden" in answer.stderr and not answer.stdout, arguments
+    assert operator.own("-n", "starling-system", "get", "secret", NAME)
 
 
 def _part_of(operator: Running) -> str:

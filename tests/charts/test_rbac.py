@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from starling_operator.kinds import CHILDREN, INFERENCE_SERVICE, OPTIONAL, POD, WATCHED
+from starling_operator.kinds import CHILDREN, INFERENCE_SERVICE, OPTIONAL, POD, SECRET, WATCHED
+from starling_operator.operator_key import NAME
 
 from tests.charts.helm import Helm, Manifest, the
 
@@ -39,7 +40,7 @@ USES: dict[tuple[str, str], dict[str, str]] = {
         "delete": "all but the newest without groups",
     },
     ("", "configmaps"): {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE, "delete": "with its revision"},
-    ("", "secrets"): {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE},
+    ("", "secrets"): {"create": "the token of a service; what it holds is known without reading it"},
     ("apps", "statefulsets"): {
         "get": TAKEN,
         "list": KEPT,
@@ -103,16 +104,19 @@ def test_every_kind_that_is_watched_may_be_watched() -> None:
 
 
 def test_nothing_else_is_touched() -> None:
-    ours = {(kind.group, kind.plural) for kind in (INFERENCE_SERVICE, POD, *CHILDREN, *OPTIONAL)}
+    ours = {(kind.group, kind.plural) for kind in (INFERENCE_SERVICE, POD, SECRET, *CHILDREN, *OPTIONAL)}
     statuses = {("serving.starling.dev", f"{kind}/status") for kind in ("inferenceservices", "parallelismscales")}
     assert USES.keys() - ours == statuses | {("events.k8s.io", "events")}
 
 
-def test_the_lease_and_no_other_may_be_renewed(helm: Helm) -> None:
-    role = the(helm.objects({}), "Role", "starling-operator-lease")
+def test_no_lease_but_its_own_may_be_renewed_and_no_secret_but_its_key_be_read(helm: Helm) -> None:
+    role = the(helm.objects({}), "Role", "starling-operator-own")
     named = [rule for rule in role["rules"] if rule["verbs"] != ["create"]]
-    assert [(rule["resourceNames"], rule["verbs"]) for rule in named] == [(["starling-operator"], ["get", "update"])]
-    assert {right[:2] for right in _rights(role)} == {("coordination.k8s.io", "leases")}
+    assert [(rule["resources"], rule["resourceNames"], rule["verbs"]) for rule in named] == [
+        (["leases"], ["starling-operator"], ["get", "update"]),
+        (["secrets"], [NAME], ["get"]),
+    ]
+    assert {right[:2] for right in _rights(role)} == {("coordination.k8s.io", "leases"), ("", "secrets")}
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["blue", "green"]}])

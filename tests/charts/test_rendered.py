@@ -165,8 +165,8 @@ def test_each_namespace_has_the_same_role(helm: Helm) -> None:
     }
 
 
-def test_the_lease_role_stands_in_the_operators_namespace(helm: Helm) -> None:
-    role = the(helm.objects(SETS["two-namespaces"]), "Role", "starling-operator-lease")
+def test_the_role_for_lease_and_key_stands_in_the_operators_namespace(helm: Helm) -> None:
+    role = the(helm.objects(SETS["two-namespaces"]), "Role", "starling-operator-own")
     assert role["metadata"]["namespace"] == "starling-system"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,13 +61,14 @@ class Machine:
         self._client = report_client()
         self._leaders = LocalLeaders(self._client, changed)
         self._count = itertools.count()
+        self._key = secrets.token_bytes(32)
 
     @property
     def pods(self) -> Sequence[LocalPod]:
         return [runner.pod for runner in self._runners.values()]
 
     def observe(self, service: Service) -> Observed:
-        seen = observe(service, self.store.objects, self.pods, SETTINGS, socket.gethostname(), time.time())
+        seen = observe(service, self.store.objects, self.pods, SETTINGS, socket.gethostname(), time.time(), self._key)
         return replace(seen, answers=self._leaders.answers)
 
     def carry_out(self, decision: Decision) -> None:

@@ -1,12 +1,12 @@
 """What is on this machine, in the words that `plan` knows."""
 
-import secrets
 from collections.abc import Iterable, Mapping
 
 from starling_operator.local.pod import LocalPod
 from starling_operator.local.ports import LOCALHOST
 from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.token import token_of
 
 
 def observe(
@@ -16,14 +16,16 @@ def observe(
     settings: Settings,
     host: str,
     now: float,
+    key: bytes,
 ) -> Observed:
+    """`key`: of this run, as an operator has one for all services."""
     return Observed(
         service=service,
         children=dict(children),
         pods=tuple(_with_report(pod, service.name, host, now) for pod in pods),
         settings=settings,
         now=now,
-        new_token=secrets.token_urlsafe(32),
+        token=token_of(key, service),
     )
 
 

@@ -6,11 +6,16 @@ from starling_agent.contract.report import Report
 
 from starling_operator.plan.observed import Pod
 
+TOKEN_REFUSED = "it refuses the operator's token"
+
 
 def with_report(pod: Pod, service: str, report: Report | None, age: float | None, error: str = "") -> Pod:
     """The pod with its agent's report. One of somebody else is left out; `error`: why there is none, if the agent did answer."""
     if report is not None:
         error = disbelief(pod, service, report)
+    if error == TOKEN_REFUSED:
+        # It may serve as before: its probes tell.
+        return replace(pod, report_age=age, refuses_token=True)
     return replace(pod, report=None if error else report, report_age=age, report_error=error)
 
 

@@ -1,13 +1,10 @@
 """The children that a service has once, whatever its groups."""
 
-import base64
-
 from starling_agent.contract.config import ADMIN_PORT, ENDPOINT_PORT
 from starling_crds.v1alpha1.route import RouteSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
-from starling_operator.plan.config import TOKEN_KEY
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.manifest import child
 from starling_operator.plan.observed import Manifest, Observed, Service, Settings
@@ -29,13 +26,6 @@ def service_children(service: Service, spec: InferenceServiceSpec, settings: Set
     monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
     route = (http_route(service, spec, spec.endpoint.route),) if spec.endpoint.route is not None else ()
     return (*always, *monitor, *route)
-
-
-def admin_secret(service: Service, token: str) -> Manifest:
-    """The token that agents ask for on their admin endpoints."""
-    name = names.admin_secret(service.name)
-    encoded = base64.b64encode(token.encode()).decode()
-    return child(service, "v1", "Secret", name) | {"type": "Opaque", "data": {TOKEN_KEY: encoded}}
 
 
 def service_account(service: Service) -> Manifest:

@@ -49,7 +49,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """create       made once and never changed after (immutable objects, Secrets with random content); already there is fine
+    """create       made once and never changed after (immutable objects); already there is fine
     apply        the desired state of all other children, by server-side apply with ownerReferences set
     delete       what has to go
     status       to be written, if it differs from what is there

@@ -6,11 +6,12 @@ from starling_operator.plan import labels
 from starling_operator.plan.manifest import child
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.plan.revision import Revision
+from starling_operator.plan.token import with_token
 
 
-def group_children(service: Service, revision: Revision, group: str, nodes: int) -> tuple[Manifest, ...]:
+def group_children(service: Service, revision: Revision, group: str, nodes: int, token: str) -> tuple[Manifest, ...]:
     """The Service first: pods look for their leader by it."""
-    return headless_service(service, revision, group), stateful_set(service, revision, group, nodes)
+    return headless_service(service, revision, group), stateful_set(service, revision, group, nodes, token)
 
 
 def headless_service(service: Service, revision: Revision, group: str) -> Manifest:
@@ -25,9 +26,9 @@ def headless_service(service: Service, revision: Revision, group: str) -> Manife
     }
 
 
-def stateful_set(service: Service, revision: Revision, group: str, nodes: int) -> Manifest:
+def stateful_set(service: Service, revision: Revision, group: str, nodes: int, token: str) -> Manifest:
     """Never updated in place: its own rolling update would wait for one node of a gang while the others wait for that node."""
-    template = revision.template
+    template = with_token(service, revision.template, token)
     metadata = template["metadata"]
     own = {labels.GROUP: group}
     return child(service, "apps/v1", "StatefulSet", group, revision=revision.id, group=group) | {

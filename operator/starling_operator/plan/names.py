@@ -22,10 +22,6 @@ def group_index(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def admin_secret(service: str) -> str:
-    return f"{service}-admin"
-
-
 def service_account(service: str) -> str:
     return f"{service}-agent"
 

@@ -2,7 +2,7 @@
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.children import admin_secret, route_deletion, service_children
+from starling_operator.plan.children import route_deletion, service_children
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.disruption import disruption_budget
 from starling_operator.plan.elastic.child import scale_child, scale_deletion
@@ -14,11 +14,12 @@ from starling_operator.plan.removal import group_deletions, revision_deletions
 from starling_operator.plan.revision import Revisions, outdated
 from starling_operator.plan.revision_children import revision_children
 from starling_operator.plan.situation import Situation
+from starling_operator.plan.token import token_secret
 
 
 def made_once(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Manifest, ...]:
-    """The token, and the revisions that are wanted or in use, as far as they are not there yet."""
-    wanted = [admin_secret(observed.service, observed.new_token)]
+    """The revisions that are wanted or in use, as far as they are not there yet; the token, while pods are to mount it."""
+    wanted = [token_secret(observed.service, observed.token)] if _pods_start(situation) else []
     for identifier in sorted({situation.target} | {group.revision for group in situation.kept}):
         revision = revisions.find(identifier)
         if revision is not None:
@@ -37,10 +38,16 @@ def applied(
     for group in situation.kept:
         revision = revisions.find(group.revision)
         if revision is not None:
-            manifests += group_children(service, revision, group.name, situation.nodes_of(group))
+            manifests += group_children(service, revision, group.name, situation.nodes_of(group), observed.token)
     for name in created:
-        manifests += group_children(service, revisions.target, name, nodes)
+        manifests += group_children(service, revisions.target, name, nodes, observed.token)
     return tuple(manifests)
+
+
+def _pods_start(situation: Situation) -> bool:
+    """Whether the token's Secret is there nobody tells: it is never read, and pods that run do not miss it."""
+    pods = (pod for group in situation.kept for pod in group.live)
+    return bool(situation.change.create) or any(pod.phase == "Pending" for pod in pods)
 
 
 def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Delete, ...]:

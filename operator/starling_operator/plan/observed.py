@@ -49,6 +49,7 @@ class Service:
 class Pod:
     """One pod of a group. Times are seconds since the epoch.
 
+    owner           UID of the StatefulSet that made it
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
     scheduled       has a node
     ready           the Ready condition
@@ -64,6 +65,7 @@ class Pod:
     waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", or why the
                     pod has no node: "Unschedulable: ..."
     last_log        the agent's last words, from the termination message
+    refuses_token   its agent asks for another token than the operator's; there is no report then
     """
 
     name: str
@@ -71,6 +73,7 @@ class Pod:
     group: str
     revision: str
     number: int
+    owner: str = ""
     host: str = ""
     address: str = ""
     phase: str = "Pending"
@@ -93,6 +96,7 @@ class Pod:
     """Seconds since the agent last answered; None: it never did."""
     report_error: str = ""
     """Why its last answer is not believed; there is no report then."""
+    refuses_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Observed:
     refused_pods   by group, why Kubernetes does not make its pods, in its own words
     gangs       those of all services that wait for nodes
     cordoned    names of nodes that take no new pods, for they are about to be emptied; None: nobody may ask
-    new_token   a fresh random token, for the admin Secret if there is none yet
+    token       of the service's admin endpoints
     """
 
     service: Service
@@ -135,4 +139,4 @@ class Observed:
     gangs: tuple[Gang, ...] = ()
     settings: Settings
     now: float
-    new_token: str
+    token: str

@@ -24,6 +24,7 @@ from starling_operator.plan.revision import read_revisions, stored_revisions
 from starling_operator.plan.rollout import Wanted, change_groups, let_go
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.status import make_status
+from starling_operator.plan.token import secret_name
 from starling_operator.plan.verdict import verdict
 from starling_operator.plan.waking import wake_after
 
@@ -83,6 +84,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         desired=desired,
         steps=steps,
         min_available=min_available(groups, change, wanted, lambda group: not unready[group.name], failures, observed.now),
+        token_secret=secret_name(service.name, observed.token),
     )
     created = tuple(names.group(service.name, revisions.target.id, number) for number in change.create)
     status = make_status(situation, conditions(situation, verdict(situation)))

@@ -110,7 +110,7 @@ def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mount
         },
         "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_devices_taint(spec)],
         "containers": [_container(spec, settings, mounted)],
-        "volumes": [volume.volume() for volume in mounted],
+        "volumes": [volume.volume() for volume in mounted if volume.source],
     }
     if spec.model.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]

@@ -105,7 +105,7 @@ def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
     if pod.report_error:
         return pod_message(pod)
     if report is None:
-        return "" if group.believed else f"{pod.name}: its agent has not reported yet"
+        return "" if group.believed else pod_message(pod) if pod.refuses_token else f"{pod.name}: its agent has not reported yet"
     if report.phase != "serving" or not report.ready or not report.healthy:
         return pod_message(pod)
     if report.config_hash != asked.config_hash:
@@ -174,6 +174,8 @@ def _state(pod: Pod) -> str:
         return "waits for a node"
     if pod.report_error:
         return f"its agent is not believed: {pod.report_error}"
+    if pod.refuses_token:
+        return "its agent refuses the operator's token"
     if report is None:
         return "its container starts" if pod.phase == "Pending" else "its agent has not answered yet"
     return phase_text(report) + (f"; last error: {report.last_error}" if report.last_error else "")

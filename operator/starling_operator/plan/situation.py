@@ -21,6 +21,7 @@ class Situation:
 
     desired   size of the groups of an elastic service; steps: of its groups towards it, by name
     min_available   pods that evictions have to leave
+    token_secret    name of the Secret that pods mount the token from
     """
 
     service: Service
@@ -37,6 +38,7 @@ class Situation:
     steps: Mapping[str, Step] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     min_available: int = 0
+    token_secret: str = ""
 
     @property
     def spec(self) -> InferenceServiceSpec | None:

@@ -28,6 +28,7 @@ def verdict(situation: Situation) -> Verdict:
         _exhausted,
         _not_resized,
         _off,
+        _token_refused,
         _overdue,
         _recovering,
         _pods_refused,
@@ -65,6 +66,15 @@ def _broken(situation: Situation) -> Verdict | None:
                 return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
             return Verdict("stalled", "GroupFailed", cause)
     return None
+
+
+def _token_refused(situation: Situation) -> Verdict | None:
+    """It may well serve, and pods that are made anew mount the operator's token; but nobody can tell before."""
+    pod = next((pod for group in situation.current for pod in group.live if pod.refuses_token), None)
+    if pod is None:
+        return None
+    told = f"{pod.name}: its agent refuses the operator's token, which Secret {situation.token_secret} holds"
+    return Verdict("stalled", "TokenRefused", f"{_count(situation)} serve; {told}; delete the pod when its streams may end")
 
 
 def _overdue(situation: Situation) -> Verdict | None:

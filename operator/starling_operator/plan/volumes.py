@@ -8,8 +8,9 @@ from starling_crds.v1alpha1.model import WeightsCache
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
-from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, TLS_PATH, TOKEN_KEY
+from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, TLS_PATH
 from starling_operator.plan.source import MODELS_PATH, parse_source
+from starling_operator.plan.token import VOLUME as TOKEN_VOLUME
 
 HOME = "/home/starling"
 CONFIG_FOLDER = "/etc/starling"
@@ -21,7 +22,7 @@ _LATER: dict[str, Any] = {"optional": True}
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One volume and its only mount."""
+    """One volume and its only mount. Without a source it is no part of a revision: it is added where a group is made."""
 
     name: str
     source: dict[str, Any]
@@ -38,10 +39,9 @@ class Volume:
 def volumes(service: str, spec: InferenceServiceSpec, revision: str, shm: int) -> list[Volume]:
     """Raises ValueError naming the field."""
     config = {"configMap": {"name": names.revision_object(service, revision)}}
-    admin = {"secret": {"secretName": names.admin_secret(service), "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}}
     return [
         Volume("config", config, CONFIG_FOLDER, read_only=True),
-        Volume("admin", admin, ADMIN_PATH, read_only=True),
+        Volume(TOKEN_VOLUME, {}, ADMIN_PATH, read_only=True),
         Volume("tmp", {"emptyDir": {"sizeLimit": _SCRATCH}}, "/tmp"),
         Volume("home", {"emptyDir": {"sizeLimit": _SCRATCH}}, HOME),
         Volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}}, "/dev/shm"),

@@ -149,11 +149,17 @@ def test_the_bundle_has_everything_but_secrets(served, tmp_path):
     uid = served.get("infsvc", "chat")["metadata"]["uid"]
     owner = {"apiVersion": "serving.starling.dev/v1alpha1", "kind": "InferenceService", "name": "chat", "uid": uid}
     meta = {"ownerReferences": [owner], "labels": {"serving.starling.dev/service": "chat"}}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {**meta, "name": "chat-admin"}, "data": {"token": TOKEN}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {**meta, "name": "chat-token-1"}, "data": {"token": TOKEN}}
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, "name": "chat-a"}, "data": {"agent.json": "{}"}}
     stranger = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "strange"}, "data": {}}
     container = {"name": "agent", "image": "none", "env": [{"name": "HF_TOKEN", "value": TOKEN}]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "name": "chat-a-0-0"}, "spec": {"containers": [container]}}
+    volumes = [{"name": "admin", "secret": {"secretName": "chat-token-1"}}]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**meta, "name": "chat-a-0-0"},
+        "spec": {"containers": [container], "volumes": volumes},
+    }
     served.apply(secret, config, stranger, pod)
 
     file = tmp_path / "bundle.tar.gz"
@@ -166,7 +172,7 @@ def test_the_bundle_has_everything_but_secrets(served, tmp_path):
         "bundle/inferenceservice.yaml",
         "bundle/versions.yaml",
         "bundle/events.yaml",
-        "bundle/children/Secret-chat-admin.yaml",
+        "bundle/children/Secret-chat-token-1.yaml",
         "bundle/children/ConfigMap-chat-a.yaml",
         "bundle/pods/chat-a-0-0.yaml",
     } <= set(content)

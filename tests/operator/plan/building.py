@@ -43,7 +43,7 @@ def make_service(spec: InferenceServiceSpec | None = None, **fields: Any) -> Ser
 
 
 def make_observed(spec: InferenceServiceSpec | None = None, *, settings: Settings = SETTINGS, **fields: Any) -> Observed:
-    given = {"service": make_service(spec), "settings": settings, "now": NOW, "new_token": TOKEN}
+    given = {"service": make_service(spec), "settings": settings, "now": NOW, "token": TOKEN}
     return Observed(**(given | fields))
 
 

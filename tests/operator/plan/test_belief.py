@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starling_operator.plan.belief import disbelief, with_report
+from starling_operator.plan.belief import TOKEN_REFUSED, disbelief, with_report
 from starling_operator.plan.proof import unproven
 from starling_operator.plan.recovery import mended
 
@@ -31,6 +31,12 @@ def test_a_report_of_another_makes_nothing_ready_though_it_was(fields: dict[str,
     assert seen.report is None
     told = unproven(make_group(pods=[seen], believed=True), ASKED)
     assert told.startswith(f"chat-aaaaaaa-0-0: its agent is not believed: its report is of another {word} ")
+
+
+def test_an_agent_that_refuses_the_token_is_told_and_left_to_serve() -> None:
+    seen = with_report(make_pod(report=None), "chat", None, age=1.0, error=TOKEN_REFUSED)
+    assert unproven(make_group(pods=[seen], believed=True), ASKED) == ""
+    assert unproven(make_group(pods=[seen]), ASKED) == "chat-aaaaaaa-0-0: its agent refuses the operator's token"
 
 
 def test_an_answer_that_was_no_report_is_told_in_its_words() -> None:

@@ -1,5 +1,6 @@
 """The children: what each holds, and what all have in common."""
 
+import hmac
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from starling_operator.plan.decision import Decision
 from starling_operator.plan.observed import Manifest, Settings
 from starling_operator.plan.plan import plan
+from starling_operator.plan.token import secret_name, token_of
 
-from tests.operator.plan.building import SETTINGS, TOKEN, decoded, make_observed, make_spec
+from tests.operator.plan.building import SETTINGS, TOKEN, conditions_of, decoded, make_observed, make_service, make_spec, message_of
 from tests.operator.plan.world import World
 
 ALL = replace(SETTINGS, service_monitors=True, operator_namespace="ops", operator_labels={"app": "op"})
@@ -30,7 +32,7 @@ def test_a_new_service_gets_all_its_children_at_once() -> None:
     decision = decided()
     revision = decision.status.revision.target
     assert [(made["kind"], made["metadata"]["name"]) for made in decision.create] == [
-        ("Secret", "chat-admin"),
+        ("Secret", secret_name("chat", TOKEN)),
         ("ControllerRevision", f"chat-{revision}"),
         ("ConfigMap", f"chat-{revision}"),
     ]
@@ -77,12 +79,58 @@ def test_every_child_is_owned_labelled_and_in_the_service_s_namespace() -> None:
         assert "finalizers" not in metadata
 
 
-def test_the_token_is_made_once() -> None:
-    secret = child("Secret")
-    assert decoded(secret["data"]["token"]) == TOKEN
+def test_the_token_of_a_service_follows_from_the_operator_s_key_and_the_service_alone() -> None:
+    service = make_service()
+    token = token_of(b"k" * 32, service)
+    assert token == hmac.new(b"k" * 32, b"prod/service-uid", "sha256").hexdigest()
+    assert token == token_of(b"k" * 32, replace(service, generation=9))
+    others = [replace(service, uid="another"), replace(service, namespace="another")]
+    assert len({token, token_of(b"j" * 32, service), *(token_of(b"k" * 32, other) for other in others)}) == 4
+
+
+def test_the_token_s_secret_is_mounted_by_pods_and_is_no_part_of_a_revision() -> None:
+    secret, pod = child("Secret"), child("StatefulSet")["spec"]["template"]["spec"]
+    assert decoded(secret["data"]["token"]) == TOKEN and secret["immutable"]
+    [mounted] = [volume for volume in pod["volumes"] if volume["name"] == "admin"]
+    assert mounted["secret"] == {"secretName": secret["metadata"]["name"], "items": [{"key": "token", "path": "token"}]}
+    assert "admin" not in [volume["name"] for volume in child("ControllerRevision")["data"]["template"]["spec"]["volumes"]]
+
+
+def test_another_token_has_a_secret_of_another_name_which_pods_that_are_made_anew_mount() -> None:
+    """The operator's key was lost, or a pod is of a release whose tokens were random: nothing restarts by itself."""
     world = World()
     world.settle()
+    revision = plan(world.observe()).status.revision
+    decision = plan(replace(world.observe(), token="another"))
+    [group] = [made for made in decision.apply if made["kind"] == "StatefulSet"]
+    assert str(group["spec"]["template"]["spec"]["volumes"]).count(secret_name("chat", "another")) == 1
+    assert (decision.status.revision, decision.delete, decision.create) == (revision, (), ())
+    assert secret_name("chat", "another") != secret_name("chat", TOKEN)
+
+
+def test_a_service_whose_agents_refuse_the_token_is_stalled_and_goes_on() -> None:
+    world = World()
+    world.settle()
+    observed = world.observe()
+    deaf = tuple(replace(pod, report=None, refuses_token=True) for pod in observed.pods)
+    decision = plan(replace(observed, pods=deaf))
+    conditions = conditions_of(decision.status)
+    assert (conditions["Stalled"], conditions["Available"]) == (("True", "TokenRefused"), ("True", "GroupsServe"))
+    told = message_of(decision.status, "Stalled")
+    assert deaf[0].name in told and secret_name("chat", TOKEN) in told
+    assert decision.delete == ()
+    budget, before = ([made for made in each.apply if made["kind"] == "PodDisruptionBudget"] for each in (decision, plan(observed)))
+    assert budget == before, "evictions are as they were"
+
+
+def test_the_token_s_secret_is_asked_for_while_a_pod_is_to_mount_it() -> None:
+    world = World()
+    world.settle()
+    name = secret_name("chat", TOKEN)
+    del world.children["Secret", name]
     assert plan(world.observe()).create == ()
+    world.pods[0].phase = "Pending"
+    assert [made["metadata"]["name"] for made in plan(world.observe()).create] == [name]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from starling_agent.contract.config import AgentConfig
 from starling_operator.plan.config import agent_config
 from starling_operator.plan.podtemplate import pod_template
 from starling_operator.plan.sizes import MIB, shm_bytes
+from starling_operator.plan.token import secret_name, with_token
 
-from tests.operator.plan.building import SETTINGS, make_service, make_spec
+from tests.operator.plan.building import SETTINGS, TOKEN, make_service, make_spec
 
 
 def config_of(changes: dict[str, Any] | None = None) -> AgentConfig:
@@ -17,7 +18,8 @@ def config_of(changes: dict[str, Any] | None = None) -> AgentConfig:
 
 
 def pod_of(changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    pod: dict[str, Any] = pod_template(make_service(), make_spec(changes), SETTINGS, "aaaaaaa")["spec"]
+    template = pod_template(make_service(), make_spec(changes), SETTINGS, "aaaaaaa")
+    pod: dict[str, Any] = with_token(make_service(), template, TOKEN)["spec"]
     return pod
 
 
@@ -229,7 +231,11 @@ def test_pods_leave_a_dead_node_after_half_a_minute() -> None:
         (
             {},
             "admin",
-            ({"secret": {"secretName": "chat-admin", "items": [{"key": "token", "path": "token"}]}}, "/etc/starling-admin", True),
+            (
+                {"secret": {"secretName": secret_name("chat", TOKEN), "items": [{"key": "token", "path": "token"}]}},
+                "/etc/starling-admin",
+                True,
+            ),
         ),
         ({}, "tmp", ({"emptyDir": {"sizeLimit": "4Gi"}}, "/tmp", False)),
         ({}, "home", ({"emptyDir": {"sizeLimit": "4Gi"}}, "/home/starling", False)),

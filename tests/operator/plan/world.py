@@ -115,7 +115,7 @@ class World:
             refused_pods={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)} if self.quota else {},
             settings=self.settings,
             now=self.now,
-            new_token=TOKEN,
+            token=TOKEN,
         )
 
     def decide(self) -> Decision:

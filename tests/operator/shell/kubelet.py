@@ -141,7 +141,7 @@ class Kubelet:
         return serving(metadata["name"], labels["serving.starling.dev/group"], revision, service, digest)
 
     async def _token(self, pod: Manifest) -> str:
-        metadata = pod["metadata"]
-        name = f"{metadata['labels']['serving.starling.dev/service']}-admin"
-        secret = await self._cluster.call("GET", f"/api/v1/namespaces/{metadata['namespace']}/secrets/{name}")
+        """As it is mounted. A pod whose Secret is missing is looked at again in the next turn."""
+        name = next(volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == "admin")
+        secret = await self._cluster.call("GET", f"/api/v1/namespaces/{pod['metadata']['namespace']}/secrets/{name}")
         return base64.b64decode(secret["data"]["token"]).decode()

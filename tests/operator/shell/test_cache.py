@@ -3,7 +3,7 @@
 from typing import Any
 
 from starling_operator.cache import Cache
-from starling_operator.kinds import BY_NAME, INFERENCE_SERVICE, POD, SERVICE_LABEL
+from starling_operator.kinds import BY_NAME, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
 
 SET = BY_NAME["StatefulSet"]
 KEY = ("n", "chat")
@@ -68,6 +68,9 @@ def test_others_objects_are_not_kept() -> None:
     cache = Cache()
     assert cache.put(SET, body("a", 5, owner={"kind": "Deployment", "name": "x", "uid": "d"})) is None
     assert cache.put(POD, body("p", 5, spec={}, status={})) is None
-    assert cache.put(POD, body("q", 5, owner={"kind": "StatefulSet", "name": "g", "uid": "g"}, spec={}, status={})) == KEY
-    assert [pod.name for pod in cache.pods(KEY)] == ["q"]
-    assert set(cache.seen(POD, "n")) == {"p", "q"} and cache.seen(POD, "m") == {}
+    for name, group in (("q", "g"), ("r", "another"), ("s", None)):
+        made = body(name, 5, owner={"kind": "StatefulSet", "name": "g", "uid": "g"}, spec={}, status={})
+        made["metadata"]["labels"] |= {GROUP_LABEL: group} if group else {}
+        assert cache.put(POD, made) == (KEY if group == "g" else None)
+    assert [(pod.name, pod.owner) for pod in cache.pods(KEY)] == [("q", "g")]
+    assert set(cache.seen(POD, "n")) == {"p", "q", "r", "s"} and cache.seen(POD, "m") == {}

@@ -57,14 +57,16 @@ async def _ends(victim: OperatorProcess) -> bool:
 
 
 def _shape(children: dict[tuple[str, str], Manifest], service: str) -> list[Any]:
-    """What a service's children are, without what is different in every run: names, ids, times, the token."""
+    """What a service's children are, without what is different in every run: names, ids, times, the token and its volume."""
     mine = {key: child for key, child in children.items() if key[1].startswith(service)}
     [revision] = {child["metadata"]["labels"].get("serving.starling.dev/revision", "") for child in mine.values()} - {""}
     shaped = []
     for (kind, name), child in sorted(mine.items()):
         content = {key: value for key, value in copy.deepcopy(child).items() if key not in ("metadata", "status")}
         if kind == "Secret":
-            content["data"] = sorted(content["data"])
+            content["data"], name = sorted(content["data"]), name[: -len("12345678")]
+        if kind == "StatefulSet":
+            content["spec"]["template"]["spec"]["volumes"].pop()
         for field in ("clusterIP", "clusterIPs"):
             if kind == "Service" and content["spec"].get(field) not in ("None", ["None"]):
                 content["spec"].pop(field)

@@ -25,6 +25,7 @@ def test_identity() -> None:
     assert (pod.group, pod.revision, pod.number, pod.host, pod.scheduled) == ("c-r-0", "r", 1, "n1", True)
     assert (pod.address, pod.ready, pod.phase, pod.deleted_at, pod.waiting) == ("10.0.0.1", True, "Running", None, "")
     assert pod.created_at == 1767225600.0
+    assert read_pod(body(ownerReferences=[{"uid": "a"}, {"uid": "set", "controller": True}])).owner == "set"
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,32 @@
 """Long polls of agents: real HTTP, no Kubernetes."""
 
 import asyncio
-import base64
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from starling_operator.logs import Key
-from starling_operator.plan.observed import Pod
+from starling_operator.plan.belief import TOKEN_REFUSED
+from starling_operator.plan.observed import Observed, Pod
 from starling_operator.reports import LEAST_PERIOD, Reports
 
+from tests.operator.plan.building import make_observed
 from tests.operator.shell.agents import Agent, AgentServer, Endless, Hasty, Liar, serving
-from tests.operator.shell.cluster import Manifest, until
+from tests.operator.shell.cluster import until
 
 KEY = ("space", "chat")
 
 
-def secret(token: str) -> dict[tuple[str, str], Manifest]:
-    return {("Secret", "chat-admin"): {"data": {"token": base64.b64encode(token.encode()).decode()}}}
+def seen(*pods: Pod, token: str = "the token") -> Observed:
+    """With the StatefulSet that the pods are of."""
+    return make_observed(children={("StatefulSet", "chat-r-0"): {"metadata": {"uid": "set"}}}, pods=pods, token=token)
 
 
-def pod(address: str, phase: str = "Running") -> Pod:
-    return Pod(name="chat-r-0-0", uid="u", group="chat-r-0", revision="r", number=0, address=address, phase=phase)
+def pod(address: str, phase: str = "Running", owner: str = "set") -> Pod:
+    names = {"name": "chat-r-0-0", "uid": "u", "group": "chat-r-0", "revision": "r"}
+    return Pod(**names, number=0, owner=owner, address=address, phase=phase)
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ async def reports(woken: list[Key]) -> AsyncIterator[Reports]:
 
 
 async def test_a_report_is_had_and_its_changes_wake(server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]) -> None:
-    reports.follow(KEY, [pod(await server.add(agent))], secret("the token"))
+    reports.follow(KEY, seen(pod(await server.add(agent))))
     await until(lambda: _has(reports, "serving"), "the first report")
     agent.say(phase="draining")
     await until(lambda: _has(reports, "draining"), "the changed report")
@@ -62,7 +66,7 @@ async def test_the_last_report_of_a_silent_agent_grows_old(
     server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
 ) -> None:
     address = await server.add(agent)
-    reports.follow(KEY, [pod(address)], secret("the token"))
+    reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the first report")
     await server.close()
     count = len(woken)
@@ -82,10 +86,9 @@ async def test_the_last_report_of_a_silent_agent_grows_old(
 
 async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, reports: Reports) -> None:
     address = await server.add(agent)
-    reports.follow(KEY, [pod(address)], secret("wrong"))
-    await asyncio.sleep(0.2)
-    assert reports.of("u") is None
-    reports.follow(KEY, [pod(address)], secret("the token"))
+    reports.follow(KEY, seen(pod(address), token="wrong"))
+    await until(lambda: _refused(reports, TOKEN_REFUSED), "the refusal")
+    reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the report")
 
 
@@ -93,9 +96,9 @@ async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_ne
     server: AgentServer, agent: Agent, reports: Reports
 ) -> None:
     running = pod(await server.add(agent))
-    reports.follow(KEY, [running], secret("the token"))
+    reports.follow(KEY, seen(running))
     await until(lambda: _has(reports, "serving"), "the first report")
-    reports.follow(KEY, [running], secret("the token"), {"u": time.time() + 40})
+    reports.follow(KEY, seen(replace(running, deleted_at=time.time(), due_at=time.time() + 40)))
     began = time.monotonic()
     await reports.first_answers(KEY)
     assert time.monotonic() - began < 0.5
@@ -106,13 +109,15 @@ async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_ne
     await until(knows, "the agent to hear of it")
 
 
-async def test_only_running_pods_are_asked_and_gone_ones_are_forgotten(server: AgentServer, agent: Agent, reports: Reports) -> None:
+async def test_only_running_pods_of_its_own_sets_are_asked_and_gone_ones_are_forgotten(
+    server: AgentServer, agent: Agent, reports: Reports
+) -> None:
     address = await server.add(agent)
-    reports.follow(KEY, [pod(address, phase="Pending")], secret("the token"))
-    reports.follow(KEY, [pod(address)], {})
+    reports.follow(KEY, seen(pod(address, phase="Pending")))
+    reports.follow(KEY, seen(pod(address, owner="somebody else's")))
     await asyncio.sleep(0.2)
     assert agent.asked == 0
-    reports.follow(KEY, [pod(address)], secret("the token"))
+    reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the report")
     reports.forget(KEY)
     assert reports.of("u") is None
@@ -123,7 +128,7 @@ async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_bel
 ) -> None:
     endless = Endless(agent.report, agent.token)
     address = await server.add(agent)
-    reports.follow(KEY, [pod(address)], secret("the token"))
+    reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the first report")
     server.replace(address, endless)
     agent.say(phase="draining")
@@ -140,7 +145,7 @@ async def test_a_report_that_cannot_be_is_refused_by_its_field(
     server: AgentServer, agent: Agent, reports: Reports, news: dict[str, object], field: str
 ) -> None:
     liar = Liar(agent.report, agent.token, claims=news)
-    reports.follow(KEY, [pod(await server.add(liar))], secret("the token"))
+    reports.follow(KEY, seen(pod(await server.add(liar))))
     await until(lambda: _refused(reports, f"cannot be read: {field}: "), "the report to be refused")
 
 
@@ -148,7 +153,7 @@ async def test_an_agent_that_answers_all_the_time_is_asked_now_and_then(
     server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
 ) -> None:
     hasty = Hasty(agent.report, agent.token)
-    reports.follow(KEY, [pod(await server.add(hasty))], secret("the token"))
+    reports.follow(KEY, seen(pod(await server.add(hasty))))
     began = time.monotonic()
     await until(lambda: _is_true(hasty.asked >= 5), "five answers")
     assert time.monotonic() - began > 4 * LEAST_PERIOD

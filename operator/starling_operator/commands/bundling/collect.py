@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from starling_operator.commands.bundling.redact import redacted
-from starling_operator.commands.cluster.client import Cluster, ClusterError, Object
+from starling_operator.commands.cluster.client import SERVICE_LABEL, Cluster, ClusterError, Object
+from starling_operator.plan.config import TOKEN_KEY
+from starling_operator.plan.token import VOLUME
 
 OWNED_KINDS = (
     ("apps", "v1", "statefulsets", "StatefulSet"),
@@ -89,13 +91,14 @@ def _add_pods(bundle: Bundle, cluster: Cluster, name: str, log_lines: int) -> No
     except ClusterError as error:
         bundle.missing.append(f"pods: {error}")
         return
-    token = _admin_token(cluster, name, bundle)
+    tokens = _admin_tokens(cluster, name, bundle)
     for pod in pods:
         pod_name = pod["metadata"]["name"]
         bundle.files[f"pods/{pod_name}.yaml"] = _yaml(redacted(pod))
         bundle.add(f"logs/{pod_name}.log", partial(cluster.logs, pod_name, log_lines))
         if _has_restarted(pod):
             bundle.add(f"logs/{pod_name}.previous.log", partial(cluster.logs, pod_name, log_lines, previous=True))
+        token = tokens.get(_token_secret(pod))
         if token is not None:
             bundle.add(f"reports/{pod_name}.json", partial(_report, cluster, pod_name, token))
 
@@ -104,14 +107,21 @@ def _has_restarted(pod: Object) -> bool:
     return any(entry.get("restartCount") for entry in pod.get("status", {}).get("containerStatuses") or ())
 
 
-def _admin_token(cluster: Cluster, name: str, bundle: Bundle) -> str | None:
-    """The agents' own reports need it; it goes into no file."""
+def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]:
+    """By Secret. The agents' own reports need them; they go into no file."""
     try:
-        secrets = cluster.core_list("secret", fields=f"metadata.name={name}-admin")
+        secrets = cluster.core_list("secret", f"{SERVICE_LABEL}={name}")
     except ClusterError as error:
         bundle.missing.append(f"reports: {error}")
-        return None
-    return base64.b64decode(secrets[0]["data"]["token"]).decode() if secrets else None
+        return {}
+    found = {each["metadata"]["name"]: (each.get("data") or {}).get(TOKEN_KEY, "") for each in secrets}
+    return {secret: base64.b64decode(token).decode() for secret, token in found.items()}
+
+
+def _token_secret(pod: Object) -> str:
+    """Which of them its agent asks for."""
+    mounted = (volume for volume in pod["spec"].get("volumes") or () if volume["name"] == VOLUME)
+    return next((str(volume["secret"]["secretName"]) for volume in mounted), "")
 
 
 def _report(cluster: Cluster, pod: str, token: str) -> str:

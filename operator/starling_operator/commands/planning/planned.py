@@ -12,7 +12,7 @@ from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Se
 from starling_operator.plan.plan import plan
 from starling_operator.plan.revision import spec_hash
 
-TOKEN = "made at random, once"
+TOKEN = "made of the operator's key"
 Children = dict[tuple[str, str], Manifest]
 
 
@@ -92,7 +92,7 @@ def _observed(service: Service, settings: Settings, children: Children) -> Obser
     groups = [child for (kind, _), child in children.items() if kind == "StatefulSet"]
     pods = tuple(_placed(group, number) for group in groups for number in range(group["spec"]["replicas"]))
     live = {key: {**child, "metadata": {**child["metadata"], "uid": "/".join(key)}} for key, child in children.items()}
-    return Observed(service=service, children=live, pods=pods, settings=settings, now=0.0, new_token=TOKEN)
+    return Observed(service=service, children=live, pods=pods, settings=settings, now=0.0, token=TOKEN)
 
 
 def _placed(group: Manifest, number: int) -> Pod:

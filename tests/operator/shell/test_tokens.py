@@ -1,0 +1,113 @@
+"""The tokens of services: of one key, which no Secret of a service has to be read for."""
+
+import asyncio
+import base64
+
+import pytest
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from starling_operator.kube import Kube
+from starling_operator.operator_key import NAME, operator_key
+
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, manifest, until
+from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.kubelet import Kubelet
+from tests.operator.shell.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("kubelet")
+SECRETS = "/api/v1/namespaces/{}/secrets"
+
+
+async def test_operators_that_find_no_key_agree_on_one(cluster: Cluster, proxy: Proxy) -> None:
+    configuration = Configuration()
+    configuration.host = proxy.url
+    kube = Kube(ApiClient(configuration), lambda: 10.0)
+    found = await asyncio.gather(*(operator_key(kube, cluster.namespace) for _ in range(4)))
+    await kube.close()
+    stored = await cluster.call("GET", f"{SECRETS.format(cluster.namespace)}/{NAME}")
+    assert {base64.b64decode(stored["data"]["key"])} == set(found) and len(found[0]) == 32
+    assert stored["immutable"]
+    assert len([request for request in proxy.writes if request.method == "POST"]) > 1, "more than one tried to make it"
+
+
+async def test_a_key_that_anybody_could_guess_is_refused(cluster: Cluster, start_operator: StartOperator) -> None:
+    key = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME}, "data": {"key": ""}}
+    await cluster.apply(key, SECRETS)
+    operator = await start_operator(wait=False)
+
+    async def is_told() -> bool:
+        return f"{NAME} has no key of at least 32 bytes" in (await operator.ask("/readyz"))[1]
+
+    await until(is_told, f"/readyz to say it; see {operator.log}")
+    await cluster.delete(f"{SECRETS.format(cluster.namespace)}/{NAME}")
+    await until(operator.is_ready, "the operator to be ready with a key of its own")
+
+
+async def test_a_secret_that_was_deleted_comes_back_for_the_pod_that_waits_for_it(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    await start_operator(altered=("starling_operator.apply:CREATE_AGAIN=0.5",))
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    [before], [pod] = await _tokens(cluster), await cluster.pods()
+    await cluster.delete(f"{SECRETS.format(cluster.namespace)}/{before['metadata']['name']}")
+    # One without its role is replaced, in the same group.
+    path = f"{PODS.format(cluster.namespace)}/{pod['metadata']['name']}"
+    await cluster.merge(path, {"metadata": {"labels": {"serving.starling.dev/role": None}}})
+
+    async def is_replaced() -> bool:
+        uids = [other["metadata"]["uid"] for other in await cluster.pods()]
+        return pod["metadata"]["uid"] not in uids and len(uids) == 1
+
+    await until(is_replaced, "another pod", 60, cluster.pods)
+    await cluster.ready("chat")
+    [after] = await _tokens(cluster)
+    assert after["metadata"]["uid"] != before["metadata"]["uid"] and after["data"] == before["data"]
+
+
+async def test_a_secret_that_is_there_is_created_again_in_vain_and_without_a_word(
+    cluster: Cluster, start_operator: StartOperator, kubelet: Kubelet, proxy: Proxy
+) -> None:
+    """A quota that is full refuses before anybody says that there is one already."""
+    kubelet.holding = True
+    await start_operator(altered=("starling_operator.apply:CREATE_AGAIN=0.2",))
+    await cluster.apply(manifest())
+    await until(lambda: _tokens(cluster), "the Secret")
+    proxy.refuse = "/secrets"
+    before = len(proxy.requests)
+
+    async def is_refused() -> bool:
+        return any("/secrets" in request.path for request in proxy.requests[before:])
+
+    await until(is_refused, "another try")
+    kubelet.holding, proxy.refuse = False, ""
+    await cluster.ready("chat")
+    events = await cluster.call("GET", f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")
+    assert "ApplyFailed" not in [event["reason"] for event in events["items"]]
+
+
+async def test_with_another_key_services_serve_on_and_pods_that_are_made_anew_have_the_new_token(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    operator = await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    [before] = await cluster.pods()
+    await operator.stop()
+    await cluster.delete(f"{SECRETS.format(cluster.namespace)}/{NAME}")
+    await start_operator()
+
+    async def is_told() -> bool:
+        reason: str = (await cluster.condition("chat", "Ready"))["reason"]
+        return reason == "TokenRefused"
+
+    await until(is_told, "the refusal to be told", 60, lambda: cluster.service("chat"))
+    assert "1 of 1 groups serve" in (await cluster.condition("chat", "Stalled"))["message"]
+    assert (await cluster.condition("chat", "Available"))["status"] == "True"
+    assert [pod["metadata"]["uid"] for pod in await cluster.pods()] == [before["metadata"]["uid"]]
+    await cluster.delete(f"{PODS.format(cluster.namespace)}/{before['metadata']['name']}")
+    await cluster.ready("chat")
+
+
+async def _tokens(cluster: Cluster) -> list[Manifest]:
+    return [child for (kind, _), child in (await cluster.children()).items() if kind == "Secret"]
