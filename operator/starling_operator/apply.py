@@ -16,7 +16,7 @@ from starling_operator.plan.observed import Manifest, Service
 from starling_operator.refusals import Refusals
 from starling_operator.strays import is_exact, strays
 
-CREATE_AGAIN = 30.0
+CREATE_AGAIN = 10.0
 """Seconds after which a Secret that pods wait for is created again: somebody may have deleted it."""
 log = logging.getLogger(__name__)
 

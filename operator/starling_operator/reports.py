@@ -68,16 +68,13 @@ class Reports:
         return self._heard.get(pod_uid)
 
     def follow(self, key: Key, observed: Observed) -> None:
-        """From now on asks the service's pods, and no others: the token is for those of its own StatefulSets.
-
-        Pods that were such a one's are asked until they end, for they may drain longer than it is there.
-        """
+        """From now on asks the service's pods, and no others: the token is for those of its own StatefulSets, until they end."""
         children, pods, ends = observed.children, observed.pods, deadlines(observed)
         sets = {live["metadata"]["uid"] for (kind, _), live in children.items() if kind == "StatefulSet"}
         commits = {pod.uid: pin_of(key[1], pod.revision, children) for pod in pods}
-        own = (pod for pod in pods if pod.owner in sets or pod.uid in self._heard)
-        wanted = {pod.uid: pod.address for pod in own if pod.phase == "Running" and pod.address}
         polls = self._polls.setdefault(key, {})
+        ours = [pod for pod in pods if pod.owner in sets or pod.uid in polls]
+        wanted = {pod.uid: pod.address for pod in ours if pod.phase == "Running" and pod.address}
         current = {uid: (address, observed.token, commits[uid], ends.get(uid)) for uid, address in wanted.items()}
         for uid in [
             uid for uid, poll in polls.items() if current.get(uid) != (poll.address, poll.token, poll.commit, poll.ends_at)
