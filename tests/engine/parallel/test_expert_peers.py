@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import zmq
-from starling_engine import native
 from starling_engine.epoch import CHECKPOINT, PEERS
 from starling_engine.errors import ConfigError, WeightError
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
@@ -34,7 +33,6 @@ from tests.engine.parallel.test_expert_ranks import Rank, build, wait
 HOST = "127.0.0.1"
 ALL = spread(8, 1, 3)
 EXPERTS = 8 * 3
-needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,7 @@ def server(reference: Reference) -> Iterator[ExpertServer]:
     made.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_native)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_rank_without_files_loads_from_one_that_holds_them(
     reference: Reference, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +147,6 @@ def test_a_rank_that_dies_in_the_middle(
     torch.testing.assert_close(torch.cat(taker.logits), reference.logits[:PROMPT], atol=1e-4, rtol=0)
 
 
-@needs_native
 def test_a_rank_that_keeps_them_otherwise(reference: Reference, server: ExpertServer, caplog: pytest.LogCaptureFixture) -> None:
     taker = joiner(reference, torch.bfloat16)
     moves = moves_of(taker, Checkpoint(reference.folder))

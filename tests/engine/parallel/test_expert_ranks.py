@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine import native
 from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ConfigError, WeightError
@@ -324,8 +323,8 @@ def test_the_selector_says_what_it_takes_and_why(data: int, tensor: int, chosen:
 
 
 @pytest.mark.parametrize("exchange", BOTH)
-@pytest.mark.skipif(native.load() is None, reason="no native kernels")
-def test_packed_experts_in_bfloat16(exchange: ExchangeName, references: dict[str, Reference]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_in_bfloat16(kind: str, exchange: ExchangeName, references: dict[str, Reference]) -> None:
     """Two ranks beside one: parts of a sum are rounded before they are added up, so not to the bit."""
     reference = references["deepseek-v3"]
 
@@ -344,7 +343,7 @@ def test_packed_experts_in_bfloat16(exchange: ExchangeName, references: dict[str
     alone = ExpertRanks(8, 8)
     alone.flip(ALONE, first_placement(reference.folder, 1))
     expected = run(alone, reference.prompt)
-    found = on_threads(2, "shared", work)[0]
+    found = on_threads(2, kind, work)[0]
     scale = expected.abs().max().item()
     torch.testing.assert_close(found, expected, atol=0.1 * scale, rtol=0)
     assert (found - expected).abs().mean().item() < 0.01 * scale
