@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, cast
 
-from starling_engine.errors import InvalidRequest, ModelError, RequestFailed
+from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
 from starling_engine.frontend.chat import ChatRenderer
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.frames import read_frame, write_frame
 from starling_engine.frontend.render_child import RenderLimits
+from starling_engine.frontend.run import RETRY_AFTER
 
 _log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "starling_engine.frontend.render_child")
@@ -27,11 +28,16 @@ GONE = "the process that renders chats is gone"
 
 
 class RenderProcess:
-    """One process, which renders one chat at a time; started when it is first needed, and again after one that was killed."""
+    """One process, which renders one chat at a time; started when it is first needed, and again after one that was killed.
 
-    def __init__(self, renderer: ChatRenderer, limits: RenderLimits) -> None:
+    At most `max_waiting` chats wait while it renders one.
+    """
+
+    def __init__(self, renderer: ChatRenderer, limits: RenderLimits, max_waiting: int) -> None:
         self._renderer = renderer
         self._limits = limits
+        self._max_waiting = max_waiting
+        self._given = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         # The process dies with the thread that started it: this one lives until `close`.
@@ -43,8 +49,20 @@ class RenderProcess:
         return None if self._process is None else self._process.pid
 
     async def render(self, **job: Any) -> ChatPrompt:
-        """As `ChatRenderer.render`. InvalidRequest names the limit that a template passed; RequestFailed is raised once closed."""
-        return await asyncio.wrap_future(self._thread.submit(self._render, job))
+        """As `ChatRenderer.render`. InvalidRequest names the limit that a template passed; RequestFailed is raised once closed.
+
+        Raises QueueFull when too many wait.
+        """
+        if self._given > self._max_waiting:
+            raise QueueFull(f"{self._max_waiting} chats are waiting to be rendered already", RETRY_AFTER)
+        self._given += 1
+        rendered = asyncio.wrap_future(self._thread.submit(self._render, job))
+        rendered.add_done_callback(self._taken)
+        # The thread's queue holds a chat until its turn, also when its client has gone: until then it counts.
+        return await asyncio.shield(rendered)
+
+    def _taken(self, _: asyncio.Future[ChatPrompt]) -> None:
+        self._given -= 1
 
     def warm_up(self) -> None:
         """Starts the process, and waits for nothing."""
@@ -104,10 +122,10 @@ class ChatRendering:
     Whoever brings an endless one keeps only others who bring theirs waiting.
     """
 
-    def __init__(self, renderer: ChatRenderer, limits: RenderLimits | None = None) -> None:
+    def __init__(self, renderer: ChatRenderer, limits: RenderLimits | None = None, *, max_waiting: int) -> None:
         self._templates = renderer.templates
         limits = limits or RenderLimits()
-        self._own, self._brought = RenderProcess(renderer, limits), RenderProcess(renderer, limits)
+        self._own, self._brought = (RenderProcess(renderer, limits, max_waiting) for _ in range(2))
 
     def open(self) -> None:
         """The first chat need not wait for a process to start."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from starling_engine.errors import InvalidRequest, ModelError, RequestFailed
+from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
 from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.render_child import RenderLimits
@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def rendering(loaded: dict[str, Tokenizer]) -> Iterator[ChatRendering]:
-    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS)
+    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS, max_waiting=8)
     yield rendering
     rendering.close()
 
@@ -82,14 +82,14 @@ async def test_errors_are_as_without_a_process(rendering: ChatRendering, loaded:
         await render(rendering, messages=[])
     assert caught.value.param == "messages"
     template = ChatTemplates({"default": "{%"})
-    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS)
+    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS, max_waiting=8)
     with pytest.raises(ModelError, match="cannot be read"):
         await render(broken)
     broken.close()
 
 
 async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, LIMITS)
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, 8)
     first = await process.render(messages=HELLO, variables={})
     killed = process.pid
     assert killed is not None
@@ -101,7 +101,7 @@ async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer
 
 
 async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0))
+    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0), 8)
     await process.render(messages=HELLO, variables={})
     pid = process.pid
     assert pid is not None
@@ -112,3 +112,17 @@ async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> N
     assert all(isinstance(error, RequestFailed) for error in results), results
     with contextlib.suppress(ChildProcessError):  # it has been waited for already
         await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+async def test_only_so_many_wait_also_of_those_that_went(loaded: dict[str, Tokenizer]) -> None:
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, 2)
+    given = [asyncio.create_task(process.render(messages=HELLO, template=NESTED, variables={}))]
+    given += [asyncio.create_task(process.render(messages=HELLO, variables={})) for _ in range(2)]
+    await asyncio.sleep(0)  # they have been given to the process's thread
+    given[1].cancel()
+    with pytest.raises(QueueFull, match="2 chats are waiting") as caught:
+        await process.render(messages=HELLO, variables={})
+    assert caught.value.retry_after > 0
+    await asyncio.gather(*given, return_exceptions=True)
+    assert await process.render(messages=HELLO, variables={})
+    process.close()
