@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starling_agent.http import body_limit
 from starling_agent.metrics.requests import RequestMetrics
@@ -24,6 +25,8 @@ from starling_agent.settings import MIB, ServerSettings
 
 READ_SECONDS = 0.15
 KEEP_ALIVE_SECONDS = 1.0
+UNREAD_SECONDS = 0.3
+METRICS = RequestMetrics()
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HEAD = b"POST /size HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
 KEY = b"Authorization: Bearer key\r\n"
@@ -31,6 +34,21 @@ KEY = b"Authorization: Bearer key\r\n"
 
 async def size(request: Request) -> JSONResponse:
     return JSONResponse({"size": len(await request.body())})
+
+
+ENDED = asyncio.Event()
+
+
+async def endless(_: Request) -> StreamingResponse:
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * MIB
+                await asyncio.sleep(0)
+        finally:
+            ENDED.set()
+
+    return StreamingResponse(chunks())
 
 
 async def told(_: Request, error: Exception) -> Response:
@@ -43,11 +61,12 @@ async def address() -> AsyncIterator[tuple[str, int]]:
     """The endpoint's own layers around a route that reads its body."""
     settings = ServerSettings(read_seconds=READ_SECONDS, api_keys=ApiKeys(["key"]))
     app = Starlette(
-        routes=[Route("/size", size, methods=["POST"])],
-        middleware=layers(settings, Drain(), RequestMetrics()),
+        routes=[Route("/size", size, methods=["POST"]), Route("/endless", endless)],
+        middleware=layers(settings, Drain(), METRICS),
         exception_handlers={ApiError: told},
     )
-    server, listener = HttpServer(app, read_seconds=READ_SECONDS), bind("127.0.0.1", 0)
+    server = HttpServer(app, read_seconds=READ_SECONDS, responses=METRICS.responses)
+    listener = bind("127.0.0.1", 0, UNREAD_SECONDS)
     server.config.timeout_keep_alive = KEEP_ALIVE_SECONDS  # type: ignore[assignment]
     listener.listen()
     task = asyncio.create_task(server.serve([listener]))
@@ -204,3 +223,18 @@ async def test_a_body_that_is_not_http_ends_its_request(client):
     client.send(HEAD, KEY, b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
     assert await client.refusal() == (400, "invalid_http")
     await client.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such setting")
+async def test_a_client_that_reads_nothing_loses_its_stream(client):
+    client.writer.transport.pause_reading()
+    client.send(b"GET /endless HTTP/1.1\r\nHost: here\r\n", KEY, b"\r\n")
+    async with asyncio.timeout(10):
+        await ENDED.wait()
+
+
+async def test_what_no_application_sees_is_counted(client):
+    before = METRICS.responses["none", 400]
+    client.send(b"\x16\x03\x01\x02\x00")
+    assert (await client.answer())[0] == 400
+    assert METRICS.responses["none", 400] == before + 1

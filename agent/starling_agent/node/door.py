@@ -32,12 +32,12 @@ class Door:
         self.drain = Drain()
         self._settings = settings
         self._work = work
-        self._metrics = RequestMetrics()
+        self.metrics = RequestMetrics()
         self._totals = EngineTotals()
         names, totals = settings.served_model_names, self._totals
-        engine = EngineCollector(totals.stats, names[0], cache, self._metrics, totals.sleep_level)
+        engine = EngineCollector(totals.stats, names[0], cache, self.metrics, totals.sleep_level)
         self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
-        self._waiting = create_waiting_app(settings, self.drain, self._metrics, self._exporter, lambda: waiting_error(state.report))
+        self._waiting = create_waiting_app(settings, self.drain, self.metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting
         self._endpoint: Endpoint | None = None
 
@@ -52,7 +52,7 @@ class Door:
         """Requests that come from now on go to this engine."""
         self._totals.begin(engine)
         self._endpoint = Endpoint(
-            engine, self._settings, self.drain, work=self._work, metrics=self._metrics, exporter=self._exporter
+            engine, self._settings, self.drain, work=self._work, metrics=self.metrics, exporter=self._exporter
         )
         self._endpoint.open()
         self._app = create_app(self._endpoint)

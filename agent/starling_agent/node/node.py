@@ -144,7 +144,7 @@ class _Node:
         self._state = state
         self._work = work
         self._drain = door.drain
-        self._server = HttpServer(door, self._tls, settings.read_seconds, settings.connection_seconds)
+        self._server = HttpServer(door, self._tls, settings.read_seconds, settings.connection_seconds, door.metrics.responses)
         self.listener = bind(endpoint.host, endpoint.port)
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)

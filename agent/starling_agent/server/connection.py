@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import h11
@@ -26,15 +27,20 @@ class ClientConnection(H11Protocol):
 
     A connection that is old is closed with its next answer: who balances connections then sends its client to new servers too. Old
     is half to all of `connection_seconds`, so that clients that came together do not come back together; 0: none is.
+
+    Refusals that no application sees are counted in `responses`, as those of no route.
     """
 
-    def __init__(self, *args: Any, read_seconds: float, connection_seconds: float, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, read_seconds: float, connection_seconds: float, responses: "Counter[tuple[str, int]]", **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._read_seconds = read_seconds
         age = random.uniform(0.5, 1.0) * connection_seconds or math.inf
         self._old_at = self.loop.time() + age
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._responses = responses
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,6 +111,7 @@ class ClientConnection(H11Protocol):
             self.transport.close()
             return
         log.info("connection refused", status=error.status, cause=str(error), client=self.client[0] if self.client else None)
+        self._responses["none", error.status] += 1
         self._write(error)
         self.flow.resume_reading()
         if self.transport.can_write_eof():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+from collections import Counter
 from collections.abc import Generator
 
 import uvicorn
@@ -17,26 +18,37 @@ from starling_agent.settings import READ_SECONDS, Tls
 
 BACKLOG = 2048
 FAREWELL_SECONDS = 0.5
+UNREAD_SECONDS = 60.0
+"""A connection ends whose client takes nothing of what waits for it for so long."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, unread_seconds: float = UNREAD_SECONDS) -> socket.socket:
     """Binds before the model is loaded: a port in use should not be told minutes later. Raises ConfigError."""
     try:
-        return listening_socket(host, port)
+        bound = listening_socket(host, port)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another port or host", "port") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_seconds * 1000))
+    return bound
 
 
 class HttpServer(uvicorn.Server):
     """Ends when `should_exit` is set; then waits for open requests unless `force_exit` is set too.
 
-    A header must come within `read_seconds`; `connection_seconds` is as `ClientConnection` has it. Raises ConfigError for a
-    certificate or key that cannot be used.
+    A header, and before it the handshake of TLS, must come within `read_seconds`; `connection_seconds` and `responses` are as
+    `ClientConnection` has them. Raises ConfigError for a certificate or key that cannot be used.
     """
 
     def __init__(
-        self, app: ASGIApp, tls: Tls | None = None, read_seconds: float = READ_SECONDS, connection_seconds: float = 0.0
+        self,
+        app: ASGIApp,
+        tls: Tls | None = None,
+        read_seconds: float = READ_SECONDS,
+        connection_seconds: float = 0.0,
+        responses: "Counter[tuple[str, int]] | None" = None,
     ) -> None:
+        self._read_seconds = read_seconds
         super().__init__(
             uvicorn.Config(
                 app,
@@ -45,7 +57,10 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 http=functools.partial(  # type: ignore[arg-type]  # a class would do no more
-                    ClientConnection, read_seconds=read_seconds, connection_seconds=connection_seconds
+                    ClientConnection,
+                    read_seconds=read_seconds,
+                    connection_seconds=connection_seconds,
+                    responses=Counter() if responses is None else responses,
                 ),
                 access_log=False,
                 log_config=None,
@@ -62,6 +77,18 @@ class HttpServer(uvicorn.Server):
         except OSError as error:  # ssl.SSLError is one
             assert tls is not None
             raise ConfigError(f"{tls.cert_file} and {tls.key_file} cannot be used: {error}", "tls_cert_file") from None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's for sockets that are bound, which leaves a handshake the minute that asyncio gives it."""
+        config = self.config
+        handshake = self._read_seconds if config.ssl is not None else None
+        make = functools.partial(config.http_protocol_class, config=config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(make, sock=bound, ssl=config.ssl, ssl_handshake_timeout=handshake, backlog=BACKLOG)
+            for bound in sockets or ()
+        ]
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.config.ssl is None:

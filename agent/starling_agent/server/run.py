@@ -48,7 +48,9 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             endpoint = Endpoint(engine, named, Drain())
             closing.callback(endpoint.close)
             endpoint.open()
-            server = HttpServer(create_app(endpoint), None, named.read_seconds, named.connection_seconds)
+            server = HttpServer(
+                create_app(endpoint), None, named.read_seconds, named.connection_seconds, endpoint.metrics.responses
+            )
             shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))

@@ -1,6 +1,7 @@
 """A certificate that is renewed in its file is used for the next connection; one that cannot be used is not."""
 
 import asyncio
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -42,3 +43,19 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
     (certificate, _), (_, key) = make_certificate(tmp_path / "a"), make_certificate(tmp_path / "b")
     with pytest.raises(ConfigError, match=r"tls_cert_file: .*cannot be used"):
         HttpServer(Starlette(), Tls(str(certificate), str(key)))
+
+
+async def test_a_handshake_has_the_time_of_a_header(tmp_path: Path):
+    certificate, key = make_certificate(tmp_path)
+    server, listener = HttpServer(Starlette(), Tls(str(certificate), str(key)), read_seconds=0.1), bind("127.0.0.1", 0)
+    listener.listen()
+    serving = asyncio.create_task(server.serve([listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+    finally:
+        writer.close()
+        server.should_exit = True
+        await serving
