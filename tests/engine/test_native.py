@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.native import build, load, ops, reference
+from starling_engine.native import load, ops, reference
 from starling_engine.native.packed import PackedExperts
 from torch import Tensor
 
@@ -437,30 +437,3 @@ def test_kernels_share_the_thread_pool_of_torch() -> None:
     torch.mm(torch.randn(300, 300), torch.randn(300, 300))
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1
-
-
-def test_without_a_compiler_there_are_no_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("STARLING_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.load.__wrapped__() is None
-    assert [record.name for record in caplog.records] == ["starling.native"]
-    assert "no g++" in caplog.text
-
-
-def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("STARLING_NATIVE", "0")
-    assert build.load.__wrapped__() is None
-    assert "STARLING_NATIVE=0" in caplog.text
-
-
-def test_a_failed_build_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kernels = tmp_path / "kernels"
-    kernels.mkdir()
-    (kernels / "broken.cpp").write_text("int main( {")
-    monkeypatch.setenv("STARLING_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "KERNELS", kernels)
-    assert build.load.__wrapped__() is None
-    assert "broken.cpp" in caplog.text
-    assert not list(tmp_path.glob("native/*"))
