@@ -10,8 +10,6 @@ from starling_engine.kernels.attention_plan import MAX_SEGMENTS, Shape, decode_s
 from starling_engine.native import reference
 from torch import Tensor
 
-pytestmark = pytest.mark.timeout(60)
-
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TOLERANCE = {FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
 """Of the largest value of the reference, which is computed in fp32 of the same inputs: the weights are rounded to the type."""

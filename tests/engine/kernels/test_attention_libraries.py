@@ -12,10 +12,9 @@ from starling_engine.native import reference
 
 from tests.engine.attention.test_paged import test_equals_attention_written_out as _written_out
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"),
-]
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"
+)
 
 
 def flash_attn_varlen_func(

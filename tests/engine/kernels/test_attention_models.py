@@ -15,10 +15,9 @@ from tests.engine.models.test_decoder import TOLERANCE, build
 from tests.engine.paged import PagedDriver
 from tests.engine.running import running
 
-pytestmark = [
-    pytest.mark.timeout(100),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"),
-]
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"
+)
 
 STEPS = 6
 

@@ -16,10 +16,9 @@ from tests.engine.fp8 import ONES, SCALES, Scales, assert_near, fp8_reference
 from tests.engine.models.test_decoder import build
 from tests.engine.paged import PagedDriver
 
-pytestmark = [
-    pytest.mark.timeout(100),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"),
-]
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"
+)
 
 STEPS = 4
 

@@ -8,8 +8,6 @@ from starling_engine.layers.rope import build_cos_sin
 from starling_engine.models.rope import RopeConfig
 from starling_engine.native import reference
 
-pytestmark = pytest.mark.timeout(60)
-
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SLOTS = [17, -1, 20, 95, 3]
 POSITIONS = [40, 1, 0, 199, 7]
