@@ -56,6 +56,13 @@ def test_the_operator_is_restricted(helm: Helm, name: str) -> None:
     }
 
 
+def test_a_platform_may_choose_all_users(helm: Helm) -> None:
+    objects = helm.objects({"fixedUser": False, "mooncake": {"enabled": True}})
+    assert "--no-fixed-user" in _arguments(objects)
+    for pod in (_pod(objects), _pod(objects, "store")):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def _images(helm: Helm, values: dict[str, Any]) -> str:
     return str(_pod(helm.objects(values), "store")["containers"][0]["image"])
 

@@ -12,6 +12,7 @@ EVERYTHING: dict[str, Any] = {
     "clusterDomain": "corp.local",
     "className": "blue",
     "gangPatienceSeconds": 60,
+    "fixedUser": True,
     "logLevel": "debug",
     "serviceAccount": {"annotations": {"example.com/role": "operator"}},
     "resources": {"requests": {"cpu": 1, "memory": "256Mi"}, "limits": {"cpu": 2}},

@@ -44,6 +44,13 @@ def operator(
     ] = "starling-operator",
     cluster_domain: Annotated[str, typer.Option("--cluster-domain", help="Of in-cluster DNS names.")] = "cluster.local",
     http_address: Annotated[str, typer.Option("--http-address", help="HOST:PORT of /healthz, /readyz and /metrics.")] = "[::]:8080",
+    fixed_user: Annotated[
+        bool,
+        typer.Option(
+            "--fixed-user/--no-fixed-user",
+            help="Pods run as user 65532; not where the platform chooses users, as OpenShift.",
+        ),
+    ] = True,
     gang_patience: Annotated[
         float,
         typer.Option(
@@ -71,6 +78,7 @@ def operator(
         image_pull_policy=agent_image_pull_policy.value,
         cluster_domain=cluster_domain,
         operator_namespace=own_namespace or pods_namespace(),
+        fixed_user=fixed_user,
         gang_patience=gang_patience,
     )
     settings = OperatorSettings(

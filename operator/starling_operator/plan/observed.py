@@ -19,6 +19,7 @@ class Settings:
     cluster_domain     of in-cluster DNS names
     operator_namespace, operator_labels   who may reach the admin endpoints
     service_monitors   whether this kind exists in the cluster
+    fixed_user         whether pods name the user that they run as; a platform that chooses users itself refuses that
     gang_patience      seconds that a group may hold some of its nodes while another service's waits for nodes
     """
 
@@ -28,6 +29,7 @@ class Settings:
     operator_namespace: str = "starling-system"
     operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})
     service_monitors: bool = False
+    fixed_user: bool = True
     gang_patience: float = 300.0
 
 

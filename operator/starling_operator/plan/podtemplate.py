@@ -101,9 +101,7 @@ def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mount
         "terminationGracePeriodSeconds": grace_seconds(spec),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if settings.fixed_user else {}),
             # Weights on a large volume would otherwise be visited file by file at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},

@@ -1,6 +1,7 @@
 """agent.json and the pod template of a spec."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -359,6 +360,12 @@ def test_pods_with_devices_tolerate_the_taint_of_these() -> None:
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert taint in pod_of({"accelerators": {"type": "nvidia.com/gpu"}})["tolerations"]
     assert taint not in pod_of()["tolerations"]
+
+
+def test_a_platform_may_choose_the_user() -> None:
+    made = pod_template(make_service(), make_spec(), replace(SETTINGS, fixed_user=False), "aaaaaaa")
+    context = made["spec"]["securityContext"]
+    assert context["runAsNonRoot"] and not {"runAsUser", "runAsGroup", "fsGroup"} & set(context)
 
 
 def test_an_overlay_cannot_take_a_pod_out_of_its_service() -> None:
