@@ -119,6 +119,7 @@ async def test_a_live_node_that_is_emptied_cuts_no_stream(
     await cluster.ready("chat")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("others_live")
 async def test_a_pod_of_a_node_that_is_down_is_let_go(cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator) -> None:
     await start_operator()
