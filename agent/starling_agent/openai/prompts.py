@@ -58,11 +58,8 @@ class PromptReader:
         """Token ids of a prompt that may be too long for the model, though not absurdly so."""
         text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
         if len(text) > self._max_characters:
-            raise PromptTooLong(
-                f"the prompt has {len(text)} characters; {self.max_model_len} tokens, the model's maximum context length, "
-                f"never hold more than {self._max_characters}",
-                param,
-            )
+            why = f"the prompt has {len(text)} characters, and so many tokens never hold more than {self._max_characters}"
+            raise _too_long(self.max_model_len, why, param)
         if len(text) > THREAD_CHARACTERS:
             return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens)
         return self._tokenizer.encode(prompt, add_special_tokens)
@@ -82,11 +79,7 @@ class PromptReader:
         if not ids:
             raise InvalidRequest("the prompt is empty", param)
         if len(ids) >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens; the model's maximum context length is {self.max_model_len} tokens, "
-                "for prompt and output",
-                param,
-            )
+            raise _too_long(self.max_model_len, f"the prompt alone has {len(ids)}, and the output needs room too", param)
         return ids
 
     def _explain_mixture(self, value: Sequence[object], param: str) -> None:
@@ -106,9 +99,11 @@ def output_budget(prompts: Sequence[Sequence[int]], asked: int | None, default: 
     if asked is None:
         return default if default is None else min(default, limit - longest)
     if asked > 0 and longest + asked > limit:
-        raise PromptTooLong(
-            f"the prompt has {longest} tokens and {param} asks for {asked} more, {longest + asked} in all; "
-            f"the model's maximum context length is {limit} tokens",
-            param,
-        )
+        why = f"the prompt has {longest} and {param} asks for {asked} more, {longest + asked} in all"
+        raise _too_long(limit, why, param)
     return asked
+
+
+def _too_long(limit: int, why: str, param: str) -> PromptTooLong:
+    # By these very words LiteLLM knows that a model with a longer context may take the request.
+    return PromptTooLong(f"This model's maximum context length is {limit} tokens. However, {why}", param)

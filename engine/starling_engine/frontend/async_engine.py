@@ -264,8 +264,8 @@ class AsyncEngine:
         longest = self.cores.longest_request
         if len(ids) + room > longest:
             raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, but at most {longest - room} are possible "
-                f"(the model's length and the KV cache allow {longest} in all)",
+                f"This model's maximum context length is {longest} tokens, the KV cache considered. However, the prompt has "
+                f"{len(ids)}, of which at most {longest - room} are possible",
                 "prompt",
             )
         vocab_size = self.model_config.vocab_size

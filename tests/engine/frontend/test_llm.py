@@ -91,7 +91,7 @@ def test_more_prompts_than_may_wait(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "error", "words"),
     [
-        (["a", "b " * 600], GREEDY, PromptTooLong, "at most 511"),
+        (["a", "b " * 600], GREEDY, PromptTooLong, "This model's maximum context length is 512 .* at most 511"),
         (["a", [0, 10**6]], GREEDY, InvalidRequest, "token ids must be in"),
         (["a", ""], GREEDY, InvalidRequest, "at least one token"),
         (["a", "b"], [GREEDY, SamplingParams(temperature=-1)], InvalidRequest, "temperature"),
