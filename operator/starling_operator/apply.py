@@ -44,6 +44,7 @@ class Applier:
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
         """A child that is refused does not keep the others from being written; other failures raise."""
         outcome = Outcome()
+        self._refusals.keep((service.namespace, service.name), (*decision.create, *decision.apply))
         for manifest in decision.create:
             if BY_NAME[manifest["kind"]] is SECRET:
                 await self._create_unread(service, manifest, outcome)
@@ -56,6 +57,10 @@ class Applier:
             await self._delete(service, deletion)
             outcome.wrote = True
         return outcome
+
+    def refused(self, key: Key) -> frozenset[str]:
+        """Names of children that are wanted and refused."""
+        return self._refusals.told(key)
 
     def forget(self, key: Key) -> None:
         self._refusals.forget(key)

@@ -1,6 +1,7 @@
 """What the API server refuses, so that the same thing is not sent again at every reconcile."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starling_operator.holds import digest
@@ -51,6 +52,16 @@ class Refusals:
         refusal = Refusal(form, message, tries, time.monotonic() + wait, passing)
         self._known.setdefault(service, {})[_key(manifest)] = refusal
         return refusal
+
+    def told(self, service: Key) -> frozenset[str]:
+        """Names of the objects that are refused for what they are, or for long."""
+        return frozenset(name for (_, name), refusal in self._known.get(service, {}).items() if refusal.is_told)
+
+    def keep(self, service: Key, wanted: Iterable[Manifest]) -> None:
+        """What is not wanted any more is not refused either."""
+        known = self._known.get(service, {})
+        for key in known.keys() - {_key(manifest) for manifest in wanted}:
+            del known[key]
 
     def clear(self, service: Key, manifest: Manifest) -> None:
         self._known.get(service, {}).pop(_key(manifest), None)

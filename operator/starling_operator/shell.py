@@ -122,7 +122,8 @@ class Shell:
         if observed is None:
             return None
         pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
-        return replace(observed, pods=pods, refused_pods=refused, cordoned=self._cordons.names)
+        children = self._applier.refused(key)
+        return replace(observed, pods=pods, refused_pods=refused, refused_children=children, cordoned=self._cordons.names)
 
     def _wake_on(self, nodes: Iterable[str]) -> None:
         """The services with pods on these nodes."""

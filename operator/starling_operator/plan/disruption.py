@@ -30,7 +30,10 @@ def disruption_budget(service: Service, available: int) -> Manifest:
 
 
 def min_available(groups: Groups, change: Change, wanted: Wanted, ready: Ready, failures: Container[str], now: float) -> int:
-    """Pods that evictions have to leave. `failures`: names of groups that do not come up by themselves."""
+    """Pods that evictions have to leave.
+
+    `change` has no group that the API server refuses. `failures`: names of groups that do not come up by themselves.
+    """
     kept = groups.without(change.remove).all
     leaving = (pod for pod in groups.leaving if pod.deleted_at is None)
     live = [*leaving, *(pod for group in groups.all for pod in group.live)]
@@ -52,9 +55,9 @@ def _spare(kept: Sequence[Group], wanted: Wanted, ready: Ready) -> int:
 def _coming(kept: Sequence[Group], change: Change, ready: Ready, failures: Container[str], now: float) -> bool:
     """Whether a group is about to serve."""
     starting = (group for group in kept if not ready(group))
-    return bool(change.create) or any(group.name not in failures and not _unplaced(group, now) for group in starting)
+    return bool(change.create) or any(group.name not in failures and not _is_stuck(group, now) for group in starting)
 
 
-def _unplaced(group: Group, now: float) -> bool:
+def _is_stuck(group: Group, now: float) -> bool:
     waits = (pod for pod in group.live if pod.waiting.startswith("Unschedulable"))
-    return bool(group.refused) or any(now - pod.created_at >= PLACING_SECONDS for pod in waits)
+    return group.overdue or bool(group.refused) or any(now - pod.created_at >= PLACING_SECONDS for pod in waits)

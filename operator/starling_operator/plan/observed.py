@@ -127,6 +127,7 @@ class Observed:
     pods        of all groups, those being deleted too
     answers     by operation, the refusals of leaders that were told of it
     refused_pods   by group, why Kubernetes does not make its pods, in its own words
+    refused_children   names of children that are wanted and that the API server refuses
     gangs       those of all services that wait for nodes
     cordoned    names of nodes that take no new pods, for they are about to be emptied; None: nobody may ask
     token       of the service's admin endpoints
@@ -136,6 +137,7 @@ class Observed:
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     refused_pods: Mapping[str, str] = field(default_factory=dict)
+    refused_children: frozenset[str] = frozenset()
     cordoned: frozenset[str] | None = None
     answers: Mapping[str, Answer] = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()

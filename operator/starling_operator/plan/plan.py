@@ -1,6 +1,7 @@
 """The decision: from everything that is seen to everything that is to be done. Same input, same output; nothing is remembered."""
 
 from dataclasses import replace
+from functools import partial
 
 from starling_operator.plan import names
 from starling_operator.plan.clock import read_time
@@ -21,7 +22,7 @@ from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
 from starling_operator.plan.recovery import heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
 from starling_operator.plan.revision import read_revisions, stored_revisions
-from starling_operator.plan.rollout import Wanted, change_groups, let_go
+from starling_operator.plan.rollout import Wanted, change_groups, let_go, without_refused
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.status import make_status
 from starling_operator.plan.token import secret_name
@@ -50,12 +51,8 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
 
     is_broken, sees = any(group.name in failures for group in groups.current), observed.cordoned is not None
     wanted = Wanted.of(spec, asked.layout.nodes, broken=is_broken, sees_cordons=sees)
-    change = change_groups(
-        groups,
-        wanted,
-        ready=lambda group: not unready[group.name],
-        name=lambda number: names.group(service.name, revisions.target.id, number),
-    )
+    named = partial(names.group, service.name, revisions.target.id)
+    change = change_groups(groups, wanted, ready=lambda group: not unready[group.name], name=named)
     released = release(observed, read_time(service.status.gang_released_at))
     change = let_go(change, groups, released, nodes=asked.layout.nodes)
     # A group that goes anyway is left to drain.
@@ -70,6 +67,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         whole=lambda group: is_whole(group, asked),
     )
 
+    coming = without_refused(change, observed.refused_children, named)
     situation = Situation(
         service=service,
         settings=observed.settings,
@@ -83,10 +81,10 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         healing=healing,
         desired=desired,
         steps=steps,
-        min_available=min_available(groups, change, wanted, lambda group: not unready[group.name], failures, observed.now),
+        min_available=min_available(groups, coming, wanted, lambda group: not unready[group.name], failures, observed.now),
         token_secret=secret_name(service.name, observed.token),
     )
-    created = tuple(names.group(service.name, revisions.target.id, number) for number in change.create)
+    created = tuple(map(named, change.create))
     status = make_status(situation, conditions(situation, verdict(situation)))
     sized = scale_status(observed, desired, situation.effective, find(status, "Ready")) if desired is not None else None
     return Decision(

@@ -2,7 +2,7 @@
 emptied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
@@ -88,6 +88,11 @@ def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change
     if asked.hold and change.create and nodes > 1:
         return replace(change, create=(), waits=asked.hold)
     return change
+
+
+def without_refused(change: Change, refused: Container[str], name: Callable[[int], str]) -> Change:
+    """What comes of it: groups whose StatefulSet the API server refuses are tried again, and not waited for."""
+    return replace(change, create=tuple(number for number in change.create if name(number) not in refused))
 
 
 def _ahead(groups: Groups, wanted: Wanted) -> int:

@@ -133,6 +133,31 @@ def test_an_eviction_does_not_wait_for_a_group_that_cannot_come(shape: dict[str,
     assert len(world.available()) == 1
 
 
+@pytest.mark.parametrize("shape", [{}, PAIRS])
+def test_an_eviction_does_not_wait_for_a_group_whose_statefulset_is_refused(shape: dict[str, Any]) -> None:
+    world = settled(shape)
+    world.most_sets = 1
+    world.cordon(world.pods[0])
+    assert evictable(world) == 0, "nobody knows yet"
+    assert evictable(world) == 1
+    assert world.ask_to_evict(world.pods[0])
+    world.settle()
+    assert len(world.available()) == 1, "the quota holds one, and that one has gone"
+
+
+def test_an_eviction_does_not_wait_for_a_group_that_comes_no_further() -> None:
+    world = settled({"rollout": {"progressDeadlineSeconds": 300}})
+    world.cordon(world.pods[0])
+    world.reconcile()
+    world.tick()
+    world.silence(world.pods[-1])
+    assert evictable(world) == 0
+    world.tick(300)
+    assert evictable(world) == 0
+    world.tick(1)
+    assert evictable(world) == 1
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> None:
     """Under another name: its leader finds no node of the old one."""

@@ -78,6 +78,9 @@ class World:
     made: int = 0
     quota: str = ""
     """While it is there no pod is made, for these reasons."""
+    most_sets: int = 1000
+    """StatefulSets that a quota allows: the API server refuses more."""
+    refused: set[str] = field(default_factory=set)
     blind: bool = False
     """The operator has just started: no agent has answered it yet."""
     cordoned: frozenset[str] | None = frozenset()
@@ -112,6 +115,7 @@ class World:
             children=self.children,
             pods=tuple(self._seen(member) for member in self.pods),
             cordoned=self.cordoned,
+            refused_children=frozenset(self.refused),
             refused_pods={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)} if self.quota else {},
             settings=self.settings,
             now=self.now,
@@ -242,6 +246,10 @@ class World:
 
     def _store(self, manifest: Manifest) -> None:
         key = (manifest["kind"], manifest["metadata"]["name"])
+        if key[0] == "StatefulSet" and key not in self.children and len(self.sets()) >= self.most_sets:
+            self.refused.add(key[1])
+            return
+        self.refused.discard(key[1])
         if key not in self.children:
             self.made += 1
             uid = f"uid-{self.made}"

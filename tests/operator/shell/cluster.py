@@ -102,6 +102,18 @@ class Cluster:
     async def delete(self, path: str) -> None:
         await self.call("DELETE", path)
 
+    async def quota(self, hard: dict[str, str]) -> str:
+        """One that is in force; its path."""
+        quotas = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
+        body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
+        await self.apply(body, quotas)
+
+        async def is_counted() -> bool:
+            return "used" in (await self.call("GET", f"{quotas}/few")).get("status", {})
+
+        await until(is_counted, "the quota to be in force")
+        return f"{quotas}/few"
+
     async def pods(self) -> list[Manifest]:
         return list((await self.call("GET", PODS.format(self.namespace)))["items"])
 

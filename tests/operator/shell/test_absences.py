@@ -50,14 +50,7 @@ async def test_a_quota_of_pods_is_told_until_it_is_raised(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy, kubelet: object
 ) -> None:
     del kubelet  # it has to run
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
-    await cluster.apply(quota, "/api/v1/namespaces/{}/resourcequotas")
-    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/few"
-
-    async def is_counted() -> bool:
-        return "used" in (await cluster.call("GET", path)).get("status", {})
-
-    await until(is_counted, "the quota to be in force")
+    path = await cluster.quota({"pods": "1"})
     operator = await start_operator()
     await cluster.apply(manifest(replicas=2))
     await _refused(cluster, "exceeded quota", "1 of 2 groups serve", "1 of 1 pods are not made")

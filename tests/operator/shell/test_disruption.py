@@ -89,6 +89,21 @@ async def test_an_only_group_goes_when_another_serves(
     await until(another_serves, "the other group to be all there is", 30, lambda: cluster.service("chat"))
 
 
+async def test_a_quota_that_refuses_another_group_holds_up_no_eviction(
+    cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator
+) -> None:
+    del kubelet
+    await start_operator()
+    await cluster.apply(manifest())
+    await cluster.ready("chat")
+    await cluster.quota({"count/statefulsets.apps": "1"})
+    [only] = await cluster.pods()
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    await until(lambda: evict(cluster, only), "an eviction to be let through", 30, cluster.pods)
+    await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": False}})
+    await cluster.ready("chat")
+
+
 @pytest.mark.parametrize("pipeline", [2])
 @pytest.mark.parametrize(("which", "seconds"), [(0, None), (1, 40)])
 async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(

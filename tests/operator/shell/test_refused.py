@@ -69,19 +69,7 @@ async def test_a_mended_overlay_is_taken_at_once(cluster: Cluster, start_operato
 
 
 async def test_a_quota_is_told(cluster: Cluster, start_operator: StartOperator) -> None:
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "few"},
-        "spec": {"hard": {"count/statefulsets.apps": "0"}},
-    }
-    made = await cluster.apply(quota, "/api/v1/namespaces/{}/resourcequotas")
-    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/{made['metadata']['name']}"
-
-    async def is_counted() -> bool:
-        return "used" in (await cluster.call("GET", path)).get("status", {})
-
-    await until(is_counted, "the quota to be in force")
+    path = await cluster.quota({"count/statefulsets.apps": "0"})
     await start_operator()
     await cluster.apply(manifest())
 
