@@ -16,8 +16,8 @@ from starling_engine.core.log_lines import LogLineFormatter
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 YIELDING = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that wait for others sleep, unless the environment says otherwise: by default OpenMP has them spin for milliseconds, on
-the very core that the thread they wait for needs where there is a neighbour.
+"""Torch's threads sleep while they wait for each other, unless the environment says otherwise. By default OpenMP has them spin for
+milliseconds, on the very core that the thread they wait for needs where there is a neighbour. The native kernels have their own.
 """
 
 

@@ -1,7 +1,6 @@
 """Each native kernel against its torch reference, over shapes that include the odd ones."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -429,11 +428,3 @@ def test_greedy_sees_what_is_not_a_number_wherever_it_lies() -> None:
     off = torch.zeros(len(logits))
     chosen = ops.sample(logits, off, off.int(), off + 1, off, off.long(), off.long())
     assert chosen.tolist() == [*at.tolist(), 2000, 1234]
-
-
-def test_kernels_share_the_thread_pool_of_torch() -> None:
-    packed, x = ops.pack_linear(torch.randn(256, 256).to(BF16)), torch.randn(8, 256).to(BF16)
-    ops.linear(x, packed)
-    torch.mm(torch.randn(300, 300), torch.randn(300, 300))
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1

@@ -2,8 +2,7 @@
 
 An image brings them built ahead, in the folder that STARLING_KERNELS names: it has no compiler, and no folder to write to.
 
-The library has a plain C interface and no torch headers, so a build takes seconds. It shares torch's OpenMP
-thread pool: torch has loaded its libgomp by then, and the dynamic linker resolves ours to the same one.
+The library has a plain C interface and no torch headers, so a build takes seconds. It brings its own threads (team.cpp says why).
 """
 
 import ctypes
@@ -16,8 +15,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import torch  # noqa: F401  (loaded first, so that its libgomp is the one in the process)
-
 from starling_engine import env
 
 logger = logging.getLogger("starling.native")
@@ -26,7 +23,7 @@ KERNELS = Path(__file__).parent / "kernels"
 FLAGS = (
     "-O3",
     "-std=c++17",
-    "-fopenmp",
+    "-pthread",
     "-shared",
     "-fPIC",
     # Not -ffast-math: masks are -inf. These two only drop errno and floating-point traps.

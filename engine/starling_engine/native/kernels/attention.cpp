@@ -3,7 +3,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 namespace starling {
@@ -142,26 +141,18 @@ void attend(const Attention<T, C>& a, const int32_t* query_start, const int32_t*
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), splits = static_cast<int64_t>(plan.splits.size());
   const int64_t group = a.group();
   Parts parts(plan.parts, plan.heads_each * group, a.dim);
-  std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(threads, std::max<int64_t>(1, tasks))))
-  {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      const Task& task = plan.tasks[i];
-      const State state = task.tokens == 1 ? attend_one_token(a, task) : attend_tile(a, task);
-      if (task.part < 0)
-        write_out(a, task, state);
-      else
-        parts.keep(task.part, state, task.rows(group));
-    }
-    if (splits > 0) {
-#pragma omp barrier
-#pragma omp for
-      for (int64_t i = 0; i < splits; ++i) {
-        const Task& task = plan.splits[i].task;
-        write_out(a, task, parts.combine(plan.splits[i], task.rows(group)));
-      }
-    }
-  }
+  each_in_turn(tasks, static_cast<int>(std::min<int64_t>(threads, tasks)), [&](int64_t i) {
+    const Task& task = plan.tasks[i];
+    const State state = task.tokens == 1 ? attend_one_token(a, task) : attend_tile(a, task);
+    if (task.part < 0)
+      write_out(a, task, state);
+    else
+      parts.keep(task.part, state, task.rows(group));
+  });
+  parallel_for(splits, static_cast<int>(std::min<int64_t>(threads, splits)), [&](int64_t i) {
+    const Task& task = plan.splits[i].task;
+    write_out(a, task, parts.combine(plan.splits[i], task.rows(group)));
+  });
 }
 
 }  // namespace

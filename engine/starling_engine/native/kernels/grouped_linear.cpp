@@ -44,12 +44,11 @@ struct GroupedLinear {
   void run(int threads) const {
     int64_t cost = 0;
     for (int64_t e = 0; e < experts.count; ++e) cost += block_cost(e) * experts.blocks();
-#pragma omp parallel num_threads(experts.worth(experts.active() * experts.blocks(), threads))
-    {
-      const Span mine = my_share(cost);
+    in_parallel(experts.worth(experts.active() * experts.blocks(), threads), [&](Part part) {
+      const Span mine = part.of(cost);
       for (int64_t e = 0, at = 0; e < experts.count && at < mine.end; at += block_cost(e) * experts.blocks(), ++e)
         if (experts.rows(e) > 0) run_expert(e, blocks_within(mine, at, block_cost(e)));
-    }
+    });
   }
 
   // The blocks that begin in `mine`, of an expert whose first one begins at `at`.
@@ -111,9 +110,8 @@ struct GroupedSum {
   bf16* out;  // [num_tokens][n]
 
   void run(int threads) const {
-#pragma omp parallel num_threads(experts.worth(experts.blocks(), threads))
-    {
-      const Span mine = my_share(experts.blocks());
+    in_parallel(experts.worth(experts.blocks(), threads), [&](Part part) {
+      const Span mine = part.of(experts.blocks());
       const int64_t stride = (mine.end - mine.begin) * kBlockCols;
       Scratch& scratch = Scratch::mine();
       scratch.reset(Scratch::padded<float>(num_tokens * stride));
@@ -121,7 +119,7 @@ struct GroupedSum {
       std::memset(totals, 0, num_tokens * stride * sizeof(float));
       if (stride > 0) add_all(mine, AddWeighted{experts.tokens, weights, totals, stride, mine.begin * kBlockCols});
       store(totals, stride, mine.begin * kBlockCols);
-    }
+    });
   }
 
   void add_all(Span mine, const AddWeighted& add) const {

@@ -8,11 +8,10 @@ namespace {
 
 template <typename Out>
 void run_linear(const PackedProduct& product, int64_t m, const StoreSums<Out>& store, int threads) {
-#pragma omp parallel num_threads(threads)
-  {
-    const Span mine = my_share(ceil_div(product.n, kBlockCols));
+  in_parallel(threads, [&](Part part) {
+    const Span mine = part.of(ceil_div(product.n, kBlockCols));
     for (int64_t row = 0; row < m; row += kMaxRows) product.run_span(mine, row, std::min(kMaxRows, m - row), store);
-  }
+  });
 }
 
 // One block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
@@ -47,15 +46,14 @@ void starling_huge_pages(char* memory, int64_t bytes) {
 // w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even, and n a multiple of 16 where it is gated.
 void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int gated, int threads) {
   const int64_t blocks = ceil_div(n, kBlockCols);
-#pragma omp parallel num_threads(threads)
-  {
-    const Span mine = my_share(blocks);
+  in_parallel(threads, [&](Part part) {
+    const Span mine = part.of(blocks);
     for (int64_t i = mine.begin; i < mine.end; ++i) {
       const bf16* rows = w + i * (gated ? 8 : 16) * k;
       pack_block(rows, gated ? rows + n / 2 * k : nullptr, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
     }
     _mm_sfence();
-  }
+  });
 }
 
 // x [m, k] (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `bias` may be null.
@@ -71,11 +69,10 @@ void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* pac
 // Rows `ids` of the packed weight -> out [tokens, k].
 void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* packed, int64_t k, bf16* out,
                                int threads) {
-#pragma omp parallel for num_threads(threads_for(tokens, tokens * k * 32, threads))
-  for (int64_t t = 0; t < tokens; ++t) {
+  parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
     const bf16* row = packed + ids[t] / 16 * 16 * k + ids[t] % 16 * 2;
     for (int64_t pair = 0; pair < k / 2; ++pair) std::memcpy(out + t * k + pair * 2, row + pair * 32, 4);
-  }
+  });
 }
 
 }  // extern "C"

@@ -29,8 +29,7 @@ inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) 
 // residual may be null: then x is normalised as it is, else residual += x is.
 template <typename T>
 void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
-#pragma omp parallel for num_threads(threads_for(tokens, tokens * k * sizeof(T), threads))
-  for (int64_t t = 0; t < tokens; ++t) {
+  parallel_for(tokens, threads_for(tokens, tokens * k * sizeof(T), threads), [&](int64_t t) {
     const T* row = x + t * k;
     T* sum_row = residual ? residual + t * k : nullptr;
     __m512 squares = _mm512_setzero_ps();
@@ -43,19 +42,18 @@ void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64
       squares = _mm512_fmadd_ps(v, v, squares);
     });
     normalise(sum_row ? sum_row : row, weight, inverse_rms(_mm512_reduce_add_ps(squares), k, eps), k, out + t * k);
-  }
+  });
 }
 
 template <typename T>
 void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads_for(tokens, tokens * width * 3 * sizeof(T), threads))
-  for (int64_t t = 0; t < tokens; ++t) {
+  parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
     const T* gate = gate_up + t * 2 * width;
     each_16(width, [&](int64_t i, __mmask16 lanes) {
       const __m512 open = rounded<T>(silu(load16(gate + i, lanes)));
       store16(out + t * width + i, _mm512_mul_ps(open, load16(gate + width + i, lanes)), lanes);
     });
-  }
+  });
 }
 
 }  // namespace

@@ -1,26 +1,16 @@
 // How work is divided among threads, and the memory each of them keeps for its intermediate results.
 #pragma once
 
-#include <omp.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
 
+#include "team.h"
+
 namespace starling {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct Span {
-  int64_t begin, end;
-};
-
-// The contiguous part of [0, total) that falls to the calling thread of a parallel region.
-inline Span my_share(int64_t total) {
-  const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
-  return {total * part / parts, total * (part + 1) / parts};
-}
 
 // How many threads are worth waking for `pieces` of work that go through `bytes` of memory in all. Waking one costs a
 // microsecond or two, far more on a busy machine; alone, a thread does a hundred bytes and more in a nanosecond.

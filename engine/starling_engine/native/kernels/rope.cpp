@@ -105,10 +105,11 @@ void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads,
     const Heads<T, C> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
                            static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
                            static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
-#pragma omp parallel for num_threads(threads_for(tokens, tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T), threads))
-    for (int64_t t = 0; t < tokens; ++t)
+    const int64_t bytes = tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T);
+    parallel_for(tokens, threads_for(tokens, bytes, threads), [&](int64_t t) {
       work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
                slots[t]);
+    });
   };
   if (fp8_cache)
     fp32 ? run(float{}, fp8{}) : run(bf16{}, fp8{});

@@ -254,12 +254,11 @@ extern "C" {
 void starling_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int32_t* top_k,
                      const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position,
                      int64_t* token, int threads) {
-#pragma omp parallel for num_threads(threads_for(rows, rows * vocab * 4, threads)) schedule(dynamic)
-  for (int64_t r = 0; r < rows; ++r) {
+  each_in_turn(rows, threads_for(rows, rows * vocab * 4, threads), [&](int64_t r) {
     const float* row = logits + r * vocab;
     if (temperature[r] == 0.0f) {
       token[r] = argmax(row, vocab);
-      continue;
+      return;
     }
     Scratch& scratch = Scratch::mine();
     scratch.reset(2 * Scratch::padded<float>(vocab + 16));
@@ -268,13 +267,13 @@ void starling_sample(const float* logits, int64_t rows, int64_t vocab, const flo
     const float top = scale(row, vocab, temperature[r], scaled);
     if (top == kInfinity) {
       token[r] = argmax(scaled, vocab);
-      continue;
+      return;
     }
     const float lowest = threshold(scaled, vocab, top, {top_k[r], top_p[r], min_p[r]}, few);
     const uint64_t key = mix(static_cast<uint64_t>(seed[r]) + kGolden * (static_cast<uint64_t>(position[r]) + 1));
     const int64_t drawn = draw(scaled, vocab, lowest, key);
     token[r] = drawn >= 0 ? drawn : argmax(row, vocab);
-  }
+  });
 }
 
 }  // extern "C"

@@ -1,0 +1,173 @@
+// OpenMP has one way of waiting for a process's whole life. Threads that spin are a third faster on quiet cores, where a step has
+// some 200 parallel regions of a fifth of a millisecond; beside one busy process they are twenty times slower, since they use up
+// the time slices that the thread they wait for needs. So a team spins, and sleeps for a while once others want its cores.
+#include "team.h"
+
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace starling {
+namespace {
+
+constexpr int64_t kMillisecond = 1000 * 1000;
+// A wait that takes longer is slept through: what lies between two kernels of a step is far shorter, most of what lies between two
+// steps as well.
+constexpr int64_t kSpin = 2 * kMillisecond;
+// Others want the cores when they had more than a quarter of such a time, in which this thread worked or spun. The server that
+// shares an engine's cores has less.
+constexpr int64_t kWindow = 50 * kMillisecond;
+constexpr int64_t kMostLost = 4;
+// For so long threads sleep then. What they lose is not seen while they sleep, so that they try to spin again.
+constexpr int64_t kCrowded = 500 * kMillisecond;
+
+int64_t read_clock(clockid_t clock) {
+  timespec time;
+  clock_gettime(clock, &time);
+  return time.tv_sec * 1000 * kMillisecond + time.tv_nsec;
+}
+
+int64_t now() { return read_clock(CLOCK_MONOTONIC); }
+
+std::atomic<int64_t> crowded_until{0};
+std::atomic<uint32_t> forks{0};  // of this process's ancestors; a team's threads stay with the parent
+
+// How much of its time a thread had its core for itself while it wanted it.
+class Losses {
+ public:
+  void begin() { wall_ = now(), cpu_ = read_clock(CLOCK_THREAD_CPUTIME_ID); }
+
+  // Ends one such time, and begins the next.
+  void lap() {
+    const int64_t wall = wall_, cpu = cpu_;
+    begin();
+    wanted_ += wall_ - wall;
+    lost_ += wall_ - wall - (cpu_ - cpu);
+    if (wanted_ < kWindow) return;
+    if (lost_ > wanted_ / kMostLost) crowded_until.store(wall_ + kCrowded, std::memory_order_relaxed);
+    wanted_ = lost_ = 0;
+  }
+
+ private:
+  int64_t wall_ = 0, cpu_ = 0, wanted_ = 0, lost_ = 0;
+};
+
+// A number that threads wait for others to change.
+class Signal {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  void set(uint32_t value) { value_.store(value); }
+  uint32_t add(int32_t by) { return value_.fetch_add(by) + by; }
+
+  // To be called after a change that somebody may sleep for.
+  void wake() {
+    if (sleepers_.load() > 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+
+  // Returns once it is no longer `old`. One who sleeps returns at the first `wake` after that.
+  void await_change(uint32_t old, Losses& losses) {
+    if (spin(old)) return;
+    losses.lap();
+    sleepers_.fetch_add(1);
+    while (value_.load() == old) syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+    sleepers_.fetch_sub(1);
+    losses.begin();
+  }
+
+ private:
+  bool spin(uint32_t old) const {
+    const int64_t begin = now();
+    const int64_t end = begin < crowded_until.load(std::memory_order_relaxed) ? begin : begin + kSpin;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (value() != old) return true;
+        _mm_pause();
+      }
+    } while (now() < end);
+    return false;
+  }
+
+  alignas(64) std::atomic<uint32_t> value_{0};
+  alignas(64) std::atomic<uint32_t> sleepers_{0};
+};
+
+class Team {
+ public:
+  ~Team() {
+    if (born_ != forks.load()) {
+      new std::vector<std::thread>(std::move(workers_));  // they never were in this process: nothing can be done about them
+      return;
+    }
+    call_ = nullptr;
+    go_.add(1);
+    go_.wake();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  static Team& mine() {
+    static thread_local std::unique_ptr<Team> team;
+    if (!team || team->born_ != forks.load()) team.reset(new Team);
+    return *team;
+  }
+
+  void run(int threads, void (*call)(const void*, Part), const void* work) {
+    while (static_cast<int>(workers_.size()) < threads - 1) hire();
+    call_ = call, work_ = work, threads_ = threads;
+    left_.set(static_cast<uint32_t>(workers_.size()));
+    losses_.begin();
+    go_.add(1);
+    go_.wake();
+    call(work, Part{0, threads});
+    for (uint32_t left; (left = left_.value()) != 0;) left_.await_change(left, losses_);
+    losses_.lap();
+  }
+
+ private:
+  // Signals are for the threads that had them before.
+  void hire() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    workers_.emplace_back(&Team::serve, this, static_cast<int>(workers_.size()) + 1, go_.value());
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void serve(int index, uint32_t seen) {
+    Losses losses;
+    for (losses.begin();; ++seen) {
+      while (go_.value() == seen) go_.await_change(seen, losses);
+      if (call_ == nullptr) return;
+      if (index < threads_) call_(work_, Part{index, threads_});
+      if (left_.add(-1) == 0) left_.wake();
+      losses.lap();
+    }
+  }
+
+  const uint32_t born_ = forks.load();
+  std::vector<std::thread> workers_;
+  Losses losses_;
+  void (*call_)(const void*, Part) = nullptr;
+  const void* work_ = nullptr;
+  int threads_ = 1;
+  Signal go_, left_;
+};
+
+// Once for the library.
+const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+
+}  // namespace
+
+void run_on_team(int threads, void (*call)(const void*, Part), const void* work) { Team::mine().run(threads, call, work); }
+
+}  // namespace starling
