@@ -11,6 +11,7 @@ import pytest
 
 COMPLETION = "/v1/completions"
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
+SLOW = "{% for a in range(20) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def guarded(start_server, tmp_path_factory):
         "--max-num-waiting=2",
         "--kv-cache-memory-bytes=64MiB",
         "--scheduling-policy=priority",
+        "--trust-request-chat-template",
         "--enable-log-requests",
         environment={"STARLING_API_KEY": "from-environment,also-there"},
         api_key="first",
@@ -160,6 +162,22 @@ def test_a_full_queue_refuses_a_stream_with_a_status(guarded):
         answers = list(pool.map(lambda body: guarded.http.post(COMPLETION, json=body), bodies))
     assert {answer.status_code for answer in answers} == {200, 429}
     guarded.wait_until_idle()
+
+
+def test_as_many_chats_fit_as_there_are_seats_and_places(guarded):
+    """However slowly each is rendered: an engine with nothing to do takes them all."""
+    guarded.wait_until_idle()
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "chat_template": SLOW}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: guarded.http.post("/v1/chat/completions", json=body), range(4)))
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
+def test_one_request_may_ask_for_all_seats_and_places(guarded):
+    guarded.wait_until_idle()
+    assert guarded.http.post(COMPLETION, json={**SHORT, "n": 4}).status_code == 200
+    refused = guarded.http.post(COMPLETION, json={**SHORT, "n": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
 def test_priority_is_taken_where_the_scheduler_has_it(guarded):

@@ -52,7 +52,7 @@ class Endpoint:
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
-        self.rendering = ChatRendering(engine.tokenizer.renderer, max_waiting=engine.config.scheduler.max_num_waiting)
+        self.rendering = ChatRendering(engine.tokenizer.renderer, places=lambda: engine.places)
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)

@@ -89,9 +89,9 @@ def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None
 
 
 def _check_sequences(endpoint: Endpoint, count: int, tokens: int) -> None:
-    """They enter the queue together: more than it holds could never be served, however often it is tried again."""
+    """They come to a core together: more than it has seats and places could never be served, however often it is tried again."""
     scheduler = endpoint.engine.config.scheduler
-    limit, most = scheduler.max_num_waiting, scheduler.max_num_waiting_tokens
+    limit, most = scheduler.max_num_seqs + scheduler.max_num_waiting, scheduler.max_num_waiting_tokens
     if count > limit:
         raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
     if count > 1 and tokens > most:

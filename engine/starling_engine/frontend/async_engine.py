@@ -309,6 +309,12 @@ class AsyncEngine:
     # ---- the engine itself ----
 
     @property
+    def places(self) -> int:
+        """How many sequences may run or wait at once, on all cores that take part."""
+        scheduler = self.config.scheduler
+        return (scheduler.max_num_seqs + scheduler.max_num_waiting) * len(self.cores.serving)
+
+    @property
     def stats(self) -> Stats:
         """The newest counters of all cores, summed; those of other nodes are counted there."""
         return self.cores.stats

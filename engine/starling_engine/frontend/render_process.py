@@ -10,6 +10,7 @@ import logging
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,13 +31,13 @@ GONE = "the process that renders chats is gone"
 class RenderProcess:
     """One process, which renders one chat at a time; started when it is first needed, and again after one that was killed.
 
-    At most `max_waiting` chats wait while it renders one.
+    At most `places()` chats wait while it renders one; asked each time, for engines grow and shrink.
     """
 
-    def __init__(self, renderer: ChatRenderer, limits: RenderLimits, max_waiting: int) -> None:
+    def __init__(self, renderer: ChatRenderer, limits: RenderLimits, places: Callable[[], int]) -> None:
         self._renderer = renderer
         self._limits = limits
-        self._max_waiting = max_waiting
+        self._places = places
         self._given = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -53,8 +54,8 @@ class RenderProcess:
 
         Raises QueueFull when too many wait.
         """
-        if self._given > self._max_waiting:
-            raise QueueFull(f"{self._max_waiting} chats are waiting to be rendered already", RETRY_AFTER)
+        if self._given > (places := self._places()):
+            raise QueueFull(f"{places} chats are waiting to be rendered already", RETRY_AFTER)
         self._given += 1
         rendered = asyncio.wrap_future(self._thread.submit(self._render, job))
         rendered.add_done_callback(self._taken)
@@ -122,10 +123,10 @@ class ChatRendering:
     Whoever brings an endless one keeps only others who bring theirs waiting.
     """
 
-    def __init__(self, renderer: ChatRenderer, limits: RenderLimits | None = None, *, max_waiting: int) -> None:
+    def __init__(self, renderer: ChatRenderer, limits: RenderLimits | None = None, *, places: Callable[[], int]) -> None:
         self._templates = renderer.templates
         limits = limits or RenderLimits()
-        self._own, self._brought = (RenderProcess(renderer, limits, max_waiting) for _ in range(2))
+        self._own, self._brought = (RenderProcess(renderer, limits, places) for _ in range(2))
 
     def open(self) -> None:
         """The first chat need not wait for a process to start."""

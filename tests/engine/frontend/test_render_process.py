@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def rendering(loaded: dict[str, Tokenizer]) -> Iterator[ChatRendering]:
-    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS, max_waiting=8)
+    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS, places=lambda: 8)
     yield rendering
     rendering.close()
 
@@ -82,14 +82,14 @@ async def test_errors_are_as_without_a_process(rendering: ChatRendering, loaded:
         await render(rendering, messages=[])
     assert caught.value.param == "messages"
     template = ChatTemplates({"default": "{%"})
-    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS, max_waiting=8)
+    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS, places=lambda: 8)
     with pytest.raises(ModelError, match="cannot be read"):
         await render(broken)
     broken.close()
 
 
 async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, 8)
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, lambda: 8)
     first = await process.render(messages=HELLO, variables={})
     killed = process.pid
     assert killed is not None
@@ -101,7 +101,7 @@ async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer
 
 
 async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0), 8)
+    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0), lambda: 8)
     await process.render(messages=HELLO, variables={})
     pid = process.pid
     assert pid is not None
@@ -115,7 +115,7 @@ async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> N
 
 
 async def test_only_so_many_wait_also_of_those_that_went(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, 2)
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, lambda: 2)
     given = [asyncio.create_task(process.render(messages=HELLO, template=NESTED, variables={}))]
     given += [asyncio.create_task(process.render(messages=HELLO, variables={})) for _ in range(2)]
     await asyncio.sleep(0)  # they have been given to the process's thread
