@@ -43,6 +43,14 @@ class LiveServer:
         self.url = found[1]
         self.http.base_url = httpx.URL(self.url)
 
+    def wait_for_line(self, words: str, seconds: float = 10.0) -> str:
+        """The first line of the log with these words: it comes after the answer that it tells of, but soon."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(rf".*{re.escape(words)}.*\n", self.errors)):
+            assert time.monotonic() < deadline, f"waited {seconds} s for {words!r} in:\n{self.errors}"
+            time.sleep(0.02)
+        return found[0]
+
     def metric(self, name: str) -> float:
         """The sum over all label sets of one metric."""
         text = self.http.get("/metrics").text

@@ -47,6 +47,8 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_gateways_look_for(s
         {"tools": []},
         {"tool_choice": "none"},
         {"top_logprobs": 0, "logprobs": True},
+        {"top_logprobs": 0},
+        {"top_logprobs": 0, "logprobs": False},
         {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "Go on"}]},
         {
             "messages": [
@@ -62,6 +64,18 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_gateways_look_for(s
 def test_what_agents_send_is_fine(server, extra):
     answer = server.http.post(CHAT, json={"messages": [USER], "max_tokens": 2} | extra)
     assert answer.status_code == 200, answer.text
+
+
+def test_no_tools_are_fine_where_chats_are_counted(server):
+    assert server.http.post("/tokenize", json={"messages": [USER], "tools": []}).status_code == 200
+
+
+def test_what_machines_poll_leaves_no_lines(server):
+    polls = ("/health", "/ping", "/ready", "/load", "/metrics")
+    for path in (*polls, "/version"):
+        server.http.get(path, headers={"X-Request-Id": f"poll-of-{path}"})
+    server.wait_for_line("poll-of-/version")
+    assert not any(f"poll-of-{path}" in server.errors for path in polls)
 
 
 def test_two_requests_with_one_id_get_answers_of_their_own(server):

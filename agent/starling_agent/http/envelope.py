@@ -14,7 +14,7 @@ from starling_agent.server.drain import Drain
 
 REQUEST_ID = b"x-request-id"
 _PRINTABLE = re.compile(rb"[!-~]{1,128}")
-QUIET_ROUTES = ("/health", "/ready", "/metrics")
+QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics")
 """Asked for every few seconds by machines; their lines would bury the others."""
 
 log = structlog.get_logger("starling.http")

@@ -77,6 +77,6 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
 
     def num_logprobs(self) -> int | None:
         """How many candidates each position lists; None: no log probabilities at all."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:  # gateways send 0 for none
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

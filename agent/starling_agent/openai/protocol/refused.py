@@ -88,7 +88,7 @@ EMBEDDING: Mapping[str, Refusal] = {
     "endianness": Refusal("base64 vectors are little-endian", ("little", "native")),
 }
 
-TOKENIZE: Mapping[str, Refusal] = {"tools": TOOLS, "documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}
+TOKENIZE: Mapping[str, Refusal] = {"tools": CHAT["tools"], "documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}
 
 
 def without_refused(fields: dict[str, Any], refusals: Mapping[str, Refusal]) -> dict[str, Any]:
