@@ -7,7 +7,7 @@ from starling_operator.plan import names
 from starling_operator.plan.clock import read_time
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
-from starling_operator.plan.disruption import min_available
+from starling_operator.plan.disruption import disruption_budget, min_available
 from starling_operator.plan.elastic.child import scale_status
 from starling_operator.plan.elastic.desired import desired_size
 from starling_operator.plan.elastic.turns import steps_of
@@ -19,10 +19,10 @@ from starling_operator.plan.objects import applied, deleted, made_once
 from starling_operator.plan.observed import Observed
 from starling_operator.plan.pin import commit_of, common_weights
 from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
-from starling_operator.plan.recovery import heal_groups
+from starling_operator.plan.recovery import deletions, drained, heal_groups, released
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
 from starling_operator.plan.revision import read_revisions, stored_revisions
-from starling_operator.plan.rollout import Wanted, change_groups, let_go, without_refused
+from starling_operator.plan.rollout import Change, Wanted, change_groups, let_go, without_refused
 from starling_operator.plan.situation import Situation
 from starling_operator.plan.status import make_status
 from starling_operator.plan.token import secret_name
@@ -101,8 +101,12 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
 
 
 def _refused(observed: Observed, refused: Refusal) -> Decision:
-    """Nothing is touched: only the status tells."""
+    """The status tells, and no node waits for the spec to be mended: groups on it come back in their own place."""
     groups = read_groups(observed, target="", revisions=stored_revisions(observed))
+    unready = {group.name: waits_for(group) for group in groups.all}
+    failures = [group.name for group in groups.all if broken(group)]
+    healing = {group.name: drain for group in groups.all if (drain := drained(group))}
+    wanted = Wanted.as_it_is(groups, observed.service.spec, sees_cordons=observed.cordoned is not None)
     situation = Situation(
         service=observed.service,
         settings=observed.settings,
@@ -110,7 +114,15 @@ def _refused(observed: Observed, refused: Refusal) -> Decision:
         groups=groups,
         target="",
         refused=refused,
-        unready={group.name: waits_for(group) for group in groups.all},
+        unready=unready,
+        healing=healing,
+        min_available=min_available(groups, Change(), wanted, lambda group: not unready[group.name], failures, observed.now),
     )
     status = make_status(situation, conditions(situation, verdict(situation)))
-    return Decision(status=status, events=events(situation, status))
+    return Decision(
+        apply=(disruption_budget(observed.service, situation.min_available),) if groups.all else (),
+        delete=(*(deletion for drain in healing.values() for deletion in deletions(drain)), *released(observed.pods)),
+        status=status,
+        events=events(situation, status),
+        wake_after=wake_after(situation),
+    )

@@ -42,9 +42,9 @@ def heal_groups(groups: Iterable[Group], recovery: RecoverySpec, now: float) -> 
 
 
 def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
-    """None: nothing failed that a restart could heal. A pod that is taken away on purpose is no failure, and costs no restart."""
+    """None: nothing failed that a restart could heal."""
     if group.going:
-        return Healing(cause="a pod of it is taken away", delete=group.members, drains=True) if group.members else None
+        return drained(group)
     times = restart_times(group, recovery, now)
     spent = len(times) >= recovery.restart_budget
     failure = find_failure(group, silence_limit(recovery.progress_timeout_seconds))
@@ -59,6 +59,12 @@ def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
     if wait > 0:
         return Healing(cause=failure.cause, wait=wait)
     return Healing(cause=failure.cause, delete=failure.gang, counted=True)
+
+
+def drained(group: Group) -> Healing | None:
+    """A pod that is taken away on purpose takes the others along. That is no failure, and costs no restart."""
+    members = group.members if group.going else ()
+    return Healing(cause="a pod of it is taken away", delete=members, drains=True) if members else None
 
 
 def restart_times(group: Group, recovery: RecoverySpec, now: float) -> list[float]:

@@ -33,6 +33,17 @@ class Wanted:
         replicas = 0 if spec.suspend else spec.replicas
         return cls(replicas=replicas, nodes=nodes, rollout=spec.rollout, broken=broken, sees_cordons=sees_cordons)
 
+    @classmethod
+    def as_it_is(cls, groups: Groups, spec: InferenceServiceSpec | None, *, sees_cordons: bool) -> "Wanted":
+        """What is there, while the spec cannot be carried out, or (None) not be read."""
+        nodes = max((group.nodes for group in groups.all), default=1)
+        return cls(
+            replicas=len(groups.all),
+            nodes=nodes,
+            rollout=spec.rollout if spec is not None else RolloutSpec(),
+            sees_cordons=sees_cordons,
+        )
+
     @property
     def floor(self) -> int:
         """Groups that stay available while old ones are replaced; a broken revision replaces none."""

@@ -19,19 +19,17 @@ def wake_after(situation: Situation) -> float | None:
 
 
 def _moments(situation: Situation) -> Iterator[float]:
+    yield from _unplanned(situation)
     spec = situation.spec
     if spec is None or situation.refused is not None:
         return
-    if any(pod.evicted and not pod.lost for pod in situation.pods) or any(group.missing for group in situation.kept):
+    if any(group.missing for group in situation.kept):
         yield _UNTOLD
     if situation.nodes > 1 and any(not group.placed for group in situation.kept):
         # The queue of groups that wait for nodes moves as other services' do.
         yield _UNTOLD
     if situation.change.waits and situation.service.status.gang_released_at:
         yield _UNTOLD
-    if any(group.cordoned for group in situation.kept):
-        unplaced = (pod.created_at for pod in situation.pods if pod.waiting.startswith("Unschedulable"))
-        yield from (left for since in unplaced if (left := since + PLACING_SECONDS - situation.now) > 0)
     yield from (step.wake for step in situation.steps.values() if step.wake is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in situation.kept:
@@ -50,3 +48,12 @@ def _moments(situation: Situation) -> Iterator[float]:
         for pod in watched:
             if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
                 yield limit - pod.report_age
+
+
+def _unplanned(situation: Situation) -> Iterator[float]:
+    """Of nodes that are lost or emptied, whatever the spec says."""
+    if any(pod.evicted and not pod.lost for pod in situation.pods):
+        yield _UNTOLD
+    if any(group.cordoned for group in situation.kept):
+        unplaced = (pod.created_at for pod in situation.pods if pod.waiting.startswith("Unschedulable"))
+        yield from (left for since in unplaced if (left := since + PLACING_SECONDS - situation.now) > 0)

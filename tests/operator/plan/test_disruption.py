@@ -158,6 +158,40 @@ def test_an_eviction_does_not_wait_for_a_group_that_comes_no_further() -> None:
     assert evictable(world) == 1
 
 
+WRONG = {"engine": {"extraArgs": {"noSuchArgument": 1}}}
+
+
+@pytest.mark.parametrize(("changes", "before"), [({}, 0), (ALONE, 1), ({"replicas": 2}, 1), ({"replicas": 3}, 1)])
+@pytest.mark.parametrize("shape", [{}, PAIRS])
+def test_a_node_is_emptied_while_the_spec_cannot_be_carried_out(
+    shape: dict[str, Any], changes: dict[str, Any], before: int
+) -> None:
+    world = settled(changes | shape)
+    world.edit(WRONG)
+    assert evictable(world) == before
+    victim = world.pods[0]
+    world.cordon(victim)
+    assert evictable(world) == 1, "nothing comes first"
+    assert world.ask_to_evict(victim)
+    assert evictable(world) == 0 or len(world.sets()) == 1, "the others stay until it is back"
+    world.settle()
+    assert victim.group in world.available(), "in its own place"
+    assert world.condition("Stalled") == ("True", "InvalidSpec")
+    assert all(group.restarts == 0 for group in world.status.groups)
+
+
+def test_while_the_spec_cannot_be_carried_out_a_group_that_waits_for_a_node_is_not_waited_for_long() -> None:
+    world = World({"replicas": 2}, places=1)
+    world.settle()
+    world.edit(WRONG)
+    world.cordon(world.pods[0])
+    assert evictable(world) == 0
+    wake = world.decide().wake_after
+    assert wake is not None
+    world.tick(wake)
+    assert evictable(world) == 1
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> None:
     """Under another name: its leader finds no node of the old one."""
