@@ -5,13 +5,14 @@ find there (filters, globals, `tools`, `documents`, special tokens) is what tran
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starling_engine.errors import InvalidRequest, ModelError
-from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens, draw_sentinel
+from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens, draw_sentinel, turn_markers
 from starling_engine.frontend.template import CompiledTemplate, compile_template
 
 Message = dict[str, Any]
@@ -61,6 +62,17 @@ class ChatTemplates:
             return compile_template(self.by_name[name])
         except ValueError as error:
             raise ModelError(f"the checkpoint's chat template {name!r} cannot be read: {error}") from error
+
+    def turn_markers(self, tokens: Collection[str]) -> frozenset[str]:
+        """Those of `tokens` that stand for turns in these templates. One that cannot be read is told when it is chosen."""
+        written: set[str] = set()
+        sought: set[str] = set()
+        for source in self.by_name.values():
+            with suppress(ValueError):
+                template = compile_template(source)
+                written |= template.written
+                sought |= template.sought
+        return turn_markers(tokens, written, sought)
 
     def _what_is_missing(self) -> str:
         if not self.by_name:

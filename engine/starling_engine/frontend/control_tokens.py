@@ -8,7 +8,7 @@ the template, whatever that cuts out of messages or puts together. What the temp
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -93,6 +93,33 @@ class ControlTokens:
     def _beginnings(self) -> re.Pattern[str]:
         # Looking ahead, so that the second character may begin another one.
         return re.compile("|".join(f"{re.escape(first[0])}(?={re.escape(first[1])})" for first in sorted(self._lengths)))
+
+
+def turn_markers(tokens: Collection[str], written: Collection[str], sought: Collection[str]) -> frozenset[str]:
+    """Those of `tokens` that a template writes around messages: DeepSeek's `<｜User｜>` opens a turn, and is not marked as special.
+
+    What the template looks for in messages stands there of right, and so do words, spaces and what comes in pairs (`<think>`).
+    """
+    return frozenset(
+        token
+        for token in tokens
+        if _is_framed(token)
+        and not _is_paired(token, tokens)
+        and any(token in text for text in written)
+        and not any(token in text for text in sought)
+    )
+
+
+def _is_framed(token: str) -> bool:
+    """Whether signs stand around a word."""
+    plain = any(end.isalnum() or end.isspace() for end in (token[0], token[-1]))
+    return not plain and any(character.isalnum() for character in token)
+
+
+def _is_paired(token: str, tokens: Collection[str]) -> bool:
+    """Whether it begins or ends what stands between two tags."""
+    name = token.removeprefix("<").removeprefix("/")
+    return token.startswith("<") and f"<{name}" in tokens and f"</{name}" in tokens
 
 
 def draw_sentinel() -> str:

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.template_reading import asks_type_of_content, loops_over_content, sought_texts
+from starling_engine.frontend.template_reading import asks_type_of_content, loops_over_content, sought_texts, written_texts
 
 LARGEST_PROMPT = 16 << 20
 """Characters; the longest contexts take a quarter of it."""
@@ -52,6 +52,11 @@ class CompiledTemplate:
     def sought(self) -> frozenset[str]:
         """Constant texts that the template looks for."""
         return sought_texts(self._tree)
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """Constant texts that the template may write."""
+        return written_texts(self._tree)
 
     @property
     def _tree(self) -> nodes.Template:

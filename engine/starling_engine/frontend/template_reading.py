@@ -31,6 +31,13 @@ def sought_texts(tree: nodes.Template) -> frozenset[str]:
     return frozenset(value for value in values if isinstance(value, str) and value)
 
 
+def written_texts(tree: nodes.Template) -> frozenset[str]:
+    """The constant texts that the template may write: those outside of its tags, and those in its expressions."""
+    data = (part.data for part in tree.find_all(nodes.TemplateData))
+    constants = (constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str))
+    return frozenset((*data, *constants))
+
+
 def _sought(tree: nodes.Template) -> Iterator[nodes.Node]:
     for comparison in tree.find_all(nodes.Compare):
         yield comparison.expr

@@ -44,7 +44,9 @@ class Tokenizer:
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(id_ + 1 for id_ in added)])
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
-        control = ControlTokens.of(frozenset(token.content for token in added.values() if token.special))
+        special = frozenset(token.content for token in added.values() if token.special)
+        others = frozenset(token.content for token in added.values()) - special
+        control = ControlTokens.of(special | templates.turn_markers(others))
         self.renderer = ChatRenderer(templates, dict(named_tokens), control)
         self._bytes: dict[int, bytes] = {}
 
