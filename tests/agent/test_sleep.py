@@ -85,6 +85,13 @@ def test_a_stream_stands_against_it_or_is_ended(sleeper: LiveServer) -> None:
     assert sleeper.http.post("/wake_up").json() == {"is_sleeping": False}
 
 
+@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}])
+def test_a_strangers_page_neither_puts_it_to_sleep_nor_wakes_it(headers: dict[str, str], sleeper: LiveServer) -> None:
+    for path in ("/sleep", "/wake_up"):
+        assert "allowed" in error_of(sleeper.http.post(path, headers=headers), 403, "origin_not_allowed")["message"]
+    assert sleeper.http.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
 def test_without_the_flag_there_are_no_such_routes(server: LiveServer) -> None:
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
         error_of(server.http.request(method, path), 404, "not_found")

@@ -1,10 +1,11 @@
 """POST /sleep and /wake_up, GET /is_sleeping: the engine's memory for others meanwhile. Queries and answers are vLLM's."""
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import AsyncEngine
 from starling_engine.errors import StarlingError
 
+from starling_agent.http.foreign import check_origin
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import endpoint_of
 from starling_agent.openai.errors import as_api_error, invalid
@@ -12,17 +13,22 @@ from starling_agent.openai.errors import as_api_error, invalid
 router = APIRouter(tags=["sleep"])
 
 
+async def own_page(request: Request) -> None:
+    """Raises ApiError 403."""
+    check_origin(request.headers, endpoint_of(request).settings.allowed_origins)
+
+
 class SleepState(msgspec.Struct):
     is_sleeping: bool
 
 
-@router.post("/sleep")
+@router.post("/sleep", dependencies=[Depends(own_page)])
 async def sleep(request: Request) -> Response:
     """?level=1|2, and &mode=wait|abort where requests run. Answers when the memory is free; 409 where it cannot be."""
     return await put_to_sleep(endpoint_of(request).engine, request)
 
 
-@router.post("/wake_up")
+@router.post("/wake_up", dependencies=[Depends(own_page)])
 async def wake_up(request: Request) -> Response:
     """?tags=weights&tags=kv_cache, or all. Answers when that is there again."""
     return await wake(endpoint_of(request).engine, request)
