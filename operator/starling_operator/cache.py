@@ -50,7 +50,9 @@ class Cache:
         return self._children.get(owner_uid, {})
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
-        return tuple(sorted(self._pods.get(key, {}).values(), key=lambda pod: (pod.group, pod.number, pod.uid)))
+        """Of its own StatefulSets: others may give theirs the same labels."""
+        own = (pod for pod in self._pods.get(key, {}).values() if self._is_own(key, pod))
+        return tuple(sorted(own, key=lambda pod: (pod.group, pod.number, pod.uid)))
 
     def gangs(self) -> tuple[Gang, ...]:
         """Of all services, those that wait for nodes. Only services with a pod that has none are looked at."""
@@ -128,6 +130,13 @@ class Cache:
             return None
         self._where[uid] = (key, owner_uid)
         return key
+
+    def _is_own(self, key: Key, pod: Pod) -> bool:
+        """Of a StatefulSet that went before this operator came nobody knows whose it was; its pods drain."""
+        held = self._where.get(pod.owner)
+        if held is not None:
+            return held[0] == key
+        return pod.owner in self._gone or (pod.deleted_at is not None and not pod.unlabelled)
 
     def _uid_of(self, key: Key) -> str | None:
         body = self._services.get(key)

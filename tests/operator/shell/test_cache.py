@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import pytest
 from starling_operator.cache import Cache
-from starling_operator.kinds import BY_NAME, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
+from starling_operator.kinds import BY_NAME, GROUP, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
 
 SET = BY_NAME["StatefulSet"]
 KEY = ("n", "chat")
@@ -22,6 +23,13 @@ def body(name: str, version: int, uid: str = "", owner: dict[str, Any] | None = 
         "metadata": {**metadata, **owners, "labels": {SERVICE_LABEL: "chat"}, "creationTimestamp": "2026-01-01T00:00:00Z"},
         **more,
     }
+
+
+def pod_body(name: str, owner: str, group: str | None = "g") -> dict[str, Any]:
+    """Of the StatefulSet "g", whose UID is `owner`."""
+    made = body(name, 5, owner={"kind": "StatefulSet", "name": "g", "uid": owner}, spec={}, status={})
+    made["metadata"]["labels"] |= {GROUP_LABEL: group} if group else {}
+    return made
 
 
 OWNER = {"kind": "InferenceService", "name": "chat", "uid": "s"}
@@ -68,9 +76,46 @@ def test_others_objects_are_not_kept() -> None:
     cache = Cache()
     assert cache.put(SET, body("a", 5, owner={"kind": "Deployment", "name": "x", "uid": "d"})) is None
     assert cache.put(POD, body("p", 5, spec={}, status={})) is None
+    cache.put(SET, body("g", 5, owner=OWNER))
     for name, group in (("q", "g"), ("r", "another"), ("s", None)):
-        made = body(name, 5, owner={"kind": "StatefulSet", "name": "g", "uid": "g"}, spec={}, status={})
-        made["metadata"]["labels"] |= {GROUP_LABEL: group} if group else {}
-        assert cache.put(POD, made) == (KEY if group == "g" else None)
+        assert cache.put(POD, pod_body(name, "g", group)) == (KEY if group == "g" else None)
     assert [(pod.name, pod.owner) for pod in cache.pods(KEY)] == [("q", "g")]
     assert set(cache.seen(POD, "n")) == {"p", "q", "r", "s"} and cache.seen(POD, "m") == {}
+
+
+REVISED = {f"{GROUP}/revision": "r", f"{GROUP}/role": "serving"}
+GOING = {"deletionTimestamp": "2026-01-01T00:03:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "is_kept"),
+    [
+        # somebody's own set, named and labelled as a group is
+        ({}, {}, False),
+        (REVISED, {}, False),
+        ({}, GOING, False),
+        # what is left of a group whose set went before this operator came
+        (REVISED, GOING, True),
+    ],
+)
+def test_pods_of_a_set_that_nobody_knows_are_kept_only_while_they_go(
+    labels: dict[str, str], more: dict[str, str], is_kept: bool
+) -> None:
+    cache = Cache()
+    made = pod_body("q", "foreign")
+    made["metadata"] |= more
+    made["metadata"]["labels"] |= labels
+    cache.put(POD, made)
+    assert bool(cache.pods(KEY)) is is_kept
+
+
+def test_pods_of_a_set_that_is_gone_are_kept_until_they_are_gone_too() -> None:
+    cache = Cache()
+    cache.put(POD, pod_body("q", "g"))
+    assert cache.pods(KEY) == ()
+    cache.put(SET, body("g", 5, owner=OWNER))
+    assert len(cache.pods(KEY)) == 1, "its set is seen after it"
+    cache.drop("g")
+    assert len(cache.pods(KEY)) == 1
+    assert cache.drop("q") == KEY
+    assert cache.pods(KEY) == ()
