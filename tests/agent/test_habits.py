@@ -1,9 +1,12 @@
 """What people's clients, gateways and platforms do out of habit, and expect to work."""
 
 import concurrent.futures
+import re
 
 import openai
 import pytest
+from starling_agent.openai.app import ERRORS
+from starling_agent.openai.messages import ROLES
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "What does len() do?"}
@@ -91,6 +94,23 @@ def test_two_requests_with_one_id_get_answers_of_their_own(server):
 
 
 def test_the_page_documents_errors_and_metrics_as_they_are(server):
-    paths = server.http.get("/openapi.json").json()["paths"]
-    assert {"400", "401", "404", "413", "415", "422", "429", "500", "503"} - paths[CHAT]["post"]["responses"].keys() <= {"422"}
+    page = server.http.get("/openapi.json")
+    paths = page.json()["paths"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert operation["responses"].keys() == {"200", *map(str, ERRORS)}, path
     assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+    schemas = page.json()["components"]["schemas"]
+    assert set(re.findall(r"#/components/schemas/(\w+)", page.text)) <= schemas.keys()
+    assert not schemas.keys() & {"HTTPValidationError", "ValidationError"}
+
+
+def test_the_page_documents_messages_as_agents_send_them(server):
+    fields = server.http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+    message = fields["messages"]["items"]
+    assert message["required"] == ["role"]
+    assert set(message["properties"]["role"]["enum"]) == set(ROLES)
+    assert "null" in message["properties"]["content"]["anyOf"][0]["type"]
+    call = message["properties"]["tool_calls"]["items"]["properties"]
+    assert CALL.keys() <= call.keys() and CALL["function"].keys() <= call["function"]["properties"].keys()
+    assert "tool_call_id" in message["properties"]

@@ -92,6 +92,12 @@ def test_a_strangers_page_neither_puts_it_to_sleep_nor_wakes_it(headers: dict[st
     assert sleeper.http.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
+def test_the_page_documents_refusals(sleeper: LiveServer) -> None:
+    paths = sleeper.http.get("/openapi.json").json()["paths"]
+    for path in ("/sleep", "/wake_up"):
+        assert {"400", "401", "403", "409", "503"} <= paths[path]["post"]["responses"].keys()
+
+
 def test_without_the_flag_there_are_no_such_routes(server: LiveServer) -> None:
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
         error_of(server.http.request(method, path), 404, "not_found")

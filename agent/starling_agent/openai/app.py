@@ -1,6 +1,6 @@
 """The FastAPI application: routes, errors, and what every request passes on its way in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -44,9 +44,16 @@ BODIES: Sequence[type[RequestModel]] = (
     DetokenizeRequest,
 )
 CLIENT_CLOSED_REQUEST = 499
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    for status, what in {
+
+
+def told(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Statuses and what they mean, for the page at /docs."""
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {status: {"description": what, "content": content} for status, what in errors.items()}
+
+
+ERRORS = told(
+    {
         400: "The request is wrong: `param` names the field.",
         401: "The API key is missing or not known here.",
         404: "The model or the path does not exist.",
@@ -59,9 +66,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         431: "The header is too large.",
         500: "The engine could not finish the request.",
         503: "The server starts, sleeps or ends, or its engine died.",
-    }.items()
-}
-"""The page at /docs tells them so."""
+    }
+)
+SLEEP_ERRORS = told({403: "A page of another origin asks.", 409: "Requests run: `mode` says what becomes of them."})
 ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -88,7 +95,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     for module in (chat, completions, embeddings, models, tokens, probes):
         app.include_router(module.router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
-        app.include_router(sleeping.router)
+        app.include_router(sleeping.router, responses=ERRORS | SLEEP_ERRORS)
     for kind in (ApiError, StarlingError, HTTPException, RequestValidationError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -152,6 +159,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema(
             [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
         )
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"], Error=ERROR_SCHEMA)
+        schema["components"] = {"schemas": {**definitions["$defs"], "Error": ERROR_SCHEMA}}
+        for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+            operation["responses"].pop("422", None)  # FastAPI's own, which are answered with 400 here
         app.openapi_schema = schema
     return app.openapi_schema

@@ -11,30 +11,43 @@ from starling_agent.openai.protocol.base import Int, RequestModel
 from starling_agent.openai.protocol.refused import Refusal
 from starling_agent.openai.protocol.sampling import SamplingFields
 
+TEXT = {"type": ["string", "null"]}
+PARTS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+CALL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object"]}},
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
 MESSAGES_SCHEMA = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                            "required": ["type", "text"],
-                        },
-                    },
-                ]
-            },
-            "name": {"type": "string"},
-            "reasoning": {"type": "string"},
-            "reasoning_content": {"type": "string"},
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": {"anyOf": [TEXT, PARTS], "description": "Only the assistant's may be left out, or null."},
+            "name": TEXT,
+            "tool_calls": {"type": ["array", "null"], "items": CALL, "description": "The assistant's alone."},
+            "tool_call_id": TEXT,
+            "reasoning": TEXT,
+            "reasoning_content": TEXT,
         },
     },
 }
