@@ -72,11 +72,20 @@ def _deleted_at(metadata: Manifest) -> float | None:
 def _drains(body: Manifest) -> bool:
     """Not a pod that has failed, nor one that is deleted with less than its own grace: so the operator restarts a broken group."""
     metadata, phase = body["metadata"], body.get("status", {}).get("phase")
+    if _is_shut_down(body):
+        return True
     if "deletionTimestamp" not in metadata or phase in ("Failed", "Succeeded"):
         return False
     whole = body.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     disrupted = _condition(body, "DisruptionTarget").get("status") == "True"
     return disrupted or metadata.get("deletionGracePeriodSeconds", 0) >= whole
+
+
+def _is_shut_down(body: Manifest) -> bool:
+    """By its kubelet, which ends with its node and deletes no pod: it is said when the pod has ended. Not for want of memory."""
+    disrupted = _condition(body, "DisruptionTarget")
+    by_kubelet = disrupted.get("status") == "True" and disrupted.get("reason") == "TerminationByKubelet"
+    return by_kubelet and body["status"].get("reason") != "Evicted"
 
 
 def _is_evicted(body: Manifest) -> bool:

@@ -16,7 +16,13 @@ def with_report(pod: Pod, service: str, report: Report | None, age: float | None
     if error == TOKEN_REFUSED:
         # It may serve as before: its probes tell.
         return replace(pod, report_age=age, refuses_token=True)
-    return replace(pod, report=None if error else report, report_age=age, report_error=error)
+    believed = None if error else report
+    return replace(pod, report=believed, report_age=age, report_error=error, drains=pod.drains or _is_told_to_go(pod, believed))
+
+
+def _is_told_to_go(pod: Pod, report: Report | None) -> bool:
+    """By its kubelet, whose node shuts down: until the pod has ended only its agent says so, for nobody deletes it."""
+    return report is not None and report.phase == "draining" and pod.phase == "Running" and pod.deleted_at is None
 
 
 def disbelief(pod: Pod, service: str, report: Report) -> str:

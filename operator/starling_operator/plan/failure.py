@@ -60,7 +60,7 @@ def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
         # A pod that nobody needs has only to be let go when it is lost.
         if pod.lost and group.nodes > 1 and group.tied:
             yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
-        elif pod.deleted_at is None and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
+        elif pod.deleted_at is None and not pod.drains and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
             yield Failure(pod_message(pod), _gang(group, pod))
     for pod in group.live:
         if pod.number >= group.gang and _may_try_again(pod):

@@ -58,7 +58,8 @@ class Pod:
     unlabelled      somebody took away a label by which its Service or its revision knows it
     deleted_at      when its deletion was asked for; None: it stays
     due_at          when it has to have ended, its grace period included; None: it stays
-    drains          it is taken away on purpose, with time to end its streams: evicted, preempted, deleted by a person
+    drains          it is taken away on purpose, with time to end its streams: evicted, preempted, deleted by a person, shut down
+                    with its node
     lost            its node is gone: a pod on it will never end by itself
     evicted         a taint of its node sends it away: the node may be gone, or a live one that is being emptied
     unreported_since   when the node controller called it unready, for its kubelet had fallen silent; None: it did not

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starling_agent.contract.report import Phase
 from starling_operator.plan.belief import TOKEN_REFUSED, disbelief, with_report
 from starling_operator.plan.proof import unproven
 from starling_operator.plan.recovery import mended
@@ -31,6 +32,24 @@ def test_a_report_of_another_makes_nothing_ready_though_it_was(fields: dict[str,
     assert seen.report is None
     told = unproven(make_group(pods=[seen], believed=True), ASKED)
     assert told.startswith(f"chat-aaaaaaa-0-0: its agent is not believed: its report is of another {word} ")
+
+
+@pytest.mark.parametrize(
+    ("phase", "pod", "drains"),
+    [
+        ("serving", {}, False),
+        ("draining", {}, True),
+        # the operator restarts a broken group
+        ("draining", {"deleted_at": 1.0}, False),
+        ("draining", {"phase": "Failed"}, False),
+    ],
+)
+def test_an_agent_that_drains_though_nobody_deletes_its_pod_is_shut_down_with_its_node(
+    phase: Phase, pod: dict[str, Any], drains: bool
+) -> None:
+    seen = with_report(make_pod(**pod), "chat", make_report(phase=phase), age=1.0)
+    assert seen.drains is drains
+    assert not with_report(make_pod(**pod), "other", make_report(phase=phase), age=1.0).drains, "it is not believed"
 
 
 def test_an_agent_that_refuses_the_token_is_told_and_left_to_serve() -> None:

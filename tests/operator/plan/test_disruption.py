@@ -213,6 +213,20 @@ def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> Non
     assert world.status.groups[0].restarts == 0
 
 
+@pytest.mark.parametrize("shape", [{}, PAIRS])
+def test_a_node_that_shuts_down_takes_the_whole_group_along(shape: dict[str, Any]) -> None:
+    world = settled(shape)
+    (old,) = names(world)
+    world.shut_down(world.pods[-1])
+    decision = world.reconcile()
+    assert [(deletion.kind, deletion.name) for deletion in decision.delete] == [("StatefulSet", old)]
+    assert world.condition("Ready") == ("False", "MovingAway")
+    world.settle()
+    assert len(world.available()) == 1
+    assert world.available() != [old]
+    assert world.told("Restarted") == []
+
+
 def test_any_number_of_evictions_costs_no_restart() -> None:
     world = settled(PAIRS | {"recovery": {"restartBudget": 2}})
     for _ in range(6):

@@ -193,6 +193,7 @@ def test_nodes_that_know_nothing_of_each_other_are_made_anew_alone(
         ({"lost": True, "ready": False}, {}),
         ({"deleted_at": NOW - 5, "ready": False}, {}),
         ({"uid": "another", "created_at": NOW - 3, "ready": False}, {}),
+        ({"phase": "Failed", "drains": True, "ready": False}, {}),
     ],
 )
 def test_a_node_that_went_takes_no_other_along_that_knows_nothing_of_it(first: dict[str, Any], second: dict[str, Any]) -> None:

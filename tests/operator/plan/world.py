@@ -7,7 +7,7 @@ scheduler has so many places) and for agents that go through their phases, one a
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from starling_crds.layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 from starling_operator.plan import labels
+from starling_operator.plan.belief import with_report
 from starling_operator.plan.decision import Decision, Event
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.plan import plan
@@ -54,6 +55,7 @@ class Member:
     drain_left: int = 0
     drains: bool = False
     lost: bool = False
+    shut_down: bool = False
     restarts: int = 0
     broken: str = ""
     passing: bool = False
@@ -234,6 +236,10 @@ class World:
         healthy = sum(self._ready(member) for member in self.pods)
         return healthy - int(self.children["PodDisruptionBudget", "chat"]["spec"]["minAvailable"])
 
+    def shut_down(self, member: Member) -> None:
+        """With its node: its kubelet tells the agent, and nobody deletes the pod."""
+        member.shut_down = True
+
     def _end(self, member: Member) -> None:
         member.deleted_at = member.deleted_at or self.now
         member.drain_left = DRAIN_TICKS
@@ -335,7 +341,7 @@ class World:
         well = not member.broken and not member.lost and member.silent_since is None
         going = member.deleted_at is not None or member.phase != "Running"
         # A gang that lost a member hangs until all of it is made anew.
-        return well and member.stage == 4 and not going and member.peers == self._lives(member.group)
+        return well and not member.shut_down and member.stage == 4 and not going and member.peers == self._lives(member.group)
 
     def _seen(self, member: Member) -> Pod:
         answered = member.stage >= 0 and member.phase == "Running"
@@ -360,7 +366,7 @@ class World:
         if not answered or self.blind:
             return pod
         age = 1.0 if member.silent_since is None else self.now - member.silent_since
-        return replace(pod, report=self._report(member), report_age=age)
+        return with_report(pod, "chat", self._report(member), age)
 
     def _report(self, member: Member) -> Any:
         config = self.children.get(("ConfigMap", member.config))
@@ -373,7 +379,7 @@ class World:
             group=member.group,
             node=member.number,
             pod=member.name,
-            phase="failed" if member.broken else PHASES[member.stage],
+            phase="draining" if member.shut_down else "failed" if member.broken else PHASES[member.stage],
             ready=self._ready(member),
             healthy=not member.broken,
             fatal=bool(member.broken) and not member.passing,

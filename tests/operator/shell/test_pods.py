@@ -9,6 +9,8 @@ from starling_operator.pods import read_pod
 
 DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
 
+BY_KUBELET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+
 
 def body(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
     labels = {f"serving.starling.dev/{key}": value for key, value in {"service": "c", "group": "c-r-0", "revision": "r"}.items()}
@@ -73,6 +75,11 @@ def test_last_words_are_of_the_end_before_when_it_runs_again() -> None:
         # its StatefulSet makes it anew
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed"}, False),
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed", "conditions": DISRUPTED}, False),
+        # its node shut down, which a kubelet says without deleting the pod
+        ({}, {"phase": "Failed", "reason": "Terminated", "conditions": BY_KUBELET}, True),
+        ({}, {"phase": "Running", "conditions": BY_KUBELET}, True),
+        # for want of memory, which may be the pod's own doing
+        ({}, {"phase": "Failed", "reason": "Evicted", "conditions": BY_KUBELET}, False),
     ],
 )
 def test_a_pod_is_taken_away_on_purpose_if_it_gets_its_time(metadata: Manifest, status: Manifest, drains: bool) -> None:
