@@ -45,7 +45,7 @@ class ServerSettings:
     max_prompts          prompts (or embedding inputs) in one request
     accept_seconds       after SIGTERM new requests are still served so long, for load balancers lag behind
     drain_seconds        after that, open requests may take so long to finish before they are ended with an error
-    trust_chat_template  whether a request may bring its own chat template, which runs in this process
+    trust_chat_template  whether a request may bring its own chat template, which runs in a process beside this one
     """
 
     host: str = "127.0.0.1"

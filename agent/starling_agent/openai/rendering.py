@@ -36,7 +36,7 @@ async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[di
         raise InvalidRequest(f"at most {LARGEST_KWARGS} bytes of JSON are possible", "chat_template_kwargs")
     if body.chat_template is not None and not endpoint.settings.trust_chat_template:
         raise InvalidRequest(
-            "a request's own template would run in the server; it is accepted only with --trust-request-chat-template",
+            "a request's own template is a program, which would run beside the server; only --trust-request-chat-template takes it",
             "chat_template",
         )
     if body.chat_template is None and not endpoint.engine.tokenizer.has_chat_template:

@@ -40,6 +40,7 @@ class RenderProcess:
         self._places = places
         self._given = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._used = False
         self._closed = False
         # The process dies with the thread that started it: this one lives until `close`.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
@@ -80,6 +81,13 @@ class RenderProcess:
     def _render(self, job: dict[str, Any]) -> ChatPrompt:
         if self._closed:
             raise RequestFailed(GONE)
+        used, answer = self._used, self._answer(job)
+        if used and answer.get("spent"):
+            # What the process kept of earlier chats may have been too much: in a new one this chat shows what it takes by itself.
+            answer = self._answer(job)
+        return _read(answer)
+
+    def _answer(self, job: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = _ask(self._running(), job, self._limits.answer_seconds)
         except TimeoutError:
@@ -90,9 +98,10 @@ class RenderProcess:
             if not self._closed:
                 _log.warning("%s (%s, exit status %s)", GONE, error, code)
             raise RequestFailed(GONE) from None
+        self._used = True
         if answer.get("spent"):
             self._end()
-        return _read(answer)
+        return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -108,7 +117,7 @@ class RenderProcess:
         """Leaves no process, and none of its pipes. The exit status, if there was a process."""
         if (process := self._process) is None:
             return None
-        self._process = None
+        self._process, self._used = None, False
         process.kill()
         process.wait()
         for pipe in _pipes(process):

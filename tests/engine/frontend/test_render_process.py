@@ -70,6 +70,19 @@ async def test_a_chat_that_does_not_fit_is_its_sender_s_mistake(rendering: ChatR
     assert await render(rendering)
 
 
+async def test_what_earlier_chats_left_in_memory_is_no_later_one_s_mistake(loaded: dict[str, Tokenizer]) -> None:
+    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(memory_bytes=48 << 20), lambda: 8)
+    pids = set()
+    for number in range(40):  # each template is kept
+        template = f"{{% set kept = '{number}{'x' * 1_000_000}' %}}{{{{ messages[0].content }}}}"
+        assert (await process.render(messages=HELLO, variables={}, template=template)).text == "Hello"
+        pids.add(process.pid)
+        if len(pids) == 2:
+            break
+    assert len(pids) == 2
+    process.close()
+
+
 async def test_odd_values_come_through(rendering: ChatRendering, loaded: dict[str, Tokenizer]) -> None:
     messages = [{"role": "user", "content": "<s> \ud800 é", "n": 10**30, "x": float("inf")}]
     ours = loaded["byte_level"].render_chat(messages, template="{{ messages }}", add_generation_prompt=False)
