@@ -9,7 +9,7 @@ from starling_operator.plan.elastic.child import scale_child, scale_deletion
 from starling_operator.plan.group_children import group_children
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.pin import new_pin
-from starling_operator.plan.recovery import deletions, mended, released
+from starling_operator.plan.recovery import deletions, mended, recalled, released
 from starling_operator.plan.removal import group_deletions, revision_deletions
 from starling_operator.plan.revision import Revisions, outdated
 from starling_operator.plan.revision_children import revision_children
@@ -50,15 +50,23 @@ def _pods_start(situation: Situation) -> bool:
     return bool(situation.change.create) or any(pod.phase == "Pending" for pod in pods)
 
 
+def deleted_pods(observed: Observed, situation: Situation) -> tuple[Delete, ...]:
+    """That are made anew or let go, whatever the spec says."""
+    return (
+        *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
+        *released(observed.pods),
+        *mended(observed.pods),
+        *recalled(situation.groups.all, situation.healing),
+    )
+
+
 def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Delete, ...]:
     """Groups, pods that are made anew or let go, revisions that nothing is made of any more."""
     groups = situation.groups
     in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})
     return (
         *group_deletions(situation.change.remove, groups),
-        *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
-        *released(observed.pods),
-        *mended(observed.pods),
+        *deleted_pods(observed, situation),
         *scale_deletion(observed, situation.desired),
         *route_deletion(observed),
         *revision_deletions(observed, outdated(revisions, in_use)),

@@ -15,11 +15,11 @@ from starling_operator.plan.events import events, find
 from starling_operator.plan.failure import broken
 from starling_operator.plan.gangs import release
 from starling_operator.plan.group import read_groups
-from starling_operator.plan.objects import applied, deleted, made_once
+from starling_operator.plan.objects import applied, deleted, deleted_pods, made_once
 from starling_operator.plan.observed import Observed
 from starling_operator.plan.pin import commit_of, common_weights
 from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
-from starling_operator.plan.recovery import deletions, drained, heal_groups, released
+from starling_operator.plan.recovery import drained, heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
 from starling_operator.plan.revision import read_revisions, stored_revisions
 from starling_operator.plan.rollout import Change, Wanted, change_groups, let_go, without_refused
@@ -121,7 +121,7 @@ def _refused(observed: Observed, refused: Refusal) -> Decision:
     status = make_status(situation, conditions(situation, verdict(situation)))
     return Decision(
         apply=(disruption_budget(observed.service, situation.min_available),) if groups.all else (),
-        delete=(*(deletion for drain in healing.values() for deletion in deletions(drain)), *released(observed.pods)),
+        delete=deleted_pods(observed, situation),
         status=status,
         events=events(situation, status),
         wake_after=wake_after(situation),

@@ -1,10 +1,11 @@
 """Recovery of a gang: which pods are made anew, when, and when to give up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from starling_crds.v1alpha1.lifecycle import RecoverySpec
+from starling_crds.v1alpha1.status import GroupNode
 
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.failure import broken, find_failure, has_served, silence_limit
@@ -95,6 +96,26 @@ def mended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     """Pods without their labels get no requests. They drain what they have."""
     found = (pod for pod in pods if pod.unlabelled and pod.deleted_at is None)
     return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and another is made with them") for pod in found)
+
+
+def recalled(groups: Iterable[Group], healings: Mapping[str, Healing]) -> tuple[Delete, ...]:
+    """Pods that nobody sees any more while nothing else has their name: without its labels no policy protects a pod.
+
+    One that is truly gone costs a request in vain. While a restart waits for its time the record stays: it was asked for before.
+    """
+    why = "nobody sees it any more: it may have lost its labels"
+    kept = (group for group in groups if group.previous is not None and not _waits(healings.get(group.name)))
+    return tuple(Delete("Pod", node.pod, node.uid, why=why) for group in kept for node in _unseen(group))
+
+
+def _unseen(group: Group) -> Iterator[GroupNode]:
+    present, missing = {pod.uid for pod in group.pods}, group.missing
+    record = group.previous.nodes if group.previous is not None else ()
+    return (node for node in record if node.uid and node.uid not in present and node.pod in missing)
+
+
+def _waits(healing: Healing | None) -> bool:
+    return healing is not None and healing.wait > 0
 
 
 def _backoff_left(times: list[float], now: float) -> float:

@@ -9,7 +9,8 @@ from starling_crds.v1alpha1.status import GroupNode
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.failure import broken, has_served, silence_limit
 from starling_operator.plan.group import Group, read_groups
-from starling_operator.plan.recovery import Healing, backoff, deletions, heal, released
+from starling_operator.plan.observed import Pod
+from starling_operator.plan.recovery import Healing, backoff, deletions, heal, recalled, released
 from starling_operator.plan.tied import nodes_are_tied
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending, record
@@ -348,6 +349,31 @@ def test_deletions_name_pod_uid_and_cause_and_do_not_wait_for_streams() -> None:
 def test_pods_on_a_lost_node_are_let_go_at_once(fields: dict[str, Any]) -> None:
     (deletion,) = released([make_pod(**fields), make_pod(number=1)])
     assert (deletion.name, deletion.grace_seconds) == ("chat-aaaaaaa-0-0", 0)
+
+
+WAITS = {"chat-aaaaaaa-0": Healing(cause="it failed", wait=9.0)}
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "healings", "numbers"),
+    [
+        ([make_pod(), make_pod(number=1)], 2, {}, []),
+        ([make_pod()], 2, {}, [1]),
+        ([], 2, {}, [0, 1]),
+        # another one has its name, so it has ended
+        ([make_pod(), make_pod(number=1, uid="another")], 2, {}, []),
+        # a smaller size has taken it away
+        ([make_pod()], 1, {}, []),
+        # the record stays as it is, and was asked for already
+        ([make_pod()], 2, WAITS, []),
+    ],
+)
+def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_labels(
+    pods: list[Pod], nodes: int, healings: dict[str, Healing], numbers: list[int]
+) -> None:
+    group = replace(two({}), pods=tuple(pods), nodes=nodes)
+    found = [(gone.name, gone.uid, gone.grace_seconds) for gone in recalled([group], healings)]
+    assert found == [(f"chat-aaaaaaa-0-{number}", f"uid-chat-aaaaaaa-0-{number}", None) for number in numbers]
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,15 @@ async def _versions(cluster: Cluster) -> dict[tuple[str, str], str]:
     return found | {("InferenceService", "chat"): (await cluster.service("chat"))["metadata"]["resourceVersion"]}
 
 
-async def test_a_pod_that_lost_its_role_is_replaced(cluster: Cluster, start_operator: StartOperator) -> None:
-    """Nothing would send it requests any more, while it says that it is ready."""
+@pytest.mark.parametrize("label", ["role", "group", "service"])
+async def test_a_pod_that_lost_a_label_is_replaced(label: str, cluster: Cluster, start_operator: StartOperator) -> None:
+    """Nothing would send it requests any more, while it says that it is ready; or no policy would protect its ports."""
     await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
     [before] = await cluster.pods()
     path = f"{PODS.format(cluster.namespace)}/{before['metadata']['name']}"
-    await cluster.merge(path, {"metadata": {"labels": {"serving.starling.dev/role": None}}})
+    await cluster.merge(path, {"metadata": {"labels": {f"serving.starling.dev/{label}": None}}})
 
     async def is_replaced() -> bool:
         pods = [pod["metadata"] for pod in await cluster.pods()]
