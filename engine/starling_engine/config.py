@@ -177,6 +177,8 @@ class SchedulerConfig:
     prefix_caching: bool = True
     stages: int = 1
     """Pipeline stages, each of which is to have a step of its own to work on."""
+    depth: int = 1
+    """Steps in flight at once, which the engine core knows: with several stages, decodes are dealt over so many."""
     preempt: Preempt = "auto"
     eos_token_ids: tuple[int, ...] = ()
 

@@ -222,6 +222,7 @@ class ToyEngine:
         max_num_waiting: int = 1024,
         max_model_len: int = 128,
         step_target_ms: int = 0,
+        stages: int = 1,
         policy: str = "fcfs",
         prefix_caching: bool = True,
         slots: int = 0,
@@ -239,6 +240,8 @@ class ToyEngine:
             max_num_batched_tokens=budget,
             max_num_waiting=max_num_waiting,
             step_target_ms=step_target_ms,
+            stages=stages,
+            depth=depth,
             policy=policy,
             prefix_caching=prefix_caching,
         )

@@ -173,19 +173,20 @@ class Scheduler:
     def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
         """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
 
-        With several pipeline stages a step takes its share of them, so that the other stages have steps of their own to work on.
+        With several pipeline stages a step takes its share of them, so that the other stages have steps of their own to work on,
+        and the first one has its next step while results travel.
         """
         block_size = self.kv.block_size
         by_priority = self.config.policy == "priority"
-        room = -(-len(self.running) // self.config.stages)
+        room = -(-len(self.running) // self.config.depth)
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
-            if request.gates:
+            if request.gates or request.status is not Status.RUNNING:  # one before it may have taken its blocks
                 continue
             if todo > 1:
                 prompts.append(request)
-            elif todo == 1 and end < request.budget_end and request.status is Status.RUNNING and draft.budget:
+            elif todo == 1 and end < request.budget_end and draft.budget:
                 if self.config.stages > 1 and (request.pending or len(draft.requests) >= room):
                     continue
                 if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
@@ -230,6 +231,8 @@ class Scheduler:
         if not self.kv.admit(request.holding, prefix.tables, length, headroom):
             self._tell_put_off(request, length, headroom)
             return False
+        if request.put_off_run == request.run:
+            logger.info("%s starts after it was put off", request.record.id)
         self._take_slot(request)
         request.planned = request.computed = request.cached_tokens = prefix.length
         if request.reads_prefix_cache and not request.run:
@@ -393,6 +396,8 @@ class Scheduler:
             request.answered = True
             delta.cached_tokens = request.cached_tokens
             self.stats.prompt_tokens_total += request.num_prompt
+        if delta.finish_reason == "error":
+            logger.info("%s ends with %d tokens: %s", request.record.id, len(request.tokens), delta.error)
         if delta.finish_reason is not None:
             self._finish(request)
         return delta
@@ -436,6 +441,7 @@ class Scheduler:
         current = [(r, start + count) for r, run, start, count in draft.rows() if r.run == run]
         if len(draft.requests) == 1:
             for request, _ in current:
+                logger.info("%s ends: step %d, which ran it alone, failed: %s", request.record.id, draft.step_id, error)
                 self._finish(request)
             return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r, _ in current]
         for request, end in reversed(current):
@@ -447,7 +453,9 @@ class Scheduler:
         return []
 
     def _plan_trial(self, draft: Draft) -> None:
-        """A step of suspects alone, as many of those that are tried as fit."""
+        """A step of suspects alone, as many of those that are tried as fit. Streams wait for it as for any other."""
+        if len(self.running) > len(self._suspects.tried):
+            draft.budget = self._prefill.tokens(draft.budget)
         for request in tuple(self._suspects.tried):
             if not draft.budget:
                 break

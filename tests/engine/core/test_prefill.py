@@ -158,3 +158,28 @@ def test_the_platform_gives_the_target_that_nobody_gave(asked: dict[str, int], t
 def test_a_target_is_no_less_than_none() -> None:
     with pytest.raises(ConfigError, match="step_target_ms"):
         EngineArgs(model="m", step_target_ms=-1)
+
+
+def test_streams_wait_no_longer_for_a_suspect_s_prompt() -> None:
+    engine = long_engine(step_target_ms=200)
+    engine.worker.fail_from = {49: 500}
+    for i in range(4):
+        engine.add(str(i), prompt_of(20, i), params(60))
+    for _ in range(5):
+        engine.step()
+    engine.add("bad", [49, *prompt_of(600, 9)], params(1))
+    before = len(engine.plans)
+    engine.run()
+    assert engine.finished["bad"].error == "boom"
+    beside_streams = [plan for plan in engine.plans[before:] if seconds_of(plan) > 1.1 * 0.2]
+    assert not beside_streams, [plan.num_tokens for plan in beside_streams]
+
+
+def test_who_was_preempted_in_a_step_takes_no_share_of_it() -> None:
+    engine = ToyEngine(num_blocks=97, budget=32, max_model_len=800, prefix_caching=False)
+    engine.add("stream", prompt_of(15), params(60))
+    engine.step()
+    engine.add("long", prompt_of(700, 1), params(1))
+    engine.add("newest", prompt_of(12, 2), params(60))
+    plan = next(plan for plan in iter(engine.step, None) if engine.scheduler.stats.preemptions_total)
+    assert plan.num_tokens == [1, 31]

@@ -46,6 +46,19 @@ def test_a_long_prompt_is_chunked_while_others_decode() -> None:
     assert engine.outputs["long"] == expected_output(prompt_of(60, 1), params(2), 0, 128)
 
 
+def test_each_pipeline_stage_has_a_step_of_decodes_and_one_is_to_spare() -> None:
+    engine = ToyEngine(stages=2, depth=3)
+    for number in range(6):
+        engine.add(str(number), prompt_of(4, number), params(30))
+    for _ in range(6):
+        engine.step()
+    assert {len(plan.slots) for plan in engine.plans[-3:]} == {2} and engine.scheduler.num_in_flight == 2
+    assert len({slot for plan in engine.plans[-3:] for slot in plan.slots}) == 6
+    engine.run()
+    for number in range(6):
+        assert engine.outputs[str(number)] == expected_output(prompt_of(4, number), params(30), 0, 128)
+
+
 def test_stop_token_ends_and_is_reported() -> None:
     output = expected_output(prompt_of(10), params(30), 0, 128)
     stopping = params(30, stop_token_ids=[output[5]])

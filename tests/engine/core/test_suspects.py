@@ -99,7 +99,7 @@ def test_a_suspect_that_is_aborted_is_forgotten() -> None:
 
 
 def test_the_log_says_of_each_request_what_became_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    """By its id: refused, put off, preempted, computed again."""
+    """By its id: refused, put off and started, preempted, computed again, ended for an error."""
     caplog.set_level(logging.INFO, "starling.scheduler")
     engine = ToyEngine(num_blocks=9, max_num_waiting=1, max_num_seqs=3, prefix_caching=False)
     engine.worker.fail_on = {BAD}
@@ -111,10 +111,17 @@ def test_the_log_says_of_each_request_what_became_of_it(caplog: pytest.LogCaptur
     engine.add("bad", [BAD, 2, 3], params(20))
     engine.add("fine", [4, 5, 6], params(20))
     engine.run()
-    said = {name: [line for line in caplog.messages if line.startswith(f"{name} ")] for name in ("short", "late", "much", "fine")}
+    engine.worker.broken = {48}
+    engine.add("broken", [48, 2, 3], params(20))
+    engine.run()
+    names = ("short", "late", "much", "fine", "bad", "broken")
+    said = {name: [line for line in caplog.messages if line.startswith(f"{name} ")] for name in names}
     assert said["short"][0].startswith("short is preempted at 24 of 25 tokens")
     assert said["short"][0].endswith("short needs more (1 blocks wanted, 0 free and not promised)")
     assert said["late"][0].startswith("late is put off: up to 4 blocks wanted for 25 tokens")
+    assert "late starts after it was put off" in said["late"]
+    assert said["bad"][-1].startswith("bad ends: step ") and said["bad"][-1].endswith("which ran it alone, failed: boom")
+    assert said["broken"] == ["broken ends with 3 tokens: not finite"]
     assert said["much"] == [
         "much is refused: prompt: the prompt has 128 tokens, but at most 64 fit the model's length and the KV cache"
     ]
