@@ -43,11 +43,11 @@ class LiveServer:
         self.url = found[1]
         self.http.base_url = httpx.URL(self.url)
 
-    def wait_for_line(self, words: str, seconds: float = 10.0) -> str:
-        """The first line of the log with these words: it comes after the answer that it tells of, but soon."""
+    def wait_for_line(self, *words: str, seconds: float = 10.0) -> str:
+        """The first line of the log with all these words: it comes after the answer that it tells of, but soon."""
         deadline = time.monotonic() + seconds
-        while not (found := re.search(rf".*{re.escape(words)}.*\n", self.errors)):
-            assert time.monotonic() < deadline, f"waited {seconds} s for {words!r} in:\n{self.errors}"
+        while not (found := [line for line in self.errors.splitlines(True) if all(word in line for word in (*words, "\n"))]):
+            assert time.monotonic() < deadline, f"waited {seconds} s for {words} in:\n{self.errors}"
             time.sleep(0.02)
         return found[0]
 

@@ -85,6 +85,13 @@ def test_a_stream_stands_against_it_or_is_ended(sleeper: LiveServer) -> None:
     assert sleeper.http.post("/wake_up").json() == {"is_sleeping": False}
 
 
+def test_what_is_refused_meanwhile_is_told_in_the_log(sleeper: LiveServer) -> None:
+    sleeper.http.post("/sleep")
+    error_of(sleeper.http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "too-early"}), 503, "engine_asleep")
+    sleeper.http.post("/wake_up")
+    assert "the engine sleeps" in sleeper.wait_for_line("too-early", '"refused"')
+
+
 @pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}])
 def test_a_strangers_page_neither_puts_it_to_sleep_nor_wakes_it(headers: dict[str, str], sleeper: LiveServer) -> None:
     for path in ("/sleep", "/wake_up"):

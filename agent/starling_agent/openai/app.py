@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starling_engine.errors import StarlingError
+from starling_engine.errors import EngineAsleep, StarlingError
 
 from starling_agent.http.allowed_hosts import AllowedHosts
 from starling_agent.http.auth import KeyCheck
@@ -133,6 +133,8 @@ def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> l
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone | ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if isinstance(error, EngineAsleep):
+        log.info("refused", request_id=request.scope["state"]["request_id"], reason=str(error))
     api_error = _as_api_error(request, error)
     return Response(api_error.body(), api_error.status, headers=api_error.headers, media_type="application/json")
 

@@ -35,7 +35,7 @@ async def plan_chat(endpoint: Endpoint, body: ChatRequest, caller: Caller) -> Ge
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
-    prompt = await render(endpoint, body, messages)
+    prompt = await render(endpoint, body, messages, caller.request_id)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     return plan(
         endpoint,

@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
-from starling_engine.errors import InvalidRequest
+import structlog
+from starling_engine.errors import InvalidRequest, QueueFull
 from starling_engine.frontend.control_tokens import ChatPrompt
 
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.chat import ChatTemplateFields
 
+log = structlog.get_logger("starling.request")
 OWN_NAMES = (
     "messages",
     "tools",
@@ -25,8 +27,8 @@ LARGEST_KWARGS = 64 << 10
 """Bytes, as JSON. Variables of a template are switches and short texts; what is long belongs in messages."""
 
 
-async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]]) -> ChatPrompt:
-    """Raises InvalidRequest when the template refuses the messages, or there is none."""
+async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]], request_id: str) -> ChatPrompt:
+    """Raises InvalidRequest when the template refuses the messages, or there is none; QueueFull when too many chats wait."""
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}
     for name in OWN_NAMES:
@@ -41,10 +43,14 @@ async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[di
         )
     if body.chat_template is None and not endpoint.engine.tokenizer.has_chat_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
-    return await endpoint.rendering.render(
-        messages=messages,
-        add_generation_prompt=body.opens_answer,
-        continue_final_message=bool(body.continue_final_message),
-        template=body.chat_template,
-        variables=kwargs,
-    )
+    try:
+        return await endpoint.rendering.render(
+            messages=messages,
+            add_generation_prompt=body.opens_answer,
+            continue_final_message=bool(body.continue_final_message),
+            template=body.chat_template,
+            variables=kwargs,
+        )
+    except QueueFull as error:
+        log.info("refused", request_id=request_id, reason=str(error))
+        raise

@@ -8,7 +8,7 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.body import body_of, described
-from starling_agent.openai.endpoint import Endpoint, endpoint_of
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.messages import template_messages
 from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -23,7 +23,7 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(bo
     endpoint = endpoint_of(request)
     endpoint.model_name(body.model)
     body.check_source()
-    ids = await _ids(endpoint, body)
+    ids = await _ids(endpoint, body, caller_of(request).request_id)
     strings = [endpoint.engine.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     return json_response(Tokens(len(ids), endpoint.max_model_len, ids, strings))
 
@@ -45,9 +45,9 @@ async def tokenizer_info(request: Request) -> Response:
     return JSONResponse(endpoint_of(request).engine.tokenizer.info)
 
 
-async def _ids(endpoint: Endpoint, body: TokenizeRequest) -> list[int]:
+async def _ids(endpoint: Endpoint, body: TokenizeRequest, request_id: str) -> list[int]:
     if body.messages is None:
         text = body.prompt or ""
         return await endpoint.prompts.encode(text, "prompt", body.add_special_tokens is not False)
-    prompt = await render(endpoint, body, template_messages(body.messages))
+    prompt = await render(endpoint, body, template_messages(body.messages), request_id)
     return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))
