@@ -19,6 +19,7 @@ class Kubelet:
     """`admit` decides what the agent of a new pod reports; None: the pod starts no agent.
 
     holding    new pods are not started
+    takes      whether a new pod finds room
     draining   pods that are deleted do not end
     says       the node's Ready condition; "" while the kubelet is silent
     """
@@ -35,6 +36,7 @@ class Kubelet:
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
         self.holding = self.draining = False
+        self.takes: Callable[[Manifest], bool] = lambda _: True
         self.says = "True"
 
     async def run(self) -> None:
@@ -75,7 +77,7 @@ class Kubelet:
             if "deletionTimestamp" in pod["metadata"]:
                 if not self.draining:
                     await self._end(pod)
-            elif address is None and not self.holding:
+            elif address is None and not self.holding and self.takes(pod):
                 await self._start(pod)
             elif address and pod["status"]["phase"] == "Pending":
                 # It was started, and what was said of it has not come.

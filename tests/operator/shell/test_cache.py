@@ -109,6 +109,27 @@ def test_pods_of_a_set_that_nobody_knows_are_kept_only_while_they_go(
     assert bool(cache.pods(KEY)) is is_kept
 
 
+def test_groups_of_all_services_that_wait_for_nodes_stand_in_one_queue() -> None:
+    cache = Cache()
+    for name in ("chat", "talk", "solo"):
+        cache.put(SET, body(name, 5, owner=OWNER | {"name": name}))
+        for number, spec in enumerate([{"nodeName": "n1"}, {}]):
+            made = body(f"{name}-{number}", 5, owner={"kind": "StatefulSet", "name": name, "uid": name}, spec=spec, status={})
+            made["metadata"]["labels"] = {SERVICE_LABEL: name, GROUP_LABEL: name}
+            if name != "solo" or number == 0:
+                cache.put(POD, made)
+    assert [(gang.service, gang.group, gang.held) for gang in cache.gangs()] == [
+        (("n", "chat"), "chat", 1),
+        (("n", "talk"), "talk", 1),
+    ]
+    placed = body("talk-1", 6, owner={"kind": "StatefulSet", "name": "talk", "uid": "talk"}, spec={"nodeName": "n2"}, status={})
+    placed["metadata"]["labels"] = {SERVICE_LABEL: "talk", GROUP_LABEL: "talk"}
+    cache.put(POD, placed)
+    assert [gang.group for gang in cache.gangs()] == ["chat"]
+    cache.drop("chat-1")
+    assert cache.gangs() == ()
+
+
 def test_pods_of_a_set_that_is_gone_are_kept_until_they_are_gone_too() -> None:
     cache = Cache()
     cache.put(POD, pod_body("q", "g"))

@@ -1,0 +1,40 @@
+"""Groups of two services that wait for each other's nodes, on a real API server."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.operator.shell.agents import Agent
+from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
+from tests.operator.shell.conftest import StartOperator
+from tests.operator.shell.kubelet import Kubelet
+
+NAMES = ("chat", "talk")
+
+
+@pytest.fixture
+def admit() -> Callable[[Manifest, Agent], Agent | None]:
+    """They wait for each other."""
+    return lambda _, agent: replace(agent, report=agent.report.model_copy(update={"phase": "starting", "ready": False}))
+
+
+async def test_one_of_two_services_that_each_hold_what_the_other_waits_for_lets_go(
+    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
+) -> None:
+    kubelet.takes = lambda pod: pod["metadata"]["name"].endswith("-0")
+    await start_operator("--gang-patience=3")
+    for name in NAMES:
+        await cluster.apply(manifest(name, parallelism={"pipeline": 2}))
+
+    async def one_waits() -> bool:
+        return any(["comes first" in (await cluster.condition(name, "Ready"))["message"] for name in NAMES])
+
+    await until(one_waits, "one of them to let go and to wait for the other", 60, cluster.pods)
+    kubelet.takes = lambda _: True
+
+    async def have_nodes() -> bool:
+        placed = [pod["metadata"]["name"].partition("-")[0] for pod in await cluster.pods() if pod["spec"].get("nodeName")]
+        return sorted(placed) == ["chat", "chat", "talk", "talk"]
+
+    await until(have_nodes, "both to have all their nodes, one after the other", 60, cluster.pods)
