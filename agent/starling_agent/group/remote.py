@@ -4,9 +4,11 @@ from pathlib import Path
 
 import httpx
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from starling_agent.contract.group import GroupView, Member
 from starling_agent.group.desk import GroupRefusal, Unreachable
+from starling_agent.http.received import post
 
 GRACE_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
@@ -29,20 +31,20 @@ class RemoteDesk:
             headers = {"Authorization": f"Bearer {self._token_file.read_text().strip()}", "Content-Type": "application/json"}
             # Proxies of the environment are for the world outside.
             async with httpx.AsyncClient(timeout=timeout, trust_env=False, verify=False) as client:
-                answer = await client.post(self._url, params=query, headers=headers, content=member.model_dump_json())
+                status, body = await post(client, self._url, params=query, headers=headers, content=member.model_dump_json())
         except (httpx.HTTPError, OSError) as error:
             raise Unreachable(f"the leader at {self._url} does not answer: {error or type(error).__name__}") from error
-        if answer.status_code != httpx.codes.OK:
-            raise _refusal(answer)
+        if status != httpx.codes.OK:
+            raise _refusal(status, body)
         try:
-            return GroupView.model_validate_json(answer.content)
+            return GroupView.model_validate_json(body)
         except ValidationError as error:
             raise Unreachable(f"the leader's answer cannot be read: {error}") from error
 
 
-def _refusal(answer: httpx.Response) -> GroupRefusal:
+def _refusal(status: int, body: bytes) -> GroupRefusal:
     try:
-        error = answer.json()["error"]
+        error = from_json(body)["error"]
         return GroupRefusal(str(error["code"]), str(error["message"]))
     except (ValueError, KeyError, TypeError):
-        return GroupRefusal("unknown", f"the leader answered {answer.status_code}: {answer.text[:200]}")
+        return GroupRefusal("unknown", f"the leader answered {status}: {body[:200].decode(errors='replace')}")

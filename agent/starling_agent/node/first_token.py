@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import httpx
 import structlog
+from pydantic_core import from_json
 
 from starling_agent.contract.listening import EVERYWHERE
+from starling_agent.http.received import post
 from starling_agent.node.failures import passing
 
 TIMEOUT = httpx.Timeout(60.0, connect=2.0)
@@ -31,10 +33,10 @@ class FirstToken:
         try:
             # Proxies of the environment are for the world outside.
             async with httpx.AsyncClient(verify=False, trust_env=False, timeout=TIMEOUT, headers=self._headers()) as client:
-                answer = await client.post(url, json=self._body)
-                if answer.status_code != 200:
-                    return f"{url} answered {answer.status_code}: {answer.text[:300]}"
-                tokens = answer.json()["usage"]["completion_tokens"]
+                status, body = await post(client, url, json=self._body)
+                if status != 200:
+                    return f"{url} answered {status}: {body[:300].decode(errors='replace')}"
+                tokens = from_json(body)["usage"]["completion_tokens"]
                 return None if tokens == 1 else f"{url} answered with {tokens} tokens in place of one"
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
