@@ -23,7 +23,7 @@ async def test_one_of_two_services_that_each_hold_what_the_other_waits_for_lets_
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
 ) -> None:
     kubelet.takes = lambda pod: pod["metadata"]["name"].endswith("-0")
-    await start_operator("--gang-patience=3")
+    await start_operator("--gang-patience=2", altered=("starling_operator.plan.waking:_UNTOLD=0.5",))
     for name in NAMES:
         await cluster.apply(manifest(name, parallelism={"pipeline": 2}))
 
