@@ -130,6 +130,7 @@ class World:
     def reconcile(self, writes: int | None = None) -> Decision:
         """Once; with `writes`, the operator is killed after so many."""
         decision = self.decide()
+        assert not (silent := silent_conditions(decision)), f"conditions without a message: {silent}"
         for done, write in enumerate(self._writes(decision)):
             if done == writes:
                 return decision
@@ -404,6 +405,13 @@ class World:
 
 def _everything_is_possible(spec: InferenceServiceSpec) -> Iterator[str]:  # noqa: ARG001 - it looks at nothing
     return iter(())
+
+
+def silent_conditions(decision: Decision) -> list[str]:
+    """Those with nothing to read in `kubectl describe`, of the service and of its children."""
+    children = (condition for child in decision.statuses for condition in child["status"].get("conditions", ()))
+    own = [condition.type for condition in decision.status.conditions if not condition.message]
+    return own + [condition["type"] for condition in children if not condition["message"]]
 
 
 def host_of(member: Member) -> str:

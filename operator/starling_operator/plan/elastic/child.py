@@ -42,14 +42,19 @@ def scale_status(observed: Observed, desired: Desired, effective: int, ready: Co
         target=desired.units,
         conditions=[
             _condition(live, observed, "Ready", ready.status == "True", ready.reason, ready.message),
-            _condition(
-                live, observed, "Rounded", bool(desired.rounded), "NoSuchSize" if desired.rounded else "AsAsked", desired.rounded
-            ),
+            _condition(live, observed, "Rounded", bool(desired.rounded), *_rounding(desired)),
         ],
     )
     head = {key: live[key] for key in ("apiVersion", "kind")}
     metadata = {key: live["metadata"].get(key, "") for key in ("name", "namespace", "uid")}
     return {**head, "metadata": metadata, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def _rounding(desired: Desired) -> tuple[str, str]:
+    """Its reason and its message."""
+    if desired.rounded:
+        return "NoSuchSize", desired.rounded
+    return "AsAsked", f"{desired.asked} is a size that groups can have"
 
 
 def _condition(live: Manifest, observed: Observed, kind: str, true: bool, reason: str, message: str) -> Condition:
