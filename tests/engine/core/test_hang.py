@@ -12,8 +12,8 @@ from tests.engine.held import StuckExecutor, core_process
 
 
 async def test_work_without_progress_ends_every_request(tmp_path: Path) -> None:
-    async with core_process(tmp_path, StuckExecutor(), patience=1.0) as (client, _):
-        await asyncio.sleep(1.5)
+    async with core_process(tmp_path, StuckExecutor(), patience=0.5) as (client, _):
+        await asyncio.sleep(0.8)
         client.check()  # idle without progress is healthy
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
         await client.add(EngineRequest(id="a", prompt_ids=[1, 2]), deltas.put_nowait)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from starling_engine import AsyncEngine, PoolingParams, SamplingParams
+from starling_engine.core import client
 from starling_engine.core.log_lines import parse_line
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
 from starling_engine.frontend.resolve import resolve
@@ -136,11 +137,14 @@ async def test_ctrl_c_at_the_terminal_leaves_the_core_to_its_frontend() -> None:
         assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished
 
 
-async def test_a_frontend_that_was_held_up_goes_on() -> None:
+async def test_a_frontend_that_was_held_up_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own stall is not the core's silence."""
     async with running() as engine:
-        time.sleep(7)  # noqa: ASYNC251 - the event loop is what stalls
-        await asyncio.sleep(1.2)
+        monkeypatch.setattr(client, "PING_SECONDS", 0.05)
+        monkeypatch.setattr(client, "SILENCE_SECONDS", 0.5)
+        time.sleep(1)  # noqa: ASYNC251 - the event loop is what stalls
+        monkeypatch.setattr(client, "SILENCE_SECONDS", 5.0)  # from here on the core may be slow
+        await asyncio.sleep(0.3)
         engine.check_health()
         assert (await engine.complete(PROMPT, SamplingParams(max_tokens=2))).finished
 

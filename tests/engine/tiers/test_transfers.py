@@ -25,7 +25,7 @@ from starling_engine.tiers.orders import (
 )
 from starling_engine.tiers.share import FarShare
 from starling_engine.worker import transfers as transfers_module
-from starling_engine.worker.transfers import READERS, Transfers
+from starling_engine.worker.transfers import READERS, WRITERS, Transfers
 
 
 class Hung(FarShare):
@@ -36,7 +36,7 @@ class Hung(FarShare):
         self.go = threading.Event()
         self._reads = reads
         self.began = threading.Semaphore(0)
-        """Released by each read."""
+        """Released by each read and each write."""
 
     def reports(self) -> dict[str, FarReport]:
         return {}
@@ -49,6 +49,7 @@ class Hung(FarShare):
         return self.go.wait(30) if self._reads else True
 
     def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
+        self.began.release()
         return self.go.wait(30)
 
 
@@ -58,7 +59,8 @@ def test_reads_do_not_wait_for_writes() -> None:
     transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(KeepChunks(1, chunks))
-    time.sleep(0.1)  # as many threads as there are for writes have begun
+    for _ in range(WRITERS):
+        assert far.began.acquire(timeout=5)
     transfers.order(FindChunks(2, chunks))
     transfers.order(FetchChunks(3, chunks))
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
