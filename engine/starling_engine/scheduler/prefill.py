@@ -47,13 +47,20 @@ class PrefillBudget:
 
 
 def shares(tokens: int, wanted: Sequence[int], least: int) -> list[int]:
-    """What each prompt gets of `tokens`, in their order. It leaves those behind it what they want, up to half of what it finds;
-    less than `least` is not worth a row, and stays with the first. Nothing is left over while somebody wants it.
+    """What each prompt gets of `tokens`, in their order. The first leaves half to those that want less than it does, the shortest
+    before the others; half of less than twice `least` is not worth a row. What nobody wants of that goes on in their order.
+
+    Prompts that want more wait for the first: two in one step would each read all that came before its piece, and both end later.
     """
-    given, behind = [], sum(wanted)
-    for want in wanted:
-        behind -= want
-        half = tokens // 2 if tokens >= 2 * least else 0
-        given.append(min(want, tokens - min(behind, half)))
-        tokens -= given[-1]
+    given = [0] * len(wanted)
+    half = tokens // 2 if tokens >= 2 * least else 0
+    for at in sorted(range(len(wanted)), key=wanted.__getitem__):
+        if wanted[at] < wanted[0]:
+            given[at] = min(wanted[at], half)
+            half -= given[at]
+    left = tokens - sum(given)
+    for at, want in enumerate(wanted):
+        more = min(want - given[at], left)
+        given[at] += more
+        left -= more
     return given

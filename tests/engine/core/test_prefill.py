@@ -68,16 +68,18 @@ def test_without_a_target_prompts_get_all() -> None:
         (64, [], []),
         (64, [1000], [64]),
         (64, [1000, 20], [44, 20]),
-        (64, [1000, 1000], [32, 32]),
+        (64, [1000, 1000], [64, 0]),
         (64, [20, 1000], [20, 44]),
-        (64, [1000, 1000, 1000, 1000], [32, 16, 8, 8]),
+        (64, [1000, 900, 2000, 20], [32, 12, 0, 20]),
+        (64, [1000, 20, 20, 20], [32, 20, 12, 0]),
         (64, [10, 10], [10, 10]),
-        (64, [1000, 4, 1000], [32, 4, 28]),
-        (15, [1000, 1000], [15, 0]),
+        (64, [1000, 4, 1000], [60, 4, 0]),
+        (64, [40, 1000, 4], [40, 20, 4]),
+        (15, [1000, 10], [15, 0]),
         (0, [5, 5], [0, 0]),
     ],
 )
-def test_a_prompt_leaves_a_half_to_others(tokens: int, wanted: list[int], given: list[int]) -> None:
+def test_a_prompt_leaves_a_half_to_shorter_ones(tokens: int, wanted: list[int], given: list[int]) -> None:
     assert shares(tokens, wanted, BLOCK) == given
 
 
