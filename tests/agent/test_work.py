@@ -19,10 +19,16 @@ class Client:
 
 
 async def forever(log):
+    log.append("begun")
     try:
         await asyncio.sleep(60)
     finally:
         log.append("cleaned up")
+
+
+async def begun(log, count=1):
+    while log.count("begun") < count:  # noqa: ASYNC110 - turns of the loop are all it takes
+        await asyncio.sleep(0)
 
 
 async def test_work_gives_its_result():
@@ -45,24 +51,24 @@ async def test_work_gives_its_error():
 async def test_a_client_that_goes_ends_its_work():
     log, client, work = [], Client(), OpenWork()
     running = asyncio.create_task(work.run(client.receive, forever(log)))
-    await asyncio.sleep(0)
+    await begun(log)
     assert len(work) == 1
     client.gone.set()
     with pytest.raises(ClientGone):
         await running
-    assert log == ["cleaned up"]
+    assert log == ["begun", "cleaned up"]
     assert len(work) == 0
 
 
 async def test_ending_all_work():
     log, work = [], OpenWork()
     running = [asyncio.create_task(work.run(Client().receive, forever(log))) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await begun(log, 3)
     work.end_all("closing")
     for task in running:
         with pytest.raises(ShuttingDown, match="closing"):
             await task
-    assert log == ["cleaned up"] * 3
+    assert log == ["begun"] * 3 + ["cleaned up"] * 3
     with pytest.raises(ShuttingDown):
         await work.run(Client().receive, forever(log))
 
@@ -70,8 +76,8 @@ async def test_ending_all_work():
 async def test_a_handler_that_is_cancelled_ends_its_work():
     log, work = [], OpenWork()
     running = asyncio.create_task(work.run(Client().receive, forever(log)))
-    await asyncio.sleep(0.01)
+    await begun(log)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert log == ["cleaned up"]
+    assert log == ["begun", "cleaned up"]

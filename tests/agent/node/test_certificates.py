@@ -15,22 +15,36 @@ from starling_engine.errors import ConfigError
 from tests.agent.node.certificates import make_certificate
 
 
+class Server(HttpServer):
+    """Tells when it has tried a certificate, and when it has taken one."""
+
+    tried: asyncio.Event
+    renewed: asyncio.Event
+
+    def reload_certificate(self) -> None:
+        self.tried.set()
+        super().reload_certificate()
+        self.renewed.set()
+
+
 async def test_renewal(tmp_path: Path):
     certificate, key = make_certificate(tmp_path)
     tls = Tls(str(certificate), str(key))
-    server, listener = HttpServer(Starlette(), tls), bind("127.0.0.1", 0)
+    server, listener = Server(Starlette(), tls), bind("127.0.0.1", 0)
+    server.tried, server.renewed = asyncio.Event(), asyncio.Event()
     tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(keep_renewed(server, tls, 0.05))]
     listener.listen()
     address = listener.getsockname()
     try:
         first = await asyncio.to_thread(ssl.get_server_certificate, address)
         certificate.write_text("half written")
-        await asyncio.sleep(0.2)
-        assert await asyncio.to_thread(ssl.get_server_certificate, address) == first
+        async with asyncio.timeout(20):
+            await server.tried.wait()
+        assert await asyncio.to_thread(ssl.get_server_certificate, address) == first and not server.renewed.is_set()
         make_certificate(tmp_path)
         async with asyncio.timeout(20):
-            while await asyncio.to_thread(ssl.get_server_certificate, address) == first:  # noqa: ASYNC110 - it asks each time
-                await asyncio.sleep(0.05)
+            await server.renewed.wait()
+        assert await asyncio.to_thread(ssl.get_server_certificate, address) != first
     finally:
         server.should_exit = True
         tasks[1].cancel()

@@ -128,9 +128,9 @@ async def test_draining_is_for_good():
 async def test_a_waiter_wakes_with_a_change_and_only_then():
     state = ReportState(report(), lambda: 0)
     waiter = asyncio.create_task(state.wait(after=1, incarnation="i", seconds=30))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # it waits now
     state.update(phase="starting")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # it would have woken
     assert not waiter.done()
     state.update(phase="loading")
     assert (await waiter).version == 2
@@ -153,7 +153,7 @@ async def test_no_news_are_told_when_the_time_is_over(seconds: float):
 async def test_nobody_waits_for_what_has_ended():
     state = ReportState(report(), lambda: 0)
     waiter = asyncio.create_task(state.wait(1, None, 30))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # it waits now
     state.close()
     async with asyncio.timeout(10):
         await waiter
