@@ -97,7 +97,7 @@ def nodes(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[str]:
 async def test_a_live_node_that_is_emptied_cuts_no_stream(
     cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator, proxy: Proxy
 ) -> None:
-    await start_operator()
+    operator = await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
     [pod] = await cluster.pods()
@@ -111,7 +111,12 @@ async def test_a_live_node_that_is_emptied_cuts_no_stream(
     await until(is_evicted, "the taint to send the pod away", 60, cluster.pods)
     # As an agent that drains: unready by its own probe.
     await kubelet.set_status(pod, ready=False)
-    await asyncio.sleep(6)
+
+    async def is_asked_about() -> bool:
+        return any(request.path == f"/api/v1/nodes/{node}" for request in proxy.requests)
+
+    await until(is_asked_about, "the operator to look at the node", 60, cluster.pods)
+    await operator.more_runs(await operator.metric("starling_operator_reconcile_total"))
     assert await is_evicted(), "its streams were cut off"
     assert [request for request in proxy.writes if request.method == "DELETE" and "/pods/" in request.path] == []
     await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"taints": []}})
