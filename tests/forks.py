@@ -64,7 +64,8 @@ class Fork:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and that is on its way here
+                os.kill(self.pid, number)
 
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> Fork:

@@ -60,6 +60,8 @@ class PodRunner:
         self._prepare = prepare
         self._changed = changed
         self._stop = asyncio.Event()
+        self._grace = 0.0
+        """Seconds between SIGTERM and SIGKILL, once it is to stop."""
         self._task = asyncio.create_task(self._run(), name=pod.name)
 
     @property
@@ -70,17 +72,22 @@ class PodRunner:
         """SIGTERM, and SIGKILL after the grace that its template gives, or after this one."""
         if self.pod.deleted_at is None:
             self.pod.deleted_at = time.time()
-            grace = grace_seconds if grace_seconds is not None else self._own_grace()
+            self._grace = grace_seconds if grace_seconds is not None else self._own_grace()
             self._stop.set()
-            if self.pod.pid is not None:
-                self._signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
-                asyncio.get_running_loop().call_later(grace, self.kill)
+            self._end()
             self._changed()
 
     def kill(self) -> None:
         """At once, with all processes that it started."""
+        self._grace = 0.0
         self._stop.set()
         self._signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Also of one that was told to stop while it was being started, as soon as it has a process."""
+        if self.pod.pid is not None:
+            self._signal(signal.SIGTERM if self._grace > 0 else signal.SIGKILL)
+            asyncio.get_running_loop().call_later(self._grace, self.kill)
 
     async def wait(self) -> None:
         await asyncio.wait([self._task])
@@ -110,7 +117,7 @@ class PodRunner:
         pod.pid, pod.waiting = process.pid, ""
         self._changed()
         if self._stop.is_set():
-            self._signal(signal.SIGTERM)
+            self._end()
         code = await process.wait()
         # What it left behind (an engine core that hangs) goes with it.
         self._signal(signal.SIGKILL)

@@ -103,6 +103,15 @@ async def test_who_ignores_sigterm_is_killed_after_the_grace(run):
         await running.runner.wait()
 
 
+async def test_who_is_being_started_is_killed_without_grace_too(run):
+    running = run("trap 'sleep 60' TERM; sleep 60")
+    while running.runner.pod.launch is None:
+        await asyncio.sleep(0)
+    running.runner.stop(grace_seconds=0)
+    async with asyncio.timeout(5):
+        await running.runner.wait()
+
+
 async def test_no_grace_kills_at_once(run):
     running = run("trap 'sleep 60' TERM; echo up; sleep 60")
     await running.until_log("up")
