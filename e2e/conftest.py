@@ -17,6 +17,8 @@ from e2e.service.kubectl import Kubectl
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
 _numbers = itertools.count(1)
+GANG_PATIENCE = 30
+"""Seconds; by default a scenario would wait for five minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +82,7 @@ def operator(cluster: ClusterUnderTest, helm: str, built_images: Future[None] | 
         *("--kubeconfig", str(cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace"),
         *image_values("image", cluster.operator_image),
         *image_values("agent.image", cluster.agent_image),
-        *("--set", "replicas=2", "--wait", "--timeout", "3m"),
+        *("--set", "replicas=2", "--set", f"gangPatienceSeconds={GANG_PATIENCE}", "--wait", "--timeout", "3m"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stderr}\n{_why(cluster)}"

@@ -113,15 +113,13 @@ def test_an_operator_that_hangs_is_replaced_and_its_kubelet_restarts_it(
 
 
 def test_a_node_that_is_emptied_lets_its_pods_drain(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
-    own = {"labelSelector": {"matchLabels": {"serving.starling.dev/service": "chat"}}, "topologyKey": "kubernetes.io/hostname"}
-    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": own}]}
-    chat = service(replicas=2, template={"spec": {"affinity": {"podAntiAffinity": apart}}})
+    chat = service(replicas=2)
     chat.wait_ready()
     traffic = Traffic(kubectl, chat, cluster.agent_image)
     traffic.wait_for_more(3)
     (leaving, staying) = chat.pods()
     emptied, going = leaving["spec"]["nodeName"], {leaving["metadata"]["uid"]}
-    assert emptied != staying["spec"]["nodeName"]
+    assert emptied != staying["spec"]["nodeName"], "groups are spread over nodes"
     kubectl("taint", "node", emptied, "maintenance=now:NoExecute")
     try:
         wait_until("its pods are gone", lambda: not going & {pod["metadata"]["uid"] for pod in chat.pods()}, 180, chat.explain)
@@ -173,9 +171,13 @@ def test_two_namespaces_do_not_meet(service: MakeService, kubectl: Kubectl, clus
         other("delete", "namespace", other.namespace, "--wait=false")
 
 
-def test_a_key_from_a_secret_is_asked_for(service: MakeService, kubectl: Kubectl) -> None:
-    key = base64.b64encode(b"sesame\n").decode()
-    kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys": key}})
+def secret(key: str) -> Manifest:
+    encoded = base64.b64encode(f"{key}\n".encode()).decode()
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys": encoded}}
+
+
+def test_a_key_from_a_secret_is_asked_for_until_it_is_revoked(service: MakeService, kubectl: Kubectl) -> None:
+    kubectl.apply(secret("sesame"))
     chat = service(endpoint={"apiKeySecret": {"name": "keys", "key": "keys"}})
     chat.wait_ready()
     (pod,) = chat.pods()
@@ -192,3 +194,21 @@ print(httpx.post(url + "/completions", timeout=30, headers={"Authorization": "Be
 
     assert (status("sesame"), status("guess")) == ("200", "401")
     assert "sesame" not in json.dumps(chat.now)
+    kubectl.apply(secret("mustard"))
+    # A kubelet looks at a pod's Secrets when the pod changes; else within a minute or two.
+    kubectl("annotate", "pod", pod["metadata"]["name"], "looked-at=again")
+    wait_until("the old key is refused", lambda: status("sesame") == "401", 150, chat.explain)
+    assert status("mustard") == "200"
+    assert chat.pods()[0]["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_the_operator_may_read_no_secret_of_a_service(kubectl: Kubectl) -> None:
+    operators = Kubectl(kubectl.program, kubectl.kubeconfig, OPERATOR_NAMESPACE)
+    account = acting(operators)["spec"]["serviceAccountName"]
+
+    def may(verb: str) -> str:
+        user = f"--as=system:serviceaccount:{OPERATOR_NAMESPACE}:{account}"
+        return kubectl("auth", "can-i", verb, "secrets", user, check=False).strip()
+
+    verbs = ("get", "list", "watch", "update", "patch", "delete", "create")
+    assert {verb: may(verb) for verb in verbs} == {verb: "yes" if verb == "create" else "no" for verb in verbs}

@@ -30,6 +30,7 @@ def test_apply_to_first_token(chat: Watched, cluster: ClusterUnderTest) -> None:
     traffic = Traffic(chat.kubectl, chat, cluster.agent_image)
     traffic.wait_for_more(5)
     (pod,) = chat.pods()
+    assert pod["status"]["qosClass"] == "Burstable", "who requests nothing is the first that a full node kills"
     assert [traffic.reaches(pod["status"]["podIP"], port) for port in (8000, 8001)] == [True, False], "policies keep strangers out"
     requests = traffic.stop()
     assert not failures(requests) and all(request["tokens"] > 0 for request in requests)
