@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from starling_agent.contract.config import ADMIN_PORT
+from starling_agent.contract.listening import authority
 from starling_agent.contract.scale import ScaleRequest
 
 from starling_operator.answers import PLAIN, BadAnswer, received
@@ -73,8 +74,7 @@ class Leaders:
     async def _send(self, key: Key, call: ScaleCall, token: str) -> Answer | None:
         """Its refusal; None when it takes it, or when nobody knows."""
         self._fence()
-        host = f"[{call.address}]" if ":" in call.address else call.address
-        url, headers = f"http://{host}:{ADMIN_PORT}/admin/scale", {"Authorization": f"Bearer {token}", **PLAIN}
+        url, headers = f"http://{authority(call.address, ADMIN_PORT)}/admin/scale", {"Authorization": f"Bearer {token}", **PLAIN}
         log.info("%s: %s", call.group, _described(call), extra=about(key))
         try:
             if call.data is None:

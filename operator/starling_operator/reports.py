@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from starling_agent.contract.config import ADMIN_PORT
+from starling_agent.contract.listening import authority
 from starling_agent.contract.report import Report
 
 from starling_operator.answers import PLAIN, BadAnswer, read_report, received
@@ -159,8 +160,7 @@ class Reports:
         query = {"wait": f"{WAIT:.0f}", "after": "0", **told}
         if before is not None:
             query |= {"after": str(before.version), "incarnation": before.incarnation}
-        host = f"[{address}]" if ":" in address else address
-        url, headers = f"http://{host}:{ADMIN_PORT}/admin/report", {"Authorization": f"Bearer {token}", **PLAIN}
+        url, headers = f"http://{authority(address, ADMIN_PORT)}/admin/report", {"Authorization": f"Bearer {token}", **PLAIN}
         # A redirection could lead to whatever the operator reaches and the pod does not.
         async with self._http().get(url, params=query, headers=headers, allow_redirects=False) as response:
             if response.status == 401:

@@ -161,9 +161,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def listening(context: "zmq.Context[Any]", port: int, topic: str = "") -> Iterator["zmq.Socket[bytes]"]:
+def listening(context: "zmq.Context[Any]", port: int, topic: str = "", host: str = "127.0.0.1") -> Iterator["zmq.Socket[bytes]"]:
     with context.socket(zmq.SUB) as sub:
-        sub.connect(f"tcp://127.0.0.1:{port}")
+        sub.setsockopt(zmq.IPV6, ":" in host)
+        sub.connect(f"tcp://{host}:{port}")
         sub.setsockopt_string(zmq.SUBSCRIBE, topic)
         yield sub
 
@@ -199,9 +200,10 @@ def take(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, Batch]:
     return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)
 
 
-def replay(context: "zmq.Context[Any]", port: int, first: int) -> list[tuple[int, Batch]]:
+def replay(context: "zmq.Context[Any]", port: int, first: int, host: str = "127.0.0.1") -> list[tuple[int, Batch]]:
     with context.socket(zmq.DEALER) as dealer:
-        dealer.connect(f"tcp://127.0.0.1:{port + REPLAY_PORT}")
+        dealer.setsockopt(zmq.IPV6, ":" in host)
+        dealer.connect(f"tcp://{host}:{port + REPLAY_PORT}")
         dealer.send_multipart((b"", first.to_bytes(8, "big")))
         batches = []
         while True:

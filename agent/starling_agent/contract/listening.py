@@ -6,6 +6,11 @@ EVERYWHERE = "::"
 """Every address of this machine, of IPv4 and of IPv6."""
 
 
+def authority(host: str, port: int) -> str:
+    """Host and port as a URL has them: an address of IPv6 in brackets (RFC 3986)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound TCP socket, which does not listen yet. `::` takes IPv4 too, and IPv4 alone where the kernel has no IPv6.
 

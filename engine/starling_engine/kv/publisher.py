@@ -8,6 +8,7 @@ Numbers are 8 bytes, big-endian, and count from 0. With data parallel ranks each
 """
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -62,7 +63,8 @@ class EventPublisher:
 
     def _open(self, host: str, port: int, binds: bool) -> None:
         for socket in (self._pub, self._router):
-            socket.setsockopt(zmq.IPV6, ":" in host)
+            # `*` and names mean both families; where the kernel has one alone, ZeroMQ takes that.
+            socket.setsockopt(zmq.IPV6, re.fullmatch(r"[\d.]+", host) is None)
             socket.setsockopt(zmq.LINGER, 0)
         if binds:
             self._pub.bind(f"tcp://{host}:{port}")

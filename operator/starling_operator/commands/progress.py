@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
+from starling_agent.contract.listening import authority
 
 if TYPE_CHECKING:
     from starling_agent.openai.endpoint import Endpoint
@@ -63,7 +64,7 @@ class StartReport:
     def serving(self, endpoint: "Endpoint", port: int) -> None:
         self._stop()
         host = endpoint.settings.host
-        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
+        url = f"http://{authority('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
         out = self._console
         if endpoint.engine.cores.ledger:
             out.print(Text(endpoint.engine.cores.ledger))

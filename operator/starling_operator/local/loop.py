@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from starling_agent.contract.listening import authority
+
 from starling_operator.local.following import FollowedFile
 from starling_operator.local.front import Front
 from starling_operator.local.machine import Given, Ground, Machine
@@ -81,7 +83,7 @@ class Up:
         """Of the front port. An edit may turn TLS on or off; agents that start from then on are told so."""
         host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host
         tls = self._service.spec is not None and self._service.spec.endpoint.tls_secret
-        return f"{'https' if tls else 'http'}://{host}:{self._port}"
+        return f"{'https' if tls else 'http'}://{authority(host, self._port)}"
 
     async def until_told(self) -> None:
         while not self._signals:

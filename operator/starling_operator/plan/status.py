@@ -3,6 +3,7 @@
 from typing import Any
 
 from starling_agent.contract.config import ENDPOINT_PORT
+from starling_agent.contract.listening import authority
 from starling_agent.contract.report import Topology
 from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus, RevisionStatus
 
@@ -41,7 +42,7 @@ def make_status(situation: Situation, conditions: list[Condition]) -> InferenceS
 
 def _endpoints(situation: Situation) -> list[str]:
     pods = (pod for group in situation.kept for pod in group.live)
-    return [f"{pod.address}:{ENDPOINT_PORT}" for pod in pods if pod.ready and pod.address]
+    return [authority(pod.address, ENDPOINT_PORT) for pod in pods if pod.ready and pod.address]
 
 
 def service_url(situation: Situation) -> str:

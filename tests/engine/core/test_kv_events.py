@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from starling_agent.contract.listening import has_ipv6
 from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError
 from starling_engine.kv import publisher
@@ -155,6 +156,16 @@ def test_what_is_kept_is_bounded(context: "zmq.Context[Any]", monkeypatch: pytes
         for _ in range(10):
             events.publish([BlockRemoved([2**63] * 100, "GPU", 0)])
         assert [number for number, _ in replay(context, port, 0)] == list(range(106, 110))
+
+
+@pytest.mark.parametrize(("place", "host"), [("*", "127.0.0.1"), ("*", "[::1]"), ("[::1]", "[::1]")])
+def test_listeners_of_both_families_are_served(context: "zmq.Context[Any]", place: str, host: str) -> None:
+    if "::1" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    port = free_port()
+    with closing(EventPublisher(f"tcp://{place}:{port}")) as events, listening(context, port, host=host) as sub:
+        subscribed(events, sub)
+        assert replay(context, port, 0, host)
 
 
 def test_a_listener_that_does_not_read_holds_nobody_up(context: "zmq.Context[Any]") -> None:

@@ -10,6 +10,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
 from starling_engine.ledger import HostMemory
 from starling_engine.tiers.sizes import host_memory
+from starling_engine.tiers.store.address import parse_address
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 
@@ -32,6 +33,11 @@ MIB = 1 << 20
 )
 def test_what_goes_together(arguments: dict[str, Any]) -> None:
     EngineArgs(model="m", **arguments)
+
+
+def test_a_store_at_an_address_of_ipv6_keeps_its_brackets() -> None:
+    address = parse_address("mooncake://[fd00::1]:50051")
+    assert (str(address), address.metadata) == ("[fd00::1]:50051", "http://[fd00::1]:8080/metadata")
 
 
 def test_sizes_become_bytes() -> None:

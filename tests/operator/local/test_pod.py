@@ -105,7 +105,7 @@ async def test_who_ignores_sigterm_is_killed_after_the_grace(run):
 
 async def test_who_is_being_started_is_killed_without_grace_too(run):
     running = run("trap 'sleep 60' TERM; sleep 60")
-    while running.runner.pod.launch is None:
+    while running.runner.pod.launch is None:  # noqa: ASYNC110 - it is no event
         await asyncio.sleep(0)
     running.runner.stop(grace_seconds=0)
     async with asyncio.timeout(5):

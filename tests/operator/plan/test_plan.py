@@ -23,6 +23,12 @@ def test_at_first_sight_a_service_is_not_ready() -> None:
     assert status.observed_generation == 1
 
 
+def test_endpoints_at_addresses_of_ipv6_have_brackets() -> None:
+    world = World(address="fd00::1")
+    world.settle()
+    assert world.status.endpoints == ["[fd00::1]:8000"]
+
+
 def test_a_settled_service() -> None:
     world = settled({"replicas": 2})
     assert conditions_of(world.status) == {

@@ -85,6 +85,8 @@ class World:
     refused: set[str] = field(default_factory=set)
     blind: bool = False
     """The operator has just started: no agent has answered it yet."""
+    address: str = "10.0.0.1"
+    """Of each pod, once it is scheduled."""
     cordoned: frozenset[str] | None = frozenset()
     """Nodes, one of which each pod has for itself, that take no new pods; None: nobody may ask."""
 
@@ -353,7 +355,7 @@ class World:
             revision=member.revision,
             number=member.number,
             host=host_of(member) if member.scheduled else "",
-            address="10.0.0.1" if member.scheduled else "",
+            address=self.address if member.scheduled else "",
             phase=member.phase,
             scheduled=member.scheduled,
             ready=self._ready(member),

@@ -31,7 +31,12 @@ class StoreAddress:
     host: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.master}:{self.port}"
+        return f"{bracketed(self.master)}:{self.port}"
+
+
+def bracketed(host: str) -> str:
+    """As a URL has it: an address of IPv6 in brackets (RFC 3986)."""
+    return f"[{host}]" if ":" in host else host
 
 
 def own_host(master: str, port: int) -> str:
@@ -55,7 +60,7 @@ def parse_address(url: str) -> StoreAddress:
     address = StoreAddress(
         master=master,
         port=port,
-        metadata=options.pop("metadata", f"http://{master}:8080/metadata"),
+        metadata=options.pop("metadata", f"http://{bracketed(master)}:8080/metadata"),
         segment=_size(options.pop("segment", "0"), "segment"),
         buffer=_size(options.pop("buffer", "256MiB"), "buffer"),
         timeout=_seconds(options.pop("timeout", "2")),

@@ -19,7 +19,7 @@ import msgspec
 
 from starling_engine.child import die_with_parent
 from starling_engine.niceness import be_nice
-from starling_engine.tiers.store.address import own_host
+from starling_engine.tiers.store.address import bracketed, own_host
 from starling_engine.tiers.store.messages import (
     LATE,
     PACKET,
@@ -64,7 +64,7 @@ class Helper:
         self._await_master()
         host = setup.host or own_host(setup.master, setup.port)
         code = self._store.setup(
-            host, setup.metadata, setup.segment, LIBRARY_BUFFER, "tcp", "", f"{setup.master}:{setup.port}"
+            host, setup.metadata, setup.segment, LIBRARY_BUFFER, "tcp", "", f"{bracketed(setup.master)}:{setup.port}"
         ) or self._store.register_buffer(self._base, self._size)
         if code:
             self.send(Failed(f"it answers {code} to a new client"))
