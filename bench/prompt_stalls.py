@@ -57,6 +57,10 @@ class Client:
         for times in each:
             self.gaps += [after - before for before, after in itertools.pairwise(times) if after > began]
 
+    async def touch(self) -> None:
+        """Uses as much of the KV cache as anything after it, whose pages the system gives at first use."""
+        await asyncio.gather(*(self.say(LONG + NEW, 1, []) for _ in range(PROMPTS + 1)))
+
     async def together(self) -> None:
         """The same streams and prompts, all sent at once."""
         began = time.perf_counter()
@@ -78,9 +82,8 @@ async def in_turns(model: Path) -> dict[str, Client]:
         for name, target in (("no target", 0), ("200 ms", 200))
     }
     clients = {name: Client(engine) for name, engine in engines.items()}
-    for client in clients.values():  # until all memory has been touched
-        await client.together()
-        client.totals.clear()
+    for client in clients.values():
+        await client.touch()
     for turn in range(TURNS):
         for client in list(clients.values())[:: -1 if turn % 2 else 1]:
             await client.stall()
