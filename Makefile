@@ -3,8 +3,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that share the tests, a file at a time: much of what they do is to wait.
-WORKERS ?= 2
+# Processes that share the tests, a file at a time. Much of what they do is to wait: with two, half of two cores was idle.
+WORKERS ?= 3
 STAMP := $(VENV)/.installed
 # It wants an older pydantic than ours, which its index does not use: so not in the environment.
 ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.1

@@ -1,5 +1,5 @@
 // OpenMP has one way of waiting for a process's whole life. Threads that spin are a third faster on quiet cores, where a step has
-// some 200 parallel regions of a fifth of a millisecond; beside one busy process they are twenty times slower, since they use up
+// some 200 parallel regions of a fifth of a millisecond; beside one busy process they are thirty times slower, since they use up
 // the time slices that the thread they wait for needs. So a team spins, and sleeps for a while once others want its cores.
 #include "team.h"
 
