@@ -1,4 +1,4 @@
-"""What a busy process on the engine's cores costs its streams, with as many threads as there are cores and with one.
+"""The price of a busy process on the engine's cores for its streams, with as many threads as there are cores and with one.
 
     python bench/neighbours.py [MODEL]     a folder; by default the Qwen3-0.6B shape in bf16, random weights
 
@@ -18,7 +18,7 @@ from starling_engine import LLM, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "neighbours.md"
 BATCHES = {1: 32, 16: 8}
-"""How many tokens of each stream are timed, by the number of streams."""
+"""Tokens of each stream that are timed, by the number of streams."""
 TURNS = 5
 BUSY = "while True: pass"
 

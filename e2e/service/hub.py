@@ -12,7 +12,7 @@ from tests.agent.node.hub import Hub, _Handler
 
 
 class PodHub(Hub):
-    """For other pods: it listens at all addresses, and tells what it is asked for."""
+    """A hub for other pods: it listens at all addresses, and tells what it is asked for."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._port = port

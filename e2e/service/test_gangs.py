@@ -9,7 +9,7 @@ from e2e.service.watched import Watched
 pytestmark = pytest.mark.timeout(600)
 TAINT = "only"
 MORE_THAN_HALF = {"requests": {"cpu": "1100m"}}
-"""Of a node with two cores: one such pod fits it."""
+"""A share of a node with two cores of which one such pod fits it."""
 
 
 def template(node: str) -> dict[str, object]:

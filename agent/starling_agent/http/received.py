@@ -9,7 +9,7 @@ MOST_BYTES = 1 << 20
 
 
 class AnswerTooLong(httpx.HTTPError):
-    """It went on; nobody knows for how long."""
+    """An answer that goes on past its bound; nobody knows for how long."""
 
 
 async def post(client: httpx.AsyncClient, url: str, **request: Any) -> tuple[int, bytes]:

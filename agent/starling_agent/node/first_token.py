@@ -7,7 +7,7 @@ import httpx
 import structlog
 from pydantic_core import from_json
 
-from starling_agent.contract.listening import EVERYWHERE
+from starling_agent.contract.listening import EVERYWHERE, authority
 from starling_agent.http.received import post
 from starling_agent.node.failures import passing
 
@@ -71,4 +71,4 @@ def own_url(host: str, port: int, *, tls: bool) -> str:
     """Where this process reaches its own listener."""
     # What listens everywhere takes IPv4 too; each pod has that loopback, of clusters with IPv6 alone as well.
     reachable = "127.0.0.1" if host in ("0.0.0.0", "", EVERYWHERE) else host
-    return f"{'https' if tls else 'http'}://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"
+    return f"{'https' if tls else 'http'}://{authority(reachable, port)}"

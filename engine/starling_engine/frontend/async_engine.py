@@ -310,7 +310,7 @@ class AsyncEngine:
 
     @property
     def places(self) -> int:
-        """How many sequences may run or wait at once, on all cores that take part."""
+        """Sequences that may run or wait at once, on all cores that take part."""
         scheduler = self.config.scheduler
         return (scheduler.max_num_seqs + scheduler.max_num_waiting) * len(self.cores.serving)
 

@@ -64,7 +64,7 @@ class ChatTemplates:
             raise ModelError(f"the checkpoint's chat template {name!r} cannot be read: {error}") from error
 
     def turn_markers(self, tokens: Collection[str]) -> frozenset[str]:
-        """Those of `tokens` that stand for turns in these templates. One that cannot be read is told when it is chosen."""
+        """Markers among `tokens` that stand for turns in these templates. One that cannot be read is told when it is chosen."""
         written: set[str] = set()
         sought: set[str] = set()
         for source in self.by_name.values():

@@ -96,7 +96,7 @@ class ControlTokens:
 
 
 def turn_markers(tokens: Collection[str], written: Collection[str], sought: Collection[str]) -> frozenset[str]:
-    """Those of `tokens` that a template writes around messages: DeepSeek's `<｜User｜>` opens a turn, and is not marked as special.
+    """Markers of `tokens` that templates write around messages: DeepSeek's `<｜User｜>` opens a turn, not marked as special.
 
     What the template looks for in messages stands there of right, and so do words, spaces and what comes in pairs (`<think>`).
     """
@@ -111,13 +111,13 @@ def turn_markers(tokens: Collection[str], written: Collection[str], sought: Coll
 
 
 def _is_framed(token: str) -> bool:
-    """Whether signs stand around a word."""
+    """Tells whether signs stand around a word."""
     plain = any(end.isalnum() or end.isspace() for end in (token[0], token[-1]))
     return not plain and any(character.isalnum() for character in token)
 
 
 def _is_paired(token: str, tokens: Collection[str]) -> bool:
-    """Whether it begins or ends what stands between two tags."""
+    """Tells whether the token begins or ends what stands between two tags."""
     name = token.removeprefix("<").removeprefix("/")
     return token.startswith("<") and f"<{name}" in tokens and f"</{name}" in tokens
 
