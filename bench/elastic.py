@@ -26,8 +26,8 @@ from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
 from starling_engine.elastic import change as elastic
 from starling_engine.elastic.change import Stage
-from starling_engine.epoch import Loaded, merge_loaded
 from starling_engine.frontend.own_cores import OwnCores
+from starling_engine.topology.epoch import Loaded, merge_loaded
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"
 STREAMS, PROMPT, NEW = 4, 64, 400

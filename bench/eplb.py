@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from run import machine
-from starling_engine.parallel.eplb import rebalance
-from starling_engine.parallel.expert_load import Floats, imbalance
-from starling_engine.parallel.placement import Placement, moves, spread
+from starling_engine.expert_parallel.eplb import rebalance
+from starling_engine.expert_parallel.expert_load import Floats, imbalance
+from starling_engine.topology.placement import Placement, moves, spread
 
 RESULTS = Path(__file__).parent / "results" / "eplb.md"
 EXPERTS, RANKS, SLOTS, NODES, GROUPS = 256, 32, 9, 4, 8

@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 from run import machine
+from starling_engine.expert_parallel.expert_ranks import ExchangeName, ExpertRanks
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.router import route
+from starling_engine.model_config.moe import Routing
 from starling_engine.models.context import no_tick
-from starling_engine.models.moe import Routing
 from starling_engine.native import ops
 from starling_engine.parallel.communicator import ALONE, Communicator
-from starling_engine.parallel.expert_ranks import ExchangeName, ExpertRanks
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.placement import spread
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard, Share
 from starling_engine.parallel.shared import SharedCommunicator
+from starling_engine.topology.placement import spread
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard, Share
 
 RESULTS = Path(__file__).parent / "results" / "expert_exchange.md"
 EXPERTS, HIDDEN, SIZE, SHARED, TOP_K = 32, 2048, 768, 1536, 8

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.expert_parallel.expert_peers import FromPeers, Peer
+from starling_engine.expert_parallel.expert_ranks import ExpertRanks
+from starling_engine.expert_parallel.expert_server import ExpertServer
+from starling_engine.expert_parallel.expert_sources import ExpertSource, FromCheckpoint
+from starling_engine.expert_parallel.rearrangement import ExpertLoading
 from starling_engine.layers.experts import Experts
 from starling_engine.layers.select import select_linear_method
-from starling_engine.models.config import load_model_config
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.parallel.expert_peers import FromPeers, Peer
-from starling_engine.parallel.expert_ranks import ExpertRanks
-from starling_engine.parallel.expert_server import ExpertServer
-from starling_engine.parallel.expert_sources import ExpertSource, FromCheckpoint
-from starling_engine.parallel.rearrangement import ExpertLoading
 from starling_engine.weights.loader import Checkpoint
 
 ROUNDS = 5

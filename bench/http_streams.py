@@ -49,7 +49,7 @@ def over_http(model: Path, threads: int) -> list[float]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "starling_operator.cli", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "starling_cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
     options = ["--served-model-name", "m", "--max-model-len", "2048", "--kv-cache-memory-bytes", "4GiB"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -16,9 +16,9 @@ from mmap import mmap
 from pathlib import Path
 
 from run import machine
-from starling_engine.tiers.far import ObjectKey, Part
-from starling_engine.tiers.fingerprint import Fingerprint
-from starling_engine.tiers.folder import FolderTier, open_folder
+from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
+from starling_engine.kv_offload.secondary.folder import FolderTier, open_folder
 
 RESULTS = Path(__file__).parent / "results" / "kv_folder.md"
 MODEL = Fingerprint("bench", "bench", "bfloat16")

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from run import machine
-from starling_engine.tiers.far import ObjectKey, Part
-from starling_engine.tiers.store.tier import StoreTier, open_store
+from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.store.tier import StoreTier, open_store
 
 RESULTS = Path(__file__).parent / "results" / "kv_store.md"
 SIZE = 1 << 20

@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 from native_kernels import Clock
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla import MlaWeights, Query, attend_absorbed, attend_expanded
-from starling_engine.attention.mla_shape import MlaShape, Span
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.rope import RopeConfig
+from starling_engine.model_config.mla_shape import MlaShape, Span
+from starling_engine.model_config.rope import RopeConfig
 
 BLOCK = 16
 HEADS = {"v2-lite": 16, "v3": 128}

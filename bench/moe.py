@@ -16,8 +16,8 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.router import route
-from starling_engine.models.moe import Routing
-from starling_engine.parallel.shard import Share
+from starling_engine.model_config.moe import Routing
+from starling_engine.topology.shard import Share
 from torch import Tensor
 
 HIDDEN, SIZE, TOP_K = 2048, 768, 8

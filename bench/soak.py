@@ -201,7 +201,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "starling_operator.cli", "serve", str(MODEL), "--port", str(port)]
+    command = [sys.executable, "-m", "starling_cli.main", "serve", str(MODEL), "--port", str(port)]
     command += ["--kv-cache-memory-bytes", KV_BYTES]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -26,10 +26,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from starling_engine import child
+from starling_engine.ipc import child
 
-ENGINE = ("starling_engine.worker.process", "starling_engine.core.process")
-OPERATOR = ("starling_operator.launch", "starling_operator.commands.operator")
+ENGINE = ("starling_engine.worker.process.worker_process", "starling_engine.core.process")
+OPERATOR = ("starling_operator.launch", "starling_cli.commands.operator")
 FORKED = Path(__file__).with_name("forked")
 LARGEST_REQUEST = 1 << 18
 UCRED = struct.Struct("3i")
@@ -69,7 +69,7 @@ class Fork:
 
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> Fork:
-    """In place of `starling_engine.child.start`."""
+    """In place of `starling_engine.ipc.child.start`."""
     if stderr is None:
         return fork(ENGINE, [module, *arguments], 2)
     log = os.pipe()

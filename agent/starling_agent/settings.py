@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.errors import ConfigError
 
-from starling_agent.server.keys import ApiKeys
+from starling_agent.api_keys import ApiKeys
 
 MIB = 1024 * 1024
 READ_SECONDS = 20.0

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import torch
-from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.experts import ExpertsShape
-from starling_engine.models.moe import Routing
-from starling_engine.parallel.shard import Share
+from starling_engine.model_config.moe import Routing
+from starling_engine.topology.shard import Share
 
 from bench.gpu.case import Case
 from bench.gpu.clock import Call

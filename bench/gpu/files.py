@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from starling_engine.models.config import ModelConfig
+from starling_engine.model_config.config import ModelConfig
 
 FILE_BYTES = 4 << 30
 Shapes = dict[str, tuple[int, ...]]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.kv import DTYPE_BYTES
+from starling_engine.kv.layer_specs import DTYPE_BYTES
+from starling_engine.model_config.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.model_config.config import ModelConfig, load_model_config
 
 OWN_MODEL = Path(__file__).parents[2] / "models" / "starling-pydoc"
 

@@ -6,7 +6,7 @@ The names below are loaded when first used, so that importing the package costs 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from starling_engine.config import EngineArgs as EngineArgs
+    from starling_engine.args import EngineArgs as EngineArgs
     from starling_engine.frontend.async_engine import AsyncEngine as AsyncEngine
     from starling_engine.frontend.llm import LLM as LLM
     from starling_engine.params import BeamSearchParams as BeamSearchParams
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEngine": "starling_engine.frontend.async_engine",
     "BeamSearchParams": "starling_engine.params",
-    "EngineArgs": "starling_engine.config",
+    "EngineArgs": "starling_engine.args",
     "LLM": "starling_engine.frontend.llm",
     "PoolingParams": "starling_engine.params",
     "SamplingParams": "starling_engine.params",

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.moe import MoeConfig
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.moe import MoeConfig
+from starling_engine.sizes import amount
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -93,10 +94,6 @@ class Ledger:
             lines[0] += f"   {amount(self.moving)} of them for experts on their way"
         lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {amount(self.block_bytes)} each"
         return "\n".join(lines)
-
-
-def amount(size: int) -> str:
-    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB else f"{size / MIB:.2f} MiB"
 
 
 def block_bytes(groups: list[KVGroup]) -> int:

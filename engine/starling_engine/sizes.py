@@ -16,3 +16,8 @@ def parse_bytes(text: str) -> int:
     if match is None or factor is None:
         raise ValueError(f"{text!r} is no size; write it like 4GiB, 512MiB or 1000000")
     return int(float(match[1]) * factor)
+
+
+def amount(size: int) -> str:
+    """A number of bytes as people read it, in GiB or MiB."""
+    return f"{size / (1 << 30):.2f} GiB" if abs(size) >= 1 << 30 else f"{size / (1 << 20):.2f} MiB"

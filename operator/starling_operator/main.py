@@ -11,12 +11,12 @@ from typing import Any
 
 import kopf
 
-from starling_operator.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERSION
-from starling_operator.kube import Kube, connect
-from starling_operator.lease import Lease
+from starling_operator.cluster.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERSION
+from starling_operator.cluster.kube import Kube, connect
+from starling_operator.cluster.lease import Lease
+from starling_operator.operator import Shell
 from starling_operator.settings import OperatorSettings
-from starling_operator.shell import Shell
-from starling_operator.watching import configure_kopf
+from starling_operator.watch.watching import configure_kopf
 
 OURS = {"app.kubernetes.io/managed-by": MANAGER}
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from starling_operator import metrics
-from starling_operator.lease import LeaseLost
+from starling_operator.cluster.lease import LeaseLost
 from starling_operator.logs import Key, about
 
 MOST_BACKOFF = 60.0

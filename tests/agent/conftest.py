@@ -97,7 +97,7 @@ def _servers(folder: Path) -> Iterator[StartServer]:
             *flags: str, model: str = MODEL, api_key: str | None = None, environment: dict[str, str] | None = None
         ) -> LiveServer:
             log = folder / f"server-{time.monotonic_ns()}.log"
-            command = [sys.executable, "-m", "starling_operator.cli", "serve", model, "--port", "0", *flags]
+            command = [sys.executable, "-m", "starling_cli.main", "serve", model, "--port", "0", *flags]
             with log.open("wb") as errors:
                 process = subprocess.Popen(
                     command,

@@ -14,13 +14,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starling_agent.api_keys import ApiKeys
+from starling_agent.drain import Drain
 from starling_agent.http import body_limit
+from starling_agent.http.errors import ApiError
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.app import layers
-from starling_agent.openai.errors import ApiError
-from starling_agent.server.drain import Drain
 from starling_agent.server.http_server import HttpServer, bind
-from starling_agent.server.keys import ApiKeys
 from starling_agent.settings import MIB, ServerSettings
 
 READ_SECONDS = 0.15

@@ -1,9 +1,9 @@
 """Where API keys come from."""
 
 import pytest
+from starling_agent.api_keys import KEY_VARIABLE, ApiKeys, api_keys, salt_of
 from starling_agent.http.auth import KeyCheck
 from starling_agent.openai.endpoint import Caller
-from starling_agent.server.keys import KEY_VARIABLE, ApiKeys, api_keys, salt_of
 from starling_engine.errors import ConfigError
 
 

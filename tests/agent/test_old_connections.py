@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+from starling_agent.drain import Drain
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.app import layers
-from starling_agent.server.drain import Drain
 from starling_agent.server.http_server import HttpServer, bind
 from starling_agent.settings import ServerSettings
-from starling_operator.local.front import Address, Front
+from starling_cli.local.front import Address, Front
 
 SECONDS = 0.1
 PATIENCE = 5.0

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from starling_agent.openai.errors import ShuttingDown
-from starling_agent.openai.work import ClientGone, OpenWork
+from starling_agent.http.errors import ShuttingDown
+from starling_agent.http.open_work import ClientGone, OpenWork
 
 
 class Client:

@@ -1,8 +1,8 @@
 """The least that a step of a model takes, against numbers worked out by hand."""
 
 import pytest
-from starling_engine.models.config import parse_model_config
-from starling_engine.models.fields import Fields
+from starling_engine.model_config.config import parse_model_config
+from starling_engine.model_config.fields import Fields
 
 from bench.gpu.roofline import Cost, Limits, StepRow, chosen_experts, serve_seconds, step_cost
 from bench.gpu.shapes import SHAPES, TOYS, model_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from starling_operator.operator_key import NAME
+from starling_operator.cluster.operator_key import NAME
 
 from tests.charts.helm import ROOT, Helm, Manifest
 from tests.charts.kubectl import Kubectl
@@ -88,7 +88,7 @@ def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subproces
     command = [
         sys.executable,
         str(ALTERED),
-        "starling_operator.apply:CREATE_AGAIN=1",
+        "starling_operator.apply.applier:CREATE_AGAIN=1",
         "operator",
         "--agent-image=starling-agent:test",
     ]

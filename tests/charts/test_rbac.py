@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from starling_operator.kinds import CHILDREN, INFERENCE_SERVICE, OPTIONAL, POD, SECRET, WATCHED
-from starling_operator.operator_key import NAME
+from starling_operator.cluster.kinds import CHILDREN, INFERENCE_SERVICE, OPTIONAL, POD, SECRET, WATCHED
+from starling_operator.cluster.operator_key import NAME
 
 from tests.charts.helm import Helm, Manifest, the
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from starling_operator.commands.operator import operator
+from starling_cli.commands.operator import operator
 
 from tests.charts.helm import CHART, ROOT, Helm, Manifest, the
 from tests.charts.values import DIGEST, EVERYTHING, SETS

@@ -34,6 +34,6 @@ def test_the_pinned_helm_is_named_once() -> None:
 
 
 def test_the_chart_asks_for_the_kubernetes_that_the_check_asks_for() -> None:
-    from starling_operator.commands.checking.cluster import MIN_MINOR
+    from starling_cli.checking.cluster import MIN_MINOR
 
     assert CHART_FILE["kubeVersion"] == f">=1.{MIN_MINOR}.0-0"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from starling_engine import child
+from starling_engine.ipc import child
 
 from tests import forks
 

@@ -10,11 +10,11 @@ from typing import Any
 from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.executor.select import make_executor
-from starling_engine.layout import ParallelLayout
-from starling_engine.models.config import load_model_config
-from starling_engine.models.kv import kv_specs
+from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.model_config.config import load_model_config
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
+from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import PROMPT, STEPS, Reference
 

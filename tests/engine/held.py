@@ -11,11 +11,11 @@ from starling_engine.config import EngineConfig, SchedulerConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.messages import Shutdown
 from starling_engine.core.process import CoreProcess
-from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
 from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.tokens import unpack
+from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.worker.report import Phase, WorkerReport
 
 from tests.engine.workers import plain_worker

@@ -14,7 +14,7 @@ from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.queue import Mark
 from starling_engine.worker import worker
-from starling_engine.worker.device_runner import DeviceRunner
+from starling_engine.worker.device.device_runner import DeviceRunner
 
 LAG = 0.002
 GARBAGE = -7

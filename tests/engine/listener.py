@@ -13,7 +13,7 @@ import zmq
 from starling_engine.kv.endpoint import REPLAY_PORT
 from starling_engine.kv.events import EventLog, KVEventBatch
 from starling_engine.kv.hashing import GRANULE, chain_root
-from starling_engine.tiers.far import CHUNK
+from starling_engine.kv_offload.secondary.base import CHUNK
 
 # The structures of vllm/distributed/kv_events.py (after change 42892), as a listener declares them.
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.models.context import ForwardContext
 from starling_engine.models.decoder import Decoder
-from starling_engine.models.kv import kv_specs
 
 MAX_BLOCKS = 32
 

@@ -9,7 +9,7 @@ import torch
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
-from starling_engine.worker.device_adjuster import DeviceAdjuster
+from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from transformers.generation import logits_process
 
 LOGITS = [2.0, -1.0, 0.5, 3.0, -2.0, 1.0]

@@ -21,9 +21,9 @@ for thread in threads:
 """
 
 HEADER = """
-from starling_engine.tiers.far import ObjectKey, Part
-from starling_engine.tiers.fingerprint import Fingerprint
-from starling_engine.tiers.folder.header import decode, encode, make_header
+from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
+from starling_engine.kv_offload.secondary.folder.header import decode, encode, make_header
 
 key = ObjectKey(b"name", 0, Part(0, 2, 0, 1))
 page = memoryview(encode(make_header(Fingerprint("model", "float32", b"digest"), key, memoryview(bytes(64)))))

@@ -6,8 +6,8 @@ import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks
 from starling_engine.ledger import HostMemory, activation_bytes, plan_memory
-from starling_engine.models.config import parse_model_config
-from starling_engine.models.fields import Fields
+from starling_engine.model_config.config import parse_model_config
+from starling_engine.model_config.fields import Fields
 
 PLAN: dict[str, Any] = {
     "total": 1000,

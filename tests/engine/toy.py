@@ -13,13 +13,8 @@ from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
-from starling_engine.params import PoolingParams, SamplingParams
-from starling_engine.request import EngineRequest
-from starling_engine.scheduler.offload.offload import Offload
-from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
-from starling_engine.tiers.far import CHUNK
-from starling_engine.tiers.orders import (
+from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.orders import (
     ChunkAt,
     ChunkMove,
     Done,
@@ -30,7 +25,12 @@ from starling_engine.tiers.orders import (
     Order,
     StoreChunks,
 )
-from starling_engine.worker.batch import InputBatch
+from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.request import EngineRequest
+from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
+from starling_engine.worker.host.batch import InputBatch
 
 VOCAB = 50
 

@@ -2,15 +2,15 @@
 
 import pytest
 
+from tests.cli.commands.conftest import crd
+from tests.cli.local.conftest import up
 from tests.kube.apiserver import apiserver
-from tests.operator.commands.conftest import crd
-from tests.operator.local.conftest import up
 
 __all__ = ["apiserver", "crd", "up"]
 
 
 @pytest.fixture
 def examples():
-    from tests.operator.local.running import REPOSITORY
+    from tests.cli.local.running import REPOSITORY
 
     return REPOSITORY / "examples"

@@ -5,9 +5,9 @@ import subprocess
 import httpx
 import pytest
 
+from tests.cli.commands.running import starling
+from tests.cli.local.running import REPOSITORY
 from tests.kube.apiserver import kubectl
-from tests.operator.commands.running import starling
-from tests.operator.local.running import REPOSITORY
 
 NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel", "elastic", "kv-tiers")
 

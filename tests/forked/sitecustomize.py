@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from starling_engine import child
+from starling_engine.ipc import child
 
 from tests import forks
 

@@ -11,7 +11,7 @@ from starling_agent.group.operation_times import OperationTimes
 from starling_agent.group.operations import Operations
 from starling_agent.group.places import is_led
 from starling_agent.group.resizing import Resizing
-from starling_agent.node.report_state import ReportState
+from starling_agent.report_state import ReportState
 
 
 @dataclass(frozen=True, slots=True)

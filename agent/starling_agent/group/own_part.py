@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starling_engine import AsyncEngine
 from starling_engine.delta import Stats
-from starling_engine.frontend.here import Here
+from starling_engine.topology.node_placement import Here
 
 from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.group import Core, GroupView

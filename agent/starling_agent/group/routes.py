@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starling_agent.contract.group import Member
 from starling_agent.group.desk import GroupRefusal
 from starling_agent.group.leader import Leader
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 
 
 async def answer_member(request: Request, leader: Leader | None, leader_at: str, after: int, seconds: float) -> Response:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from starling_agent.contract.scale import Operation, ScaleRequest
 from starling_agent.group.scaler import Scaler, ScaleRefusal
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 
 STATUS = {"invalid_target": 400, "unknown_operation": 404}
 """Of refusals; 409 for the others."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import ApiError
 
 
 class AllowedHosts:

@@ -2,9 +2,9 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from starling_agent.api_keys import ApiKeys, salt_of
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import ApiError
-from starling_agent.server.keys import ApiKeys, salt_of
 
 OPEN_PATHS = frozenset(
     {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect"}

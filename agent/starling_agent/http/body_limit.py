@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import ApiError
 
 MIN_BYTES_PER_SECOND = 1024
 """A body may take a second more for each so many bytes that came, so that a large one on a slow line arrives."""

@@ -8,9 +8,9 @@ from collections import Counter
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from starling_agent.drain import Drain
+from starling_agent.http.errors import as_api_error
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import as_api_error
-from starling_agent.server.drain import Drain
 
 REQUEST_ID = b"x-request-id"
 _PRINTABLE = re.compile(rb"[!-~]{1,128}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 
 
 def check_origin(headers: Mapping[str, str], allowed: Collection[str]) -> None:

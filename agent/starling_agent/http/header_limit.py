@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import ApiError
 
 MAX_HEADER_BYTES = 32 * 1024
 """Request line included."""

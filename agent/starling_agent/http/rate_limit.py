@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.http.auth import OPEN_PATHS, bearer
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
-from starling_agent.openai.errors import ApiError
 from starling_agent.settings import RateLimit
 
 MAX_BUCKETS = 10_000

@@ -2,7 +2,7 @@
 
 from starlette.types import Send
 
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starling_engine.delta import Stats
-from starling_engine.epoch import CHECKPOINT, PEERS
+from starling_engine.topology.epoch import CHECKPOINT, PEERS
 
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.metrics.tiers import tier_metrics

@@ -15,13 +15,13 @@ from starling_agent.group.scale_routes import answer_scale
 from starling_agent.group.scaler import Scaler
 from starling_agent.http.auth import bearer
 from starling_agent.http.body_limit import BodyLimit
+from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
 from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
-from starling_agent.node.report_state import ReportState
-from starling_agent.openai.errors import ApiError
+from starling_agent.report_state import ReportState
 from starling_agent.settings import MIB, READ_SECONDS
 
 

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starling_engine import AsyncEngine
 
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 from starling_agent.openai.sleeping import put_to_sleep, state_of, wake
 
 

@@ -6,7 +6,7 @@ from typing import Never
 
 import structlog
 
-from starling_agent.server.file_stamp import file_stamp
+from starling_agent.file_stamp import file_stamp
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import Tls
 

@@ -7,17 +7,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starling_engine import AsyncEngine
 
 from starling_agent.contract.report import Report
+from starling_agent.drain import Drain
+from starling_agent.http.errors import ApiError
+from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector
-from starling_agent.node.report_state import ReportState
 from starling_agent.node.totals import EngineTotals
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.errors import ApiError
 from starling_agent.openai.waiting import create_waiting_app
-from starling_agent.openai.work import OpenWork
-from starling_agent.server.drain import Drain
+from starling_agent.report_state import ReportState
 from starling_agent.settings import ServerSettings
 
 RETRY_SECONDS = 2

@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 from starling_engine import EngineArgs
-from starling_engine.config import SIZES, size_of
+from starling_engine.args import SIZES, size_of
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.config import AgentConfig

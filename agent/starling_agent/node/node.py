@@ -12,6 +12,7 @@ import structlog
 from starling_engine import EngineArgs
 from starling_engine.errors import ConfigError
 
+from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
@@ -19,6 +20,7 @@ from starling_agent.group.joining import desk_of, member_of
 from starling_agent.group.lead import Lead, lead_of
 from starling_agent.group.membership import Membership
 from starling_agent.group.own_part import OwnPart
+from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
@@ -30,12 +32,10 @@ from starling_agent.node.door import Door
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, own_url
 from starling_agent.node.pin import Pin
-from starling_agent.node.report_state import ReportState
 from starling_agent.node.secrets import secrets_are_there
 from starling_agent.node.supervisor import Supervisor
-from starling_agent.openai.work import OpenWork
+from starling_agent.report_state import ReportState
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.keys import ApiKeys
 from starling_agent.server.signals import Shutdown
 from starling_agent.settings import RateLimit, ServerSettings, Tls
 from starling_agent.version import starling_version

@@ -10,8 +10,8 @@ from pathlib import Path
 import structlog
 
 from starling_agent.contract.config import ModelConfig, is_pinned
-from starling_agent.node.report_state import ReportState
 from starling_agent.node.weights import resolve
+from starling_agent.report_state import ReportState
 
 LOOK_SECONDS = 0.5
 COMMIT = re.compile(r"[0-9a-f]{40}")

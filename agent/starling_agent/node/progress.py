@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starling_engine.core.messages import Loading
 
 from starling_agent.contract.report import Phase, Progress
-from starling_agent.node.report_state import ReportState
+from starling_agent.report_state import ReportState
 
 TELL_SECONDS = 1.0
 MEASURE_SECONDS = 2.0

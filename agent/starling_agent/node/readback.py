@@ -3,7 +3,7 @@
 from typing import Any
 
 from starling_engine import AsyncEngine
-from starling_engine.layout import ParallelLayout
+from starling_engine.topology.layout import ParallelLayout
 
 from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology, WorkerStart
 

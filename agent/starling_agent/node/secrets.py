@@ -7,9 +7,9 @@ from pathlib import Path
 import structlog
 from starling_engine.errors import ConfigError
 
+from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.config import EndpointConfig
-from starling_agent.node.report_state import ReportState
-from starling_agent.server.keys import ApiKeys
+from starling_agent.report_state import ReportState
 
 LOOK_SECONDS = 1.0
 log = structlog.get_logger("starling.agent")

@@ -34,8 +34,8 @@ from starling_agent.node.progress import ProgressTeller
 from starling_agent.node.readback import nothing_left, read_back
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.refusals import refusal
-from starling_agent.node.report_state import ReportState
 from starling_agent.node.weights import obtain
+from starling_agent.report_state import ReportState
 from starling_agent.server.collector import keep_for_good
 
 WATCH_SECONDS = 0.2

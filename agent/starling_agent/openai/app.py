@@ -14,25 +14,25 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starling_engine.errors import EngineAsleep, StarlingError
 
+from starling_agent.drain import Drain
 from starling_agent.http.allowed_hosts import AllowedHosts
 from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
+from starling_agent.http.errors import ApiError, as_api_error
 from starling_agent.http.head import HeadAsGet
 from starling_agent.http.header_limit import HeaderLimit
+from starling_agent.http.open_work import ClientGone
 from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.errors import ApiError, as_api_error
 from starling_agent.openai.protocol.base import RequestModel, field_path
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.completion import CompletionRequest
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from starling_agent.openai.work import ClientGone
-from starling_agent.server.drain import Drain
 from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from starling_agent.openai.errors import ApiError
+from starling_agent.http.errors import ApiError
 from starling_agent.openai.protocol.base import RequestModel
 
 M = TypeVar("M", bound=RequestModel)

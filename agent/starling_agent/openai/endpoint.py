@@ -12,14 +12,14 @@ from starling_engine import AsyncEngine
 from starling_engine.frontend.render_process import ChatRendering
 from starling_engine.outputs import StreamDelta
 
+from starling_agent.drain import Drain
+from starling_agent.http.errors import ApiError
+from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.errors import ApiError
 from starling_agent.openai.generation import Generation, PromptDelta, merged
 from starling_agent.openai.pace import Pace
 from starling_agent.openai.prompts import PromptReader
-from starling_agent.openai.work import OpenWork
-from starling_agent.server.drain import Drain
 from starling_agent.settings import ServerSettings
 
 log = structlog.get_logger("starling.request")

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starling_engine.errors import StarlingError
 
-from starling_agent.openai.errors import as_api_error
-from starling_agent.openai.work import ClientGone, OpenWork
+from starling_agent.http.errors import as_api_error
+from starling_agent.http.open_work import ClientGone, OpenWork
 
 FAREWELL_SECONDS = 1.0
 """A client that reads so slowly that the error event does not go out in this time is not waited for."""

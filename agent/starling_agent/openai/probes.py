@@ -5,9 +5,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from starling_engine.sleep import ASLEEP
 
+from starling_agent.http.errors import ApiError, asleep
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import endpoint_of
-from starling_agent.openai.errors import ApiError, asleep
 from starling_agent.version import starling_version
 
 router = APIRouter(tags=["probes"])

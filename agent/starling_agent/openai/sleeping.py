@@ -5,10 +5,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import AsyncEngine
 from starling_engine.errors import StarlingError
 
+from starling_agent.http.errors import as_api_error, invalid
 from starling_agent.http.foreign import check_origin
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import endpoint_of
-from starling_agent.openai.errors import as_api_error, invalid
 
 router = APIRouter(tags=["sleep"])
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from starling_agent.drain import Drain
+from starling_agent.http.errors import ApiError
 from starling_agent.http.refusing import send_error
 from starling_agent.metrics.exporter import Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.app import layers
-from starling_agent.openai.errors import ApiError
 from starling_agent.openai.probes import Version
-from starling_agent.server.drain import Drain
 from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 

@@ -11,8 +11,8 @@ import structlog
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
-from starling_agent.openai.errors import ApiError
 
 LINGER_SECONDS = 2.0
 """A client that is still sending would not see an answer that comes with a reset; what it sends is read away for so long."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
-from starling_agent.openai.work import OpenWork
-from starling_agent.server.drain import Drain
+from starling_agent.drain import Drain
+from starling_agent.http.open_work import OpenWork
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import ServerSettings
 

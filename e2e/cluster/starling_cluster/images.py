@@ -83,7 +83,7 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
         "etc/passwd": (users.encode(), 0o644),
         "etc/group": (groups.encode(), 0o644),
         "etc/nsswitch.conf": (b"hosts: files dns\n", 0o644),
-        "opt/starling/bin/starling": (COMMAND.format("starling_operator.cli").encode(), 0o755),
+        "opt/starling/bin/starling": (COMMAND.format("starling_cli.main").encode(), 0o755),
         "opt/starling/bin/mooncake_master": (COMMAND.format("mooncake.cli").encode(), 0o755),
     }
     config = {"Env": _environment(), "User": f"{USER}:{USER}", "WorkingDir": HOME, "Entrypoint": entrypoint or None}
@@ -91,7 +91,7 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
 
 
 def _environment() -> list[str]:
-    packages = ":".join(str(mounts.CHECKOUT / room) for room in ("crds", "engine", "agent", "operator"))
+    packages = ":".join(str(mounts.CHECKOUT / room) for room in ("crds", "engine", "agent", "operator", "cli"))
     return [
         f"PATH=/opt/starling/bin:{mounts.ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/bin",
         f"PYTHONPATH={packages}",

@@ -1,38 +1,11 @@
 """What every attention backend is given and promises."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-
-@dataclass(slots=True)
-class AttentionMetadata:
-    """One step's view of one KV group. Made anew each step; valid until the step ends.
-
-    Sequences lie one behind the other in the step's flat token axis of T tokens.
-
-    positions     [T] int64, each token's position in its sequence
-    slots         [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing, and is for tokens
-                  that only fill the step up
-    query_start   [S + 1] int32, first token of each sequence in the step; the last entry is T
-    context_lens  [S] int32, tokens of each sequence in the cache once this step's are stored
-    block_tables  [S, max_blocks] int32; blocks outside the window are 0 and never read
-    max_query_len longest query of the step; 1 means a pure decode step
-    shared_blocks leading blocks that all sequences share and that were full before this step, as
-                  `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
-    host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
-    """
-
-    positions: torch.Tensor
-    slots: torch.Tensor
-    query_start: torch.Tensor
-    context_lens: torch.Tensor
-    block_tables: torch.Tensor
-    max_query_len: int
-    shared_blocks: int = 0
-    host_lens: tuple[Sequence[int], Sequence[int]] | None = None
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 
 
 @dataclass(slots=True)

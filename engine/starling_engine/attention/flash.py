@@ -6,7 +6,8 @@ Its paged kernel wants pages of 256 tokens, which are none of ours, so that keys
 import torch
 from flash_attn import flash_attn_varlen_func
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.store import qk_norm_rope_store
 
 

@@ -3,7 +3,8 @@
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.store import qk_norm_rope_store
 
 WORKSPACE = 128 << 20

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
-from starling_engine.attention.mla_shape import QUERY_ROWS, Span, plan_forms, spans
 from starling_engine.attention.torch_paged import rotate
-from starling_engine.layers.products import bmm, linear
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.products import bmm, linear
+from starling_engine.model_config.mla_shape import QUERY_ROWS, Span, plan_forms, spans
 
 
 @dataclass(slots=True)

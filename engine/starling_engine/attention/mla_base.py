@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata
-from starling_engine.attention.mla_shape import MlaShape
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.model_config.mla_shape import MlaShape
 
 
 @dataclass(slots=True)

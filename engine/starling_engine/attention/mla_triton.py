@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
-from starling_engine.attention.mla_shape import SCRATCH, MlaShape, Span, spans
 from starling_engine.kernels import mla, mla_expanded
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
 from starling_engine.kernels.paged_attention import sms
+from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, Span, spans
 
 SHORT = 32
 """Queries of a sequence that take the absorbed form whatever it costs: the expanded one has more launches than they have work."""

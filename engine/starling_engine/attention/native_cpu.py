@@ -2,7 +2,8 @@
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.native import ops
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -12,8 +12,8 @@ from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ConfigError
-from starling_engine.kernels.runs import why_not_triton
 from starling_engine.platforms.base import Platform
+from starling_engine.platforms.triton_support import why_not_triton
 
 Backend = AttentionBackend | MlaBackend
 

@@ -3,7 +3,8 @@
 import torch
 from torch.nn import functional as F
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.native.fp8 import cached
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
 from starling_engine.kernels.cascade import cascade_attention
 from starling_engine.kernels.paged_attention import Call, attend, sms

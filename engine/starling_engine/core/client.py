@@ -14,11 +14,11 @@ import zmq.asyncio
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
-from starling_engine.parallel.placement import Layer
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
+from starling_engine.topology.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
+from starling_engine.topology.placement import Layer
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from starling_engine.config import EngineConfig
 from starling_engine.delta import MOVED, Delta
-from starling_engine.epoch import (
+from starling_engine.executor.base import Executor
+from starling_engine.kv.events import EventLog
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
+from starling_engine.model_config.config import load_model_config
+from starling_engine.request import EngineRequest
+from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.topology.epoch import (
     CHECKPOINT,
     PEERS,
     Abandon,
@@ -20,15 +28,7 @@ from starling_engine.epoch import (
     Rearranged,
     Switched,
 )
-from starling_engine.executor.base import Executor
-from starling_engine.kv.events import EventLog
-from starling_engine.kv.manager import KVManager
-from starling_engine.layout import Membership
-from starling_engine.models.config import load_model_config
-from starling_engine.request import EngineRequest
-from starling_engine.scheduler.offload.offload import Offload
-from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.tiers.sizes import chunk_bytes, host_slots
+from starling_engine.topology.layout import Membership
 from starling_engine.worker.report import WorkerReport
 
 COLLECT_SECONDS = 0.2

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from starling_engine import child
 from starling_engine.config import EngineConfig
-from starling_engine.core.log_lines import EXIT_LOGGER, parse_line
 from starling_engine.errors import ConfigError, EngineDead, ModelError, StarlingError, UnsupportedModel, WeightError
+from starling_engine.ipc import child
+from starling_engine.ipc.log_lines import EXIT_LOGGER, parse_line
 
 
 class CoreHandle:

@@ -5,12 +5,12 @@ from typing import Self
 import msgspec
 
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import EpochAnswer, EpochOrder, Rearranged
-from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Sleep, SleepState, Slept, WakeUp
 from starling_engine.tokens import ID_BYTES, pack, unpack
+from starling_engine.topology.epoch import EpochAnswer, EpochOrder, Rearranged
+from starling_engine.topology.layout import Membership
 
 
 class Add(msgspec.Struct, tag="add"):

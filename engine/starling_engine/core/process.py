@@ -15,11 +15,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from starling_engine.child import live_with_parent
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.core.listening import listen
-from starling_engine.core.log_lines import EXIT_LOGGER
 from starling_engine.core.messages import (
     Abort,
     Add,
@@ -36,13 +33,16 @@ from starling_engine.core.messages import (
 )
 from starling_engine.core.sleeper import Sleeper
 from starling_engine.delta import Delta, Stats
-from starling_engine.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
 from starling_engine.executor.select import make_executor
+from starling_engine.ipc.child import live_with_parent
+from starling_engine.ipc.listening import listen
+from starling_engine.ipc.log_lines import EXIT_LOGGER
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import ASLEEP, STEPS_WITH_OTHERS, Sleep, SleepState, Slept, WakeUp
+from starling_engine.topology.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
 
 logger = logging.getLogger("starling.core")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from starling_engine.epoch import Loaded
+from starling_engine.topology.epoch import Loaded
 
 Stage = Literal["waiting", "preparing", "committing", "releasing"]
 """Where a change stands."""

@@ -9,9 +9,9 @@ from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.elastic.members import Cores, Member
 from starling_engine.elastic.plans import leaving_plan, make_plans
 from starling_engine.elastic.waiting import at_once, to_its_end
-from starling_engine.epoch import Abandon, Commit, EpochPlan, Loaded, Prepare, Prepared, merge_loaded
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
-from starling_engine.parallel.placement import Placement
+from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Loaded, Prepare, Prepared, merge_loaded
+from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.elastic")
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from starling_engine.config import EngineConfig
 from starling_engine.errors import ConfigError
-from starling_engine.models.config import ModelConfig
-from starling_engine.parallel.placement import Placement, even_slots, regroup, spread
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.topology.placement import Placement, even_slots, regroup, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from itertools import groupby
 import msgspec
 
 from starling_engine.elastic.members import Member
-from starling_engine.epoch import EpochPlan
-from starling_engine.parallel.placement import Placement
-from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.topology.epoch import EpochPlan
+from starling_engine.topology.placement import Placement
+from starling_engine.topology.rendezvous import Rendezvous
 
 
 def make_plans(number: int, members: Sequence[Member], placement: Placement, patience: float, served: int) -> list[EpochPlan]:

@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
+from starling_engine.kv_offload.orders import Done, Order, Standing
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order, Standing
+from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.worker.report import Phase, WorkerReport
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from starling_engine import errors
 from starling_engine.errors import PeerLost, RankLost, StarlingError
-from starling_engine.executor.counters import Count, Counters
 from starling_engine.executor.remote import RemoteRanks
-from starling_engine.layout import ParallelLayout
+from starling_engine.topology.layout import ParallelLayout
+from starling_engine.worker.counters import Count, Counters
 
 LAST_WORD_SECONDS = 2.0
 """That the last message of a process which has ended may need to come."""

@@ -4,8 +4,8 @@ import logging
 import subprocess
 import threading
 
-from starling_engine import child
-from starling_engine.core.log_lines import parse_line
+from starling_engine.ipc import child
+from starling_engine.ipc.log_lines import parse_line
 
 
 class WorkerHandle:

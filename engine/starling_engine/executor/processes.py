@@ -11,10 +11,19 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from starling_engine import child
 from starling_engine.config import WorkerConfig
-from starling_engine.core.listening import listen
-from starling_engine.epoch import (
+from starling_engine.errors import RankLost, StarlingError
+from starling_engine.executor.health import Health
+from starling_engine.executor.remote import RemoteRanks
+from starling_engine.executor.results import Results
+from starling_engine.ipc import child
+from starling_engine.ipc.listening import listen
+from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv_offload.orders import Done, Order, Standing, merge, merge_standing
+from starling_engine.model_config.config import load_model_config
+from starling_engine.sleep import Rested, RestOrder, of_all_ranks
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.topology.epoch import (
     Abandon,
     Balance,
     EpochAnswer,
@@ -25,10 +34,9 @@ from starling_engine.epoch import (
     Unprepared,
     merge_loaded,
 )
-from starling_engine.errors import RankLost, StarlingError
-from starling_engine.executor.counters import Counters
-from starling_engine.executor.health import Health
-from starling_engine.executor.messages import (
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.worker.counters import Counters
+from starling_engine.worker.messages import (
     Allocate,
     Beat,
     Execute,
@@ -46,14 +54,6 @@ from starling_engine.executor.messages import (
     Working,
     move_identity,
 )
-from starling_engine.executor.remote import RemoteRanks
-from starling_engine.executor.results import Results
-from starling_engine.models.config import load_model_config
-from starling_engine.models.kv import kv_groups
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.sleep import Rested, RestOrder, of_all_ranks
-from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order, Standing, merge, merge_standing
 from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import zmq
 
 from starling_engine.errors import RankLost
-from starling_engine.executor.counters import Count
-from starling_engine.executor.messages import Beat, beat_identity
+from starling_engine.worker.counters import Count
+from starling_engine.worker.messages import Beat, beat_identity
 
 
 class RemoteRanks:

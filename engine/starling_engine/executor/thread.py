@@ -6,17 +6,17 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from starling_engine.child import import_for_good
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.errors import RankLost
+from starling_engine.ipc.child import import_for_good
+from starling_engine.kv_offload.orders import Done, Order, Standing
 from starling_engine.sleep import Release, Rested, RestOrder, Restore
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Order, Standing
+from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.worker.report import Phase, WorkerReport
 
 if TYPE_CHECKING:
-    from starling_engine.worker.transfers import Transfers
+    from starling_engine.kv_offload.transfers import Transfers
     from starling_engine.worker.worker import Worker
 
 SHUTDOWN_SECONDS = 5.0
@@ -163,7 +163,7 @@ class ThreadExecutor:
                 worker.transfers.close()
 
     def _serve(self, worker: "Worker") -> None:
-        from starling_engine.worker.answering import Answering
+        from starling_engine.worker.result_pump import Answering
 
         answering = Answering(self._answer, self._fail)
         while (plan := self._plans.get()) is not None:

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import msgspec
 
-from starling_engine.config import EngineArgs, EngineConfig
+from starling_engine.args import EngineArgs
+from starling_engine.config import EngineConfig
 from starling_engine.core.messages import Loading
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.elastic.change import Change, Stage
@@ -17,16 +18,16 @@ from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.cores import Cores
-from starling_engine.frontend.here import Here
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.sleeping import put_to_sleep, sleep_level, wake
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.models.config import ModelConfig
+from starling_engine.model_config.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import check_level, check_mode, check_tags
+from starling_engine.topology.node_placement import Here
 
 Prompt = str | list[int]
 

@@ -15,9 +15,9 @@ from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.errors import EngineAsleep, EngineDead
 from starling_engine.frontend.balance import Balancer
 from starling_engine.frontend.own_cores import OwnCores
-from starling_engine.layout import Membership
 from starling_engine.ledger import Ledger
 from starling_engine.sleep import ASLEEP
+from starling_engine.topology.layout import Membership
 
 LEAVING_LOOK_SECONDS = 0.2
 

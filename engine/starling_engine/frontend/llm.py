@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from starling_engine.config import EngineArgs
+from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from starling_engine.frontend import beam
 from starling_engine.frontend.async_engine import AsyncEngine

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from starling_engine.core.messages import Loading
-from starling_engine.ledger import amount
+from starling_engine.sizes import amount
 
 logger = logging.getLogger("starling.weights")
 

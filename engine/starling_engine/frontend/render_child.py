@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
-from starling_engine.child import die_with_parent
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer
 from starling_engine.frontend.frames import read_frame, write_frame
+from starling_engine.ipc.child import die_with_parent
 
 
 @dataclass(frozen=True)

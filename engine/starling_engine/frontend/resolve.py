@@ -3,16 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-from starling_engine.config import EngineArgs, EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
+from starling_engine.args import EngineArgs
+from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.frontend.here import Here
-from starling_engine.layout import ParallelLayout
-from starling_engine.models.config import ModelConfig, load_model_config
-from starling_engine.models.split import check_split
-from starling_engine.parallel.placement import even_slots
+from starling_engine.kv_offload.sizes import host_slots, passage_bytes
+from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.sleep import STEPS_WITH_OTHERS
-from starling_engine.tiers.sizes import host_slots, passage_bytes
+from starling_engine.topology.layout import ParallelLayout
+from starling_engine.topology.node_placement import Here
+from starling_engine.topology.placement import even_slots
 from starling_engine.weights.hub import resolve_model
 
 

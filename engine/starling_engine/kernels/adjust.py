@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from starling_engine.sampling import words as layout
+from starling_engine.kernels import token_words as layout
 
 PROMPT, NEVER, ENDS = tl.constexpr(layout.PROMPT), tl.constexpr(layout.NEVER), tl.constexpr(layout.ENDS)
 COUNT_SHIFT = tl.constexpr(layout.COUNT_SHIFT)
@@ -32,7 +32,7 @@ def _adjust(logits, stride, rows, words, slots, penalties, short, out, vocab):
 
 
 def adjust(logits: Tensor, rows: Tensor, words: Tensor, slots: Tensor, penalties: Tensor, short: Tensor) -> Tensor:
-    """As `sampling.words.adjust`, to the bit. Moves 12 bytes for each logit of a row."""
+    """As `kernels.token_words.adjust`, to the bit. Moves 12 bytes for each logit of a row."""
     count, vocab = len(rows), logits.shape[1]
     assert logits.dtype == penalties.dtype == torch.float32 and words.dtype == torch.int32 and short.dtype == torch.bool
     assert rows.dtype == slots.dtype == torch.int64 and logits.stride(1) == 1 and words.is_contiguous()

@@ -1,4 +1,4 @@
-"""Attention over the latents themselves (the absorbed form of `attention/mla_shape.py`), for decode and mixed steps.
+"""Attention over the latents themselves (the absorbed form of `model_config/mla_shape.py`), for decode and mixed steps.
 
 All heads share one key and value, so heads of a token are the rows of one matrix product: a program takes ROWS of them, or some
 tokens' where a token has fewer, and reads each latent once for all its rows, as key and as value. Where sequences are too few to
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 
 LEAST_KEYS = 128
 """Of a part of a split context: fewer would write and read again, in fp32, more than they attend to."""

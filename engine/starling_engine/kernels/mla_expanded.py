@@ -1,4 +1,4 @@
-"""Attention over keys and values that were made of the latents: the expanded form of `attention/mla_shape.py`, for long prompts."""
+"""Attention over keys and values made of latents: the expanded form of `model_config/mla_shape.py`, for long prompts."""
 
 import torch
 import triton

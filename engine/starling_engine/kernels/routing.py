@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from starling_engine.models.moe import Routing
+from starling_engine.model_config.moe import Routing
 
 LOWEST = tl.constexpr(-1e38)
 """Stands for NaN and less: worse than any affinity, better than what cannot be chosen (-inf), and two of them do not overflow."""

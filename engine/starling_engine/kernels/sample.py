@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from starling_engine import rng
 from starling_engine.kernels.filters import thresholds
 from starling_engine.kernels.logits import scaled_logits
-from starling_engine.sampling import rng
 
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
 TILE = tl.constexpr(2048)
@@ -22,7 +22,7 @@ SLACK = tl.constexpr(1e-3)
 
 @triton.jit
 def _mix(z):
-    """SplitMix64's finaliser; see `sampling.rng`."""
+    """SplitMix64's finaliser; see `rng`."""
     z = (z ^ (z >> 30)) * MIX_1
     z = (z ^ (z >> 27)) * MIX_2
     return z ^ (z >> 31)
@@ -35,7 +35,7 @@ def _random(key, token):
 
 @triton.jit
 def _gumbel(random):
-    """As `sampling.rng.gumbel`, in double: of 53 bits, fp32 would lose the ones near 1, whose noise is the largest."""
+    """As `rng.gumbel`, in double: of 53 bits, fp32 would lose the ones near 1, whose noise is the largest."""
     uniform = ((random >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
     return -tl.log(-tl.log(uniform))
 

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
+from starling_engine.kernels.products import linear
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearShape, Part
-from starling_engine.layers.products import linear
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 
 
 class StackedWeights:

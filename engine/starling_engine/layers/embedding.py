@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 from starling_engine.weights.slot import Slot
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]

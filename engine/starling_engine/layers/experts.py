@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 from starling_engine.weights.slot import Alias, Slot, part_slot
 
 Shard = Literal["gate", "up", "down"]

@@ -4,9 +4,9 @@ from functools import cached_property
 
 import torch
 
+from starling_engine.kernels.products import linear
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
-from starling_engine.layers.products import linear
 
 
 class StackedExperts:

@@ -6,10 +6,10 @@ import logging
 import torch
 
 from starling_engine import native
-from starling_engine.kernels.runs import triton_runs, why_not_triton
 from starling_engine.layers.experts import ExpertsMethod, ExpertsSelector, ExpertsShape
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
+from starling_engine.platforms.triton_support import triton_runs, why_not_triton
 
 logger = logging.getLogger("starling.layers")
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from starling_engine import native
-from starling_engine.kernels.runs import why_not_triton
+from starling_engine.platforms.triton_support import why_not_triton
 
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 from starling_engine.weights.slot import Slot, part_slot
 
 

@@ -1,10 +1,10 @@
-"""Tables of cosines and sines for the rotary embedding, with every scaling that `models/rope.py` reads."""
+"""Tables of cosines and sines for the rotary embedding, with every scaling that `model_config/rope.py` reads."""
 
 import math
 
 import torch
 
-from starling_engine.models.rope import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 
 def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> torch.Tensor:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from starling_engine.kernels.runs import why_not_triton
 from starling_engine.layers.linear import Linear
-from starling_engine.models.moe import Routing
+from starling_engine.model_config.moe import Routing
+from starling_engine.platforms.triton_support import why_not_triton
 from starling_engine.weights.slot import Alias, Slot, copy_slot
 
 Route = Callable[[torch.Tensor, Routing, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 
 from starling_engine import native
+from starling_engine.kernels.products import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.packed import MkldnnLinear, NativeLinear
-from starling_engine.layers.products import has_mkldnn_bf16, is_emulated
 
 logger = logging.getLogger("starling.layers")
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build import BuildContext
 from starling_engine.models.mla import LatentAttention

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 
 from starling_engine.attention.selector import Backend
+from starling_engine.expert_parallel.expert_ranks import ExpertRanks
 from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.linear import Linear, LinearShape, MethodSelector
 from starling_engine.layers.norm import RMSNorm
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.definition import TensorNames
-from starling_engine.models.moe import MoeConfig
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.definition import TensorNames
+from starling_engine.model_config.moe import MoeConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
-from starling_engine.parallel.expert_ranks import ExpertRanks
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 
 
 def no_tick() -> None:

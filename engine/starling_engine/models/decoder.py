@@ -7,20 +7,20 @@ import torch
 
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.selector import Backend
+from starling_engine.expert_parallel.expert_ranks import ExpertRanks
+from starling_engine.kv.layer_specs import stage_layers
 from starling_engine.layers.embedding import Embedding, Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.registry import DEFINITIONS
 from starling_engine.models.blocks import Attention, DecoderLayer
 from starling_engine.models.build import BuildContext
-from starling_engine.models.config import ModelConfig
 from starling_engine.models.context import ForwardContext, no_tick
-from starling_engine.models.kv import stage_layers
-from starling_engine.models.registry import DEFINITIONS
 from starling_engine.parallel.communicator import ALONE, Communicator
-from starling_engine.parallel.expert_ranks import ExpertRanks
-from starling_engine.parallel.shard import ALL, Shard
+from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
 from starling_engine.weights.slot import Slot
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
-from starling_engine.attention.mla_shape import MlaShape
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
+from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build import BuildContext
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 from starling_engine.weights.slot import Slot, part_slot
 
 LATENT_EPS = 1e-6

@@ -5,9 +5,9 @@ import torch
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.router import Router
+from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.build import BuildContext
 from starling_engine.models.mlp import Mlp
-from starling_engine.models.moe import MoeConfig
 from starling_engine.weights.slot import Slot
 
 

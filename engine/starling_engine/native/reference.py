@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from starling_engine.native.fp8 import cached
 from starling_engine.native.packed import PackedExperts, PackedWeight
-from starling_engine.sampling.rng import gumbel
+from starling_engine.rng import gumbel
 
 
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
@@ -176,7 +176,7 @@ def sample(
     that all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
     renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times
     as likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise
-    (`sampling.rng`). A logit that is not a number counts as +inf, so a row with one chooses what is not finite.
+    (`rng`). A logit that is not a number counts as +inf, so a row with one chooses what is not finite.
     """
     logits = torch.where(logits.isnan(), torch.inf, logits)
     greedy = temperature == 0

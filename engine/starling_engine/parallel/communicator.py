@@ -6,7 +6,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import torch
 
 from starling_engine.errors import PeerLost
-from starling_engine.parallel.shard import Shard
+from starling_engine.topology.shard import Shard
 
 P = ParamSpec("P")
 T = TypeVar("T")

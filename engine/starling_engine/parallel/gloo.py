@@ -15,8 +15,8 @@ from torch.distributed import DistError
 
 from starling_engine.errors import PeerLost
 from starling_engine.parallel.communicator import Arriving, of_group
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard
 
 MAX_SENT = 4
 """Tensors that may be on their way to other ranks at once."""

@@ -15,7 +15,7 @@ from starling_engine.errors import ConfigError, PeerLost
 from starling_engine.parallel.communicator import Arriving, Communicator, of_group
 from starling_engine.parallel.gloo import MAX_SENT
 from starling_engine.parallel.one_shot import OneShot
-from starling_engine.parallel.rendezvous import Rendezvous
+from starling_engine.topology.rendezvous import Rendezvous
 
 
 def join_nccl(

@@ -9,10 +9,10 @@ import logging
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.kernels.runs import why_not_triton
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.peer_memory import PeerMemory
+from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.parallel")
 

@@ -13,9 +13,9 @@ from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.one_shot import join_one_shot
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SharedCommunicator
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard
 
 logger = logging.getLogger("starling.parallel")
 

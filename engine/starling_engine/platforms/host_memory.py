@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import torch
 
-from starling_engine.ledger import amount
+from starling_engine.sizes import amount
 
 
 def anonymous(size: int) -> torch.Tensor:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.kernels.runs import why_not_triton
 from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.queue import Mark, Replay
+from starling_engine.platforms.triton_support import why_not_triton
 
 
 class InterpretedPlatform(CpuPlatform):

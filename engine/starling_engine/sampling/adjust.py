@@ -1,6 +1,6 @@
 """Changes to logits before sampling: bias, allowed and banned tokens, minimum length, penalties.
 
-Each works on one row in place; requests that ask for none of it cost nothing. A device works on many rows by `sampling.words`.
+Each works on one row in place; requests that ask for none of it cost nothing. A device works on many rows by `kernels.token_words`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from starling_engine.kernels.token_words import words
 from starling_engine.params import SamplingParams
-from starling_engine.sampling.words import words
 
 NEVER = float("-inf")
 
@@ -56,7 +56,7 @@ class Adjuster:
     # ---- for a device, which keeps what it needs ----
 
     def words(self, vocab: int, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-        """See `sampling.words`. `tokens` as `adjust` takes them."""
+        """See `kernels.token_words`. `tokens` as `adjust` takes them."""
         known, start = np.array(tokens), self._num_prompt
         allowed, banned, ends = self._allowed.numpy(), self._banned.numpy(), self._stops.numpy()
         return words(vocab, known[:start], known[start:], allowed=allowed, banned=banned, ends=ends)

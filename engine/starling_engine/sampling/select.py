@@ -5,9 +5,9 @@ from typing import Protocol
 
 import torch
 
-from starling_engine.kernels.runs import why_not_triton
+from starling_engine.kernels import token_words as words
 from starling_engine.native import load, ops, reference
-from starling_engine.sampling import words
+from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.sampling")
 
@@ -28,7 +28,7 @@ class SampleOp(Protocol):
 
 
 class AdjustOp(Protocol):
-    """See `sampling.words.adjust`, which defines what every one of them computes."""
+    """See `kernels.token_words.adjust`, which defines what every one of them computes."""
 
     def __call__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from starling_engine.scheduler.state import Gate, RequestState
+from starling_engine.request_state import Gate, RequestState
 
 NAMED_TOKENS = 16_384
 """That are hashed between two plans, at most: a few milliseconds."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starling_engine.kv.manager import KVManager
-from starling_engine.scheduler.offload.offload import Offload
-from starling_engine.scheduler.state import RequestState, Status
-from starling_engine.tiers.far import CHUNK
+from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.request_state import RequestState, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from starling_engine.config import Policy
-from starling_engine.scheduler.state import RequestState
+from starling_engine.request_state import RequestState
 
 
 class WaitingQueue(ABC):

@@ -11,18 +11,18 @@ from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
+from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.orders import Done
+from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request import EngineRequest
-from starling_engine.scheduler.draft import Draft
+from starling_engine.request_state import Gate, RequestState, Status
 from starling_engine.scheduler.naming import Naming
-from starling_engine.scheduler.offload.offload import Offload
 from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.scheduler.prefix import Prefix, Prefixes
 from starling_engine.scheduler.queue import make_queue
-from starling_engine.scheduler.state import Gate, RequestState, Status
+from starling_engine.scheduler.step_builder import Draft
 from starling_engine.scheduler.suspects import Suspects
 from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
-from starling_engine.tiers.far import CHUNK
-from starling_engine.tiers.orders import Done
 
 logger = logging.getLogger("starling.scheduler")
 

@@ -7,7 +7,7 @@ else runs on between these steps.
 
 from collections.abc import Sequence
 
-from starling_engine.scheduler.state import Gate, RequestState
+from starling_engine.request_state import Gate, RequestState
 
 
 class Suspects:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,3 @@
-from starling_engine.child import import_for_good
+from starling_engine.ipc.child import import_for_good
 
-import_for_good("starling_engine.worker.process").main()
+import_for_good("starling_engine.worker.process.worker_process").main()

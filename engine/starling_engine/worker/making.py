@@ -10,12 +10,12 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
 from starling_engine.sampling.select import select_sample_op
-from starling_engine.worker.batch import InputBatch
-from starling_engine.worker.device_runner import DeviceRunner
-from starling_engine.worker.launched import Runner
-from starling_engine.worker.pages import KVPages
-from starling_engine.worker.runner import ModelRunner
-from starling_engine.worker.sampler import Sampler
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.host.pages import KVPages
+from starling_engine.worker.host.runner import ModelRunner
+from starling_engine.worker.host.sampler import Sampler
+from starling_engine.worker.pending_step import Runner
 from starling_engine.worker.stage import StageLink
 
 logger = logging.getLogger("starling.worker")

@@ -9,12 +9,12 @@ import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup, peak_blocks
+from starling_engine.kv_offload.sizes import host_memory
 from starling_engine.ledger import Ledger, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
-from starling_engine.tiers.sizes import host_memory
-from starling_engine.worker.device_runner import DeviceRunner
-from starling_engine.worker.launched import Runner
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.pending_step import Runner
 
 
 def plan(

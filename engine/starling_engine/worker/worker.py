@@ -15,44 +15,44 @@ from torch.distributed import DistError
 
 from starling_engine.attention.selector import select_attention
 from starling_engine.config import WorkerConfig
-from starling_engine.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.errors import PeerLost
+from starling_engine.expert_parallel.balancing import Balancing
+from starling_engine.expert_parallel.dp_sync import Epoch
+from starling_engine.expert_parallel.expert_publisher import Holders
+from starling_engine.expert_parallel.expert_ranks import ExpertRanks, over_tensor
+from starling_engine.expert_parallel.load_window import LoadWindow
+from starling_engine.expert_parallel.meeting import LoadedSoFar, meet
+from starling_engine.expert_parallel.rearrangement import Rearrangement
+from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv.spec import KVGroup
+from starling_engine.kv_offload.orders import Done, Standing
+from starling_engine.kv_offload.starting import open_tiers
+from starling_engine.kv_offload.transfers import Transfers
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger
-from starling_engine.models.config import ModelConfig, load_model_config
+from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.models.kv import kv_groups
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.parallel.expert_ranks import ExpertRanks, over_tensor
 from starling_engine.parallel.gloo import join_store
-from starling_engine.parallel.load_window import LoadWindow
 from starling_engine.parallel.ranks import join_ranks
-from starling_engine.parallel.rearrangement import Rearrangement
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import Rested, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
-from starling_engine.tiers.orders import Done, Standing
 from starling_engine.tokens import pack
+from starling_engine.topology.epoch import Balance, EpochPlan, Rearranged
 from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
-from starling_engine.worker.attempt import Attempt
-from starling_engine.worker.balancing import Balancing
-from starling_engine.worker.batch import InputBatch
-from starling_engine.worker.device_runner import DeviceRunner
-from starling_engine.worker.holders import Holders
-from starling_engine.worker.launched import Finished, Launched, Runner
-from starling_engine.worker.lockstep import Epoch
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.guarded_step import Attempt
+from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.making import make_runner
-from starling_engine.worker.meeting import LoadedSoFar, meet
 from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
+from starling_engine.worker.pending_step import Finished, Launched, Runner
 from starling_engine.worker.report import Phase, WorkerReport
-from starling_engine.worker.rest import Rest
+from starling_engine.worker.sleep.sleeper import Rest
 from starling_engine.worker.stage import StageLink
-from starling_engine.worker.tiers import open_tiers
-from starling_engine.worker.transfers import Transfers
 
 logger = logging.getLogger("starling.worker")
 

@@ -7,7 +7,7 @@ from typing import Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from starling_crds.layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
-from starling_engine.config import EngineArgs
+from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError
 
 from starling_operator.plan.config import DEVICES, engine_arguments, typed_field

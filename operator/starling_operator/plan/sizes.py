@@ -6,8 +6,8 @@ from typing import Any
 
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
-from starling_engine.tiers.passage import most_passage
-from starling_engine.tiers.store.address import parse_address
+from starling_engine.kv_offload.passage import most_passage
+from starling_engine.kv_offload.secondary.store.address import parse_address
 
 MIB = 2**20
 _BASE = 64 * MIB

@@ -15,10 +15,10 @@ from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.bed import Bed
 from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
-from starling_agent.node.report_state import ReportState
+from starling_agent.report_state import ReportState
 from starling_engine.elastic.change import Change
-from starling_engine.epoch import Loaded
 from starling_engine.errors import EpochFailed
+from starling_engine.topology.epoch import Loaded
 
 from tests.operator.plan.building import make_report
 

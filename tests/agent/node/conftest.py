@@ -134,7 +134,7 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
             (own / "agent.json").write_text(json.dumps(config) if text is None else text)
             with (own / "log").open("wb") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "starling_operator.cli", "agent", "--config", str(own / "agent.json")],
+                    [sys.executable, "-m", "starling_cli.main", "agent", "--config", str(own / "agent.json")],
                     cwd=own,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

@@ -18,9 +18,9 @@ from starling_agent.node.first_token import own_url
 from starling_agent.node.progress import ProgressTeller, eta, phase_of
 from starling_agent.node.recovery import GiveUp, Restart, after_failure
 from starling_agent.node.refusals import refusal
-from starling_agent.node.report_state import ReportState, changed
 from starling_agent.node.totals import added
 from starling_agent.node.weights import local_folder, obtain
+from starling_agent.report_state import ReportState, changed
 from starling_engine.core.messages import Loading
 from starling_engine.delta import Stats
 from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel

@@ -14,7 +14,7 @@ from starling_agent.node.deadline import Deadline
 from starling_agent.node.digest import weights_digest
 from starling_agent.node.failures import NodeFailure
 from starling_agent.node.pin import Pin, pinned
-from starling_agent.node.report_state import ReportState
+from starling_agent.report_state import ReportState
 
 from tests.agent.node.hub import COMMIT, Hub, running_hub
 from tests.operator.plan.building import make_report

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from starling_engine.attention import mla, mla_shape
+from starling_engine.attention import mla
 from starling_engine.attention.mla import MlaWeights, TorchMla
-from starling_engine.attention.mla_shape import MlaShape, Span, plan_forms, spans
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.rope import RopeConfig
+from starling_engine.model_config import mla_shape
+from starling_engine.model_config.mla_shape import MlaShape, Span, plan_forms, spans
+from starling_engine.model_config.rope import RopeConfig
 
 from tests.engine.attention.test_paged import BLOCK, metadata
 

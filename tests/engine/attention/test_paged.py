@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.attention.base import AttentionBackend, AttentionMetadata, AttentionWeights
+from starling_engine.attention.base import AttentionBackend, AttentionWeights
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.rope import RopeConfig
+from starling_engine.model_config.rope import RopeConfig
 from torch.nn import functional as F
 
 BLOCK = 8

@@ -9,8 +9,8 @@ from starling_engine.attention import selector
 from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.selector import select_attention
 from starling_engine.errors import ConfigError
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.platforms.cpu import CpuPlatform
+from starling_engine.platforms.triton_support import INTERPRETED
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 

@@ -10,8 +10,8 @@ import pytest
 from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
-from starling_engine.frontend.here import Here
-from starling_engine.layout import ParallelLayout
+from starling_engine.topology.layout import ParallelLayout
+from starling_engine.topology.node_placement import Here
 
 from tests.engine.running import engine_args, running, when
 

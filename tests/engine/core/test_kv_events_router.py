@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starling_engine import SamplingParams
 from starling_engine.kv.endpoint import REPLAY_PORT
-from starling_engine.tiers.far import CHUNK
+from starling_engine.kv_offload.secondary.base import CHUNK
 
 from tests.engine.listener import free_port
 from tests.engine.running import running

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.core.engine_core import EngineCore
+from starling_engine.kv_offload.secondary.share import FarShare
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.tiers.share import FarShare
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 from tests.engine.cores import core_for

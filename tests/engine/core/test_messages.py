@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 from starling_engine.core.messages import Add, FromFrontend
-from starling_engine.executor.messages import Execute, ToWorker
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.tokens import pack, unpack
+from starling_engine.worker.messages import Execute, ToWorker
 
 from tests.engine.toy import ToyEngine
 

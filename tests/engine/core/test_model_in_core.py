@@ -65,7 +65,7 @@ def test_a_resume_record_continues_where_another_core_stopped(reference: Referen
 
 def test_a_fault_is_pinned_on_its_request(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that raises is run again request by request; only the one that raises alone ends."""
-    from starling_engine.worker.batch import InputBatch
+    from starling_engine.worker.host.batch import InputBatch
 
     real = InputBatch.inputs
 

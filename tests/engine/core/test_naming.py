@@ -3,8 +3,8 @@
 import pytest
 from starling_engine.scheduler import naming
 
-from tests.engine.core.test_offload import Outside, engine_of
 from tests.engine.core.test_scheduler import params, prompt_of
+from tests.engine.kv_offload.test_offload import Outside, engine_of
 from tests.engine.toy import ToyEngine, expected_output
 
 SLICE = 32

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from starling_engine.config import EngineArgs
+from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.prefill import PrefillBudget, shares

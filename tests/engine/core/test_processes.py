@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from starling_engine import AsyncEngine, PoolingParams, SamplingParams
 from starling_engine.core import client
-from starling_engine.core.log_lines import parse_line
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
 from starling_engine.frontend.resolve import resolve
+from starling_engine.ipc.log_lines import parse_line
 
 from tests.engine.running import MODEL, engine_args, idle, running, when
 

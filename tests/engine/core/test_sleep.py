@@ -11,12 +11,12 @@ from starling_engine.core.engine_core import EngineCore
 from starling_engine.core.sleeper import Sleeper
 from starling_engine.delta import Delta
 from starling_engine.executor.thread import ThreadExecutor
-from starling_engine.layout import ParallelLayout
+from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
-from starling_engine.tiers.folder.tier import FolderTier
+from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import VARIANTS, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run

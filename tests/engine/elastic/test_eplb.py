@@ -8,7 +8,7 @@ import pytest
 import torch
 from starling_engine import AsyncEngine
 from starling_engine.delta import Stats
-from starling_engine.parallel.placement import Placement
+from starling_engine.topology.placement import Placement
 
 from tests.engine.checkpoints import VARIANTS, Reference, answer, write_checkpoint
 from tests.engine.elastic.groups import Traffic, group

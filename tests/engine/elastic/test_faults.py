@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 from starling_engine import AsyncEngine
 from starling_engine.elastic.change import Change, Stage
-from starling_engine.epoch import CHECKPOINT, PEERS
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning
 from starling_engine.executor.processes import STOP_SECONDS
+from starling_engine.topology.epoch import CHECKPOINT, PEERS
 
 from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starling_engine.errors import RankLost
 from starling_engine.executor.launcher import WorkerHandle
-from starling_engine.layout import ParallelLayout
 from starling_engine.parallel import nearby
 from starling_engine.parallel.communicator import ALONE
+from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run

@@ -3,7 +3,7 @@
 import pytest
 from starling_engine.config import WorkerConfig
 from starling_engine.executor.select import own_processes
-from starling_engine.layout import ParallelLayout
+from starling_engine.topology.layout import ParallelLayout
 
 WORKER = {
     "model_path": "m",

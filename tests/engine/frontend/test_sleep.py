@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starling_engine import LLM, AsyncEngine, PoolingParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineAsleep, InvalidRequest, RequestFailed, SleepFailed, SleepRefused
-from starling_engine.frontend.here import Here
 from starling_engine.frontend.resolve import resolve
+from starling_engine.topology.node_placement import Here
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 from tests.engine.running import MODEL, engine_args, running

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from starling_engine.kernels.runs import INTERPRETED
+from starling_engine.platforms.triton_support import INTERPRETED
 
 MAX_SHARED = 227 << 10
 """Bytes of shared memory that a block may have on Hopper."""

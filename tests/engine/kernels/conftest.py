@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from starling_engine import kernels
-from starling_engine.kernels.runs import INTERPRETED
+from starling_engine.platforms.triton_support import INTERPRETED
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*"]
 

@@ -1,13 +1,13 @@
 """Launches for real models' shapes, to be compiled in a process of their own, which should not import more than they need."""
 
 import torch
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaWeights
-from starling_engine.attention.mla_shape import MlaShape, Span
 from starling_engine.attention.mla_triton import attend_expanded
 from starling_engine.kernels import grouped, mla, routing
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
-from starling_engine.models.moe import Routing
+from starling_engine.model_config.mla_shape import MlaShape, Span
+from starling_engine.model_config.moe import Routing
 
 BF16 = torch.bfloat16
 V3 = MlaShape(num_heads=128, q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, interleaved=True)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from starling_engine.kernels import activation
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.native import reference
+from starling_engine.platforms.triton_support import INTERPRETED
 
 from .compiled import compiled
 

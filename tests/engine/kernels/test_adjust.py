@@ -3,8 +3,8 @@
 import pytest
 import torch
 from starling_engine.kernels import adjust
-from starling_engine.kernels.runs import INTERPRETED
-from starling_engine.sampling import words as layout
+from starling_engine.kernels import token_words as layout
+from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.sampling.select import select_adjust_op
 from torch import Tensor
 

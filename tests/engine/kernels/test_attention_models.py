@@ -6,7 +6,7 @@ import pytest
 import torch
 from starling_engine import SamplingParams
 from starling_engine.attention.base import AttentionBackend
-from starling_engine.kernels.runs import INTERPRETED
+from starling_engine.platforms.triton_support import INTERPRETED
 
 from tests.engine.attention.test_paged import test_a_token_without_a_slot_stores_nothing  # noqa: F401
 from tests.engine.attention.test_paged import test_equals_attention_written_out as _written_out

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.native.fp8 import FP8
 from starling_engine.params import SamplingParams
+from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
 from starling_engine.weights.cache_scales import load_kv_scales
 

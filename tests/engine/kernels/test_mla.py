@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from starling_engine.attention import mla_triton
-from starling_engine.attention.base import AttentionMetadata
 from starling_engine.attention.mla_base import MlaWeights
-from starling_engine.attention.mla_shape import MlaShape, Span
 from starling_engine.attention.mla_triton import Run, TritonMla, plan_runs
 from starling_engine.kernels import mla
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.model_config.mla_shape import MlaShape, Span
 
 from tests.engine.attention.test_mla import SHAPES, SIZES, V3, weights, whole
 from tests.engine.attention.test_paged import BLOCK, metadata

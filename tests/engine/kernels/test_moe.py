@@ -6,7 +6,7 @@ from starling_engine.kernels import grouped, grouping
 from starling_engine.kernels.grouped import FEW, MANY, SOME, WIDE, Tiles
 from starling_engine.layers.experts import Experts, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_triton import TritonExperts
-from starling_engine.parallel.shard import Share
+from starling_engine.topology.shard import Share
 
 from tests.engine.kernels import moe_launches
 from tests.engine.kernels.compiled import MAX_SHARED, compiled

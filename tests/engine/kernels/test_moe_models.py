@@ -8,12 +8,13 @@ import pytest
 import torch
 from starling_engine.attention import mla_triton
 from starling_engine.kernels import routing
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.layers.experts_triton import TritonExperts
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InterpretedPlatform
+from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
-from starling_engine.worker import graphs, worker
+from starling_engine.worker import worker
+from starling_engine.worker.device import graphs
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
 from tests.engine.cores import core_for, run

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from starling_engine.kernels import norm
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.layers.fits import elementwise_kernels
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.native import reference
+from starling_engine.platforms.triton_support import INTERPRETED
 
 from .compiled import compiled
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.one_shot import MAX_BYTES, join_one_shot
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard
 
 RANKS, SECONDS = 2, 60.0
 SIZES = [1, 4099, MAX_BYTES // 4, 64, 64, 7]

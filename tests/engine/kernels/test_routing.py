@@ -4,7 +4,7 @@ import pytest
 import torch
 from starling_engine.kernels import routing as kernel
 from starling_engine.layers.router import route
-from starling_engine.models.moe import Routing
+from starling_engine.model_config.moe import Routing
 
 from tests.engine.kernels import moe_launches
 from tests.engine.kernels.compiled import compiled

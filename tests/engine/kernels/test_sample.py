@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from starling_engine.kernels import filters, sample
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.native import reference
+from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.sampling.select import select_sample_op
 from torch import Tensor
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.rope import RopeConfig
+from starling_engine.model_config.rope import RopeConfig
 from starling_engine.native import reference
 
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn

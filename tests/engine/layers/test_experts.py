@@ -11,7 +11,7 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.parallel.shard import Shard, Share
+from starling_engine.topology.shard import Shard, Share
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 

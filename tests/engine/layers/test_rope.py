@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.models.fields import Fields
-from starling_engine.models.rope import read_rope
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.rope import read_rope
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from starling_engine.layers.router import route
-from starling_engine.models.moe import Routing
+from starling_engine.model_config.moe import Routing
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter

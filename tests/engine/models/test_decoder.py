@@ -8,8 +8,8 @@ from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.select import select_linear_method
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models import mlp
-from starling_engine.models.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
 

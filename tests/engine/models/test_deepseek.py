@@ -3,14 +3,14 @@
 from typing import Any
 
 import pytest
-from starling_engine.attention.mla_shape import MlaShape
 from starling_engine.errors import ModelError
+from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import LatentSpec
-from starling_engine.models.config import ModelConfig
-from starling_engine.models.kv import kv_specs
-from starling_engine.models.moe import MoeConfig, Routing
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.mla_shape import MlaShape
+from starling_engine.model_config.moe import MoeConfig, Routing
 
-from tests.engine.models.test_config import of
+from tests.engine.model_config.test_config import of
 
 
 def deepseek(version: int, **changes: Any) -> ModelConfig:

@@ -9,12 +9,12 @@ from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.select import select_linear_method
+from starling_engine.model_config.config import parse_model_config
+from starling_engine.model_config.definition import TensorNames
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.moe import MoeConfig, Routing
 from starling_engine.models import mlp
 from starling_engine.models.build import BuildContext
-from starling_engine.models.config import parse_model_config
-from starling_engine.models.definition import TensorNames
-from starling_engine.models.fields import Fields
-from starling_engine.models.moe import MoeConfig, Routing
 from starling_engine.models.moe_block import MoeBlock
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config

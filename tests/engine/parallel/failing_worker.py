@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from starling_engine.models.blocks import DecoderLayer
-from starling_engine.worker.process import main
+from starling_engine.worker.process.worker_process.worker_process import main
 
 CALLS = 20
 """Of a layer, before one fails: past the warm-up."""

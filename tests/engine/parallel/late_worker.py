@@ -5,7 +5,7 @@ HOW: recorded, eager, slow, which rank 1's device is then, breaks, which it does
 
 import sys
 
-from starling_engine.worker.process import main
+from starling_engine.worker.process.worker_process.worker_process import main
 
 from tests.engine import late
 from tests.engine.late import BreakingQueue, LateQueue, use_late_device

@@ -11,9 +11,9 @@ from starling_engine.errors import ConfigError, RankLost
 from starling_engine.models.context import no_tick
 from starling_engine.parallel.communicator import ALONE, Alone, Communicator, of_group
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard
 from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard
 
 from tests.engine.parallel.threads import KINDS, on_ranks
 

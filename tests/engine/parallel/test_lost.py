@@ -11,7 +11,7 @@ import pytest
 from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError, DeviceLost, EngineDead, RankLost, WeightError
 from starling_engine.executor.processes import ProcessExecutor
-from starling_engine.layout import ParallelLayout
+from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, write_checkpoint
 from tests.engine.cores import core_for, greedy, run

@@ -8,8 +8,8 @@ from starling_engine.parallel.communicator import Alone, Communicator
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.parallel.nccl import NcclCommunicator, join_nccl
 from starling_engine.parallel.one_shot import MAX_BYTES, OneShot
-from starling_engine.parallel.rendezvous import Rendezvous
-from starling_engine.parallel.shard import Shard
+from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.topology.shard import Shard
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
 
 from tests.engine.parallel.threads import on_ranks

@@ -11,7 +11,7 @@ from starling_engine.attention.mla import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
 from starling_engine.layers.select import select_linear_method
-from starling_engine.models.config import load_model_config
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights

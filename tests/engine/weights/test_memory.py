@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.dense import DenseLinear
-from starling_engine.models.config import load_model_config
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 
 DENSE = {
@@ -42,7 +42,7 @@ import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.select import select_linear_method
-from starling_engine.models.config import load_model_config
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
 

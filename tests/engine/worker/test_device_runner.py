@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.kernels.runs import INTERPRETED
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
-from starling_engine.worker.batch import InputBatch
-from starling_engine.worker.device_runner import DeviceRunner
-from starling_engine.worker.graphs import Graphs, decode_sizes, mixed_sizes
-from starling_engine.worker.step_buffer import Shape
-from starling_engine.worker.step_writer import StepWriter
+from starling_engine.platforms.triton_support import INTERPRETED
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.device.graphs import Graphs, decode_sizes, mixed_sizes
+from starling_engine.worker.device.step_buffer import Shape
+from starling_engine.worker.device.step_writer import StepWriter
+from starling_engine.worker.host.batch import InputBatch
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run

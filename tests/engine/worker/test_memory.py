@@ -13,11 +13,11 @@ from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.dense import DenseLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape
 from starling_engine.layers.packed import NativeLinear
-from starling_engine.models.config import load_model_config
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms import host_memory
 from starling_engine.weights.dummy import load_dummy
-from starling_engine.worker.memory import ALIGNMENT, HostCopies, Pages, as_bytes, discard_pages, storages_of
+from starling_engine.worker.sleep.memory import ALIGNMENT, HostCopies, Pages, as_bytes, discard_pages, storages_of
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_given_back_again(monkeypatch: pytest.MonkeyPatch) 
         return as_bytes(storage)
 
     with monkeypatch.context() as patched:
-        patched.setattr("starling_engine.worker.memory.as_bytes", full)
+        patched.setattr("starling_engine.worker.sleep.memory.as_bytes", full)
         with pytest.raises(RuntimeError, match="out of memory"):
             copies.restore()
     assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors) and runtime.pinned

@@ -15,8 +15,8 @@ from tests.engine.core.test_sleep import Bed, ask_again
 from tests.engine.cores import assert_greedy, core_for, greedy, run
 from tests.engine.fp8 import SCALES, fp8_reference
 from tests.engine.kinds import assert_same, random_traffic
+from tests.engine.kv_offload.test_model import MIB, core_with, serve
 from tests.engine.models.test_fp8_cache import assert_alike
-from tests.engine.tiers.test_model import MIB, core_with, serve
 
 DEVICE = "cuda"
 EAGER = "steps are not recorded: enforce_eager"

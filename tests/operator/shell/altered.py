@@ -14,7 +14,7 @@ FOREVER = 3600.0
 
 def a_reconcile_hangs() -> None:
     """It waits for what never comes; everything else goes on."""
-    from starling_operator.apply import Applier
+    from starling_operator.apply.applier import Applier
 
     async def hang(*_: object) -> None:
         await asyncio.sleep(FOREVER)
@@ -24,7 +24,7 @@ def a_reconcile_hangs() -> None:
 
 def the_loop_hangs() -> None:
     """A decision that never ends: nothing else of the process runs."""
-    from starling_operator import shell
+    from starling_operator import operator as shell
 
     shell.plan = lambda *_: time.sleep(FOREVER)  # type: ignore[assignment, return-value]
 
@@ -48,6 +48,6 @@ if __name__ == "__main__":
     for each in sys.argv[1:command]:
         alter(each)
     sys.argv[1:command] = []
-    from starling_operator.cli import main
+    from starling_cli.main import main
 
     main()

@@ -33,7 +33,7 @@ class OperatorProcess:
     async def start(self) -> None:
         with self.log.open("ab") as log:
             if not self._altered:
-                self._process = fork(OPERATOR, ["starling_operator.cli", *self._arguments], log.fileno(), **self._environment)
+                self._process = fork(OPERATOR, ["starling_cli.main", *self._arguments], log.fileno(), **self._environment)
                 return
             # Before anything is imported: modules take each other's constants.
             program = [sys.executable, str(Path(__file__).with_name("altered.py")), *self._altered]

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from starling_operator.cache import Cache
-from starling_operator.kinds import BY_NAME, GROUP, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
+from starling_operator.cluster.kinds import BY_NAME, GROUP, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
+from starling_operator.watch.cache import Cache
 
 SET = BY_NAME["StatefulSet"]
 KEY = ("n", "chat")

@@ -103,7 +103,7 @@ async def test_a_network_policy_that_somebody_widened_or_narrowed_is_put_right(
 
 
 async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: StartOperator) -> None:
-    await start_operator(altered=("starling_operator.apply:CREATE_AGAIN=0.5",))
+    await start_operator(altered=("starling_operator.apply.applier:CREATE_AGAIN=0.5",))
     await cluster.apply(manifest())
     await cluster.ready("chat")
     before = await cluster.children()

@@ -8,9 +8,9 @@ from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
 
-STUCK_SOON = "starling_operator.shell:STUCK_SECONDS=2"
-AUDITED_OFTEN = "starling_operator.audit:PERIOD=1"
-SHORT_LEASE = tuple(f"starling_operator.lease:{each}" for each in ("DURATION=4", "RENEW=0.5", "MARGIN=1"))
+STUCK_SOON = "starling_operator.operator:STUCK_SECONDS=2"
+AUDITED_OFTEN = "starling_operator.watch.audit:PERIOD=1"
+SHORT_LEASE = tuple(f"starling_operator.cluster.lease:{each}" for each in ("DURATION=4", "RENEW=0.5", "MARGIN=1"))
 
 
 async def _turns_bad(operator: OperatorProcess, words: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from starling_operator import lease as lease_module
 from starling_operator.apart import run_apart
-from starling_operator.kube import Kube
-from starling_operator.lease import Lease
+from starling_operator.cluster import lease as lease_module
+from starling_operator.cluster.kube import Kube
+from starling_operator.cluster.lease import Lease
 
 from tests.operator.shell.cluster import Cluster, manifest, until
 from tests.operator.shell.conftest import StartOperator

@@ -40,7 +40,7 @@ async def test_nothing_of_the_operator_is_put_on_the_users_object(cluster: Clust
 async def test_a_quiet_service_costs_no_request(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator, proxy: Proxy
 ) -> None:
-    operator = await start_operator(altered=("starling_operator.audit:PERIOD=3600",))
+    operator = await start_operator(altered=("starling_operator.watch.audit:PERIOD=3600",))
     await cluster.apply(manifest())
     await cluster.ready("chat")
     await operator.settled()

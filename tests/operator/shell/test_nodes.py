@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starling_operator.nodes import OVERDUE, NodeHealth, is_lost, read_health
 from starling_operator.plan.observed import Pod
+from starling_operator.watch.nodes import OVERDUE, NodeHealth, is_lost, read_health
 
 from tests.operator.shell.agents import AgentServer
 from tests.operator.shell.cluster import Cluster, Manifest, manifest, until

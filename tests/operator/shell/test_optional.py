@@ -10,8 +10,8 @@ from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.crd import CRDS
 
 pytestmark = pytest.mark.usefixtures("kubelet")
-HURRIED = ("starling_operator.optional:PERIOD=0.5",)
-ONCE = ("starling_operator.optional:PERIOD=3600",)
+HURRIED = ("starling_operator.watch.optional:PERIOD=0.5",)
+ONCE = ("starling_operator.watch.optional:PERIOD=3600",)
 ROUTE = {"route": {"parentRefs": [{"name": "edge"}]}}
 KINDS = {"ServiceMonitor": "monitoring.coreos.com", "HTTPRoute": "gateway.networking.k8s.io"}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from starling_operator.plan.observed import Manifest
-from starling_operator.pods import read_pod
+from starling_operator.watch.pods import read_pod
 
 DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
 

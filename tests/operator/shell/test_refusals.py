@@ -1,8 +1,8 @@
 """What stands refused, as long as it is wanted."""
 
 import pytest
+from starling_operator.apply.refusals import Refusals
 from starling_operator.plan.observed import Manifest
-from starling_operator.refusals import Refusals
 
 KEY = ("n", "chat")
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from starling_operator.agents.reports import LEAST_PERIOD, Reports
 from starling_operator.logs import Key
 from starling_operator.plan.belief import TOKEN_REFUSED
 from starling_operator.plan.observed import Observed, Pod
-from starling_operator.reports import LEAST_PERIOD, Reports
 
 from tests.operator.plan.building import make_observed
 from tests.operator.shell.agents import Agent, AgentServer, Endless, Hasty, Liar, serving

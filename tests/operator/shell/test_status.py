@@ -10,12 +10,12 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus
-from starling_operator.cache import Cache
-from starling_operator.kinds import INFERENCE_SERVICE
-from starling_operator.kube import Kube
-from starling_operator.observe import read_service
+from starling_operator.apply.status import Pace, write_status
+from starling_operator.cluster.kinds import INFERENCE_SERVICE
+from starling_operator.cluster.kube import Kube
 from starling_operator.plan.summary import summarised
-from starling_operator.status import Pace, write_status
+from starling_operator.watch.cache import Cache
+from starling_operator.watch.observe import read_service
 
 from tests.operator.shell.cluster import Cluster, manifest
 

@@ -6,8 +6,8 @@ import base64
 import pytest
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from starling_operator.kube import Kube
-from starling_operator.operator_key import NAME, operator_key
+from starling_operator.cluster.kube import Kube
+from starling_operator.cluster.operator_key import NAME, operator_key
 
 from tests.operator.shell.cluster import PODS, Cluster, Manifest, manifest, until
 from tests.operator.shell.conftest import StartOperator
@@ -46,7 +46,7 @@ async def test_a_key_that_anybody_could_guess_is_refused(cluster: Cluster, start
 async def test_a_secret_that_was_deleted_comes_back_for_the_pod_that_waits_for_it(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
-    await start_operator(altered=("starling_operator.apply:CREATE_AGAIN=0.5",))
+    await start_operator(altered=("starling_operator.apply.applier:CREATE_AGAIN=0.5",))
     await cluster.apply(manifest())
     await cluster.ready("chat")
     [before], [pod] = await _tokens(cluster), await cluster.pods()
@@ -70,7 +70,7 @@ async def test_a_secret_that_is_there_is_created_again_in_vain_and_without_a_wor
 ) -> None:
     """A quota that is full refuses before anybody says that there is one already."""
     kubelet.holding = True
-    await start_operator(altered=("starling_operator.apply:CREATE_AGAIN=0.2",))
+    await start_operator(altered=("starling_operator.apply.applier:CREATE_AGAIN=0.2",))
     await cluster.apply(manifest())
     await until(lambda: _tokens(cluster), "the Secret")
     proxy.refuse = "/secrets"

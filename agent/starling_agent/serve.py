@@ -1,0 +1,98 @@
+"""One process: start the engine, serve until told to end, shut the engine down."""
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+from starling_engine import AsyncEngine, EngineArgs
+from starling_engine.core.messages import Loading
+from starling_engine.errors import EngineDead
+
+from starling_agent.drain import Drain
+from starling_agent.openai.app import create_app
+from starling_agent.openai.endpoint import Endpoint
+from starling_agent.server.allocator import give_large_blocks_back
+from starling_agent.server.collector import keep_for_good
+from starling_agent.server.http_server import BACKLOG, HttpServer, bind
+from starling_agent.server.signals import Shutdown
+from starling_agent.settings import ServerSettings
+
+DEAD_EXIT_CODE = 1
+log = structlog.get_logger("starling.server")
+
+
+class Announcer(Protocol):
+    """Tells a person what happens while the server starts."""
+
+    def phase(self, loading: Loading) -> None: ...
+
+    def serving(self, endpoint: Endpoint, port: int) -> None: ...
+
+
+class StoppedWhileLoading(Exception):
+    """A signal came before the engine was ready."""
+
+
+async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer) -> int:
+    """The exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
+    give_large_blocks_back()
+    listener = bind(settings.host, settings.port)
+    with contextlib.closing(listener), contextlib.ExitStack() as closing:
+        engine = await _start_engine(args, announcer.phase)
+        try:
+            named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
+            endpoint = Endpoint(engine, named, Drain())
+            closing.callback(endpoint.close)
+            endpoint.open()
+            server = HttpServer(
+                create_app(endpoint), None, named.read_seconds, named.connection_seconds, endpoint.metrics.responses
+            )
+            shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
+            shutdown.listen()
+            watch = asyncio.create_task(_report_death(engine))
+            keep_for_good()
+            # From here on the system takes connections, also those that come before uvicorn accepts them.
+            listener.listen(BACKLOG)
+            announcer.serving(endpoint, listener.getsockname()[1])
+            await server.serve(sockets=[listener])
+            watch.cancel()
+            exit_code = shutdown.exit_code if _is_alive(engine) else DEAD_EXIT_CODE
+        finally:
+            await engine.shutdown()
+    log.info("ended", exit_code=exit_code)
+    return exit_code
+
+
+async def _start_engine(args: EngineArgs, on_phase: Callable[[Loading], None]) -> AsyncEngine:
+    """A signal while it loads ends the core too. Raises StoppedWhileLoading then."""
+    loop = asyncio.get_running_loop()
+    start = asyncio.ensure_future(AsyncEngine.start(args, on_phase))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, start.cancel)
+    try:
+        return await start
+    except asyncio.CancelledError:
+        raise StoppedWhileLoading from None
+
+
+def _is_alive(engine: AsyncEngine) -> bool:
+    try:
+        engine.check_health()
+    except EngineDead:
+        return False
+    return True
+
+
+async def _report_death(engine: AsyncEngine) -> None:
+    """Logs the cause once; /health tells it from then on, and whoever watches that decides."""
+    while True:
+        await asyncio.sleep(1.0)
+        try:
+            engine.check_health()
+        except EngineDead as error:
+            log.error("the engine is dead", cause=str(error))
+            return

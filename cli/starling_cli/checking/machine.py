@@ -1,0 +1,79 @@
+"""This machine, for `starling serve` and `starling up`."""
+
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from starling_cli.checking.finding import Finding, bad, good, note, verdict
+
+SECTION = "this machine"
+MIN_PYTHON = (3, 11)
+MIN_MEMORY = 4 * 2**30
+
+
+def check_machine() -> Iterator[Finding]:
+    yield verdict(
+        SECTION,
+        "Python",
+        sys.version_info >= MIN_PYTHON,
+        platform.python_version(),
+        f"install Python {'.'.join(map(str, MIN_PYTHON))} or newer",
+    )
+    yield verdict(SECTION, "system", sys.platform == "linux", f"{platform.system()} {platform.machine()}", "use Linux")
+    yield from check_limits()
+    yield from check_kernels()
+
+
+def check_limits() -> Iterator[Finding]:
+    """What the cgroup leaves of the machine."""
+    from starling_engine.platforms.cgroup import cpu_limit, read_limits
+
+    limits = read_limits()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine if limits.memory is None else min(machine, limits.memory)
+    yield good(SECTION, "CPUs", f"{cpu_limit(limits)}")
+    yield verdict(
+        SECTION,
+        "memory",
+        memory >= MIN_MEMORY,
+        f"{memory / 2**30:.1f} GiB",
+        f"give it {MIN_MEMORY / 2**30:.0f} GiB or more, or set a small --kv-cache-memory-bytes",
+    )
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    yield verdict(SECTION, "/dev/shm", shared >= 2**26, f"{shared / 2**20:.0f} MiB", "mount a tmpfs of 64 MiB or more there")
+
+
+def check_kernels() -> Iterator[Finding]:
+    """Whether the engine is there, and runs with its own kernels. The first time this builds them."""
+    try:
+        from starling_engine.native import load
+    except ImportError as error:
+        yield bad(SECTION, "engine", f"{error.name or error} is not installed", "pip install 'starling[agent]'")
+        return
+    yield good(SECTION, "engine", f"torch {sys.modules['torch'].__version__}")
+    reasons = _Reasons()
+    logger = logging.getLogger("starling.native")
+    logger.addHandler(reasons)
+    try:
+        native = load() is not None
+    finally:
+        logger.removeHandler(reasons)
+    if native:
+        yield good(SECTION, "native CPU kernels", "ready")
+    else:
+        yield note(SECTION, "native CPU kernels", f"{'; '.join(reasons.seen) or 'off'} (slower, but right)")
+
+
+class _Reasons(logging.Handler):
+    """The one line in which the engine says why it does without them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())

@@ -1,0 +1,93 @@
+"""`starling operator`: what runs in the operator's pod."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from starling_cli.commands.failures import fail
+
+
+class LogLevel(StrEnum):
+    """As the standard library names them."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class PullPolicy(StrEnum):
+    """As Kubernetes names them."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+def operator(
+    agent_image: Annotated[
+        str,
+        typer.Option("--agent-image", envvar="STARLING_AGENT_IMAGE", help="Image for new revisions of services that name none."),
+    ],
+    agent_image_pull_policy: Annotated[
+        PullPolicy, typer.Option("--agent-image-pull-policy", help="When nodes pull that image.")
+    ] = PullPolicy.IF_NOT_PRESENT,
+    namespace: Annotated[
+        list[str] | None, typer.Option("--namespace", "-n", help="Serve only this namespace; may be repeated. Default: all.")
+    ] = None,
+    own_namespace: Annotated[
+        str | None, typer.Option("--own-namespace", envvar="POD_NAMESPACE", help="Where the Lease is. Default: the pod's.")
+    ] = None,
+    lease_name: Annotated[
+        str, typer.Option("--lease-name", help="Operators with the same Lease exclude each other.")
+    ] = "starling-operator",
+    cluster_domain: Annotated[str, typer.Option("--cluster-domain", help="Of in-cluster DNS names.")] = "cluster.local",
+    http_address: Annotated[str, typer.Option("--http-address", help="HOST:PORT of /healthz, /readyz and /metrics.")] = "[::]:8080",
+    fixed_user: Annotated[
+        bool,
+        typer.Option(
+            "--fixed-user/--no-fixed-user",
+            help="Pods run as user 65532; not where the platform chooses users, as OpenShift.",
+        ),
+    ] = True,
+    gang_patience: Annotated[
+        float,
+        typer.Option(
+            "--gang-patience",
+            min=1.0,
+            help="Seconds that a group may hold some of its nodes while another service's waits.",
+        ),
+    ] = 300.0,
+    class_name: Annotated[
+        str, typer.Option("--class", help="Serve only services whose spec.className is this. Default: those that have none.")
+    ] = "",
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least level of lines that are logged.")] = LogLevel.INFO,
+) -> None:
+    """Run the operator: it turns InferenceServices into groups of agent pods, and keeps them so."""
+    host, _, port = http_address.rpartition(":")
+    if not host or not port.isdigit():
+        fail(f"--http-address must be HOST:PORT, got {http_address!r}", "write --http-address [::]:8080")
+    from starling_operator.launch import launch
+    from starling_operator.plan.observed import Settings
+    from starling_operator.settings import OperatorSettings
+    from starling_operator.settings import own_namespace as pods_namespace
+
+    plan_settings = Settings(
+        agent_image=agent_image,
+        image_pull_policy=agent_image_pull_policy.value,
+        cluster_domain=cluster_domain,
+        operator_namespace=own_namespace or pods_namespace(),
+        fixed_user=fixed_user,
+        gang_patience=gang_patience,
+    )
+    settings = OperatorSettings(
+        plan=plan_settings,
+        namespaces=tuple(namespace or ()),
+        class_name=class_name,
+        # Operators of different classes do not exclude each other.
+        lease_name=f"{lease_name}-{class_name}" if class_name else lease_name,
+        http_host=host.strip("[]"),
+        http_port=int(port),
+    )
+    launch(settings, log_level.value)

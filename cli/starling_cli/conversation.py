@@ -1,0 +1,70 @@
+"""A conversation with an OpenAI-compatible server."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import httpx
+from starling_operator.agents.answers import lines, received_at_once
+
+CONNECT_SECONDS = 5.0
+
+
+class AnswerError(Exception):
+    """The server answered with an error, before or in the middle of its stream."""
+
+
+class Talk:
+    """Keeps the messages so far. `ask` adds the question and the answer."""
+
+    def __init__(self, url: str, api_key: str | None, options: dict[str, Any], system: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._client = httpx.Client(base_url=url.removesuffix("/").removesuffix("/v1"), headers=headers, timeout=timeout)
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def ask(self, question: str, show: Callable[[str], None]) -> str:
+        """The whole answer; `show` gets it piece by piece, and a line's end. Raises AnswerError or httpx.HTTPError."""
+        self.messages.append({"role": "user", "content": question})
+        pieces = []
+        for piece in self._stream():
+            show(piece)
+            pieces.append(piece)
+        show("\n")
+        answer = "".join(pieces)
+        self.messages.append({"role": "assistant", "content": answer})
+        return answer
+
+    def _stream(self) -> Iterator[str]:
+        body = {"messages": self.messages, "stream": True, **self._options}
+        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                raise AnswerError(error_message(received_at_once(response.iter_bytes())) or f"status {response.status_code}")
+            for line in lines(response.iter_bytes()):
+                data = line.removeprefix("data: ")
+                if data == line or data == "[DONE]":
+                    continue
+                yield _content(json.loads(data))
+
+
+def _content(chunk: dict[str, Any]) -> str:
+    if "error" in chunk:
+        raise AnswerError(str(chunk["error"].get("message")))
+    choices = chunk.get("choices") or [{}]
+    return str(choices[0].get("delta", {}).get("content") or "")
+
+
+def error_message(body: bytes) -> str | None:
+    """The message of an OpenAI-shaped error; None for anything else."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return str(message)

@@ -1,0 +1,190 @@
+"""From a StatefulSet's pod template to a process of this machine: the command, its variables and its files.
+
+Settings that only a cluster can honour (image, resources, placement, probes, security) do not reach a process; `unused_here` names
+those that the user wrote, so that `starling up` can say so.
+"""
+
+import hashlib
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starling_agent.contract.config import CONFIG_PATH, AgentConfig
+from starling_agent.contract.identity import LEADER
+from starling_operator.plan.config import CACHE_PATH
+
+from starling_cli.local.ports import LOCALHOST
+from starling_cli.local.sources import FILE, Map, SourceError, map_path
+from starling_cli.local.variables import PodFacts, environment
+from starling_cli.local.volumes import LaunchError, Mount, Objects, here, mount_all
+
+CONTAINER = "agent"
+ACCEPT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Place:
+    """What this machine gives to a pod.
+
+    folder         for its volumes and files, its own
+    scratch        in place of /tmp; a short path, for sockets are made in it
+    weights        where downloads are kept, also after this run
+    service_url    of the front port
+    leader         host and port of the admin endpoint of the group's first pod
+    """
+
+    folder: Path
+    scratch: Path
+    weights: Path
+    endpoint_port: int
+    admin_port: int
+    service_url: str
+    leader: str
+    maps: Sequence[Map]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, and what the agent's report will say about its configuration."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    token: str
+    config_hash: str
+    cluster_config_hash: str
+    """Of the configuration as the plan made it: that is the one that the plan looks for in the report."""
+    grace_seconds: float
+
+
+def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place: Place) -> Launch:
+    """`group` is the StatefulSet. Writes the pod's files. Raises LaunchError."""
+    template = group["spec"]["template"]
+    container = _container(template)
+    # Downloads are kept, also where a cluster would keep them in a claim; a folder that the user named is used as it is.
+    mounts = mount_all(template, container, objects, place.maps, place.folder, {CACHE_PATH: place.weights, "/tmp": place.scratch})
+    text = _config_text(mounts)
+    local_text = _local_config(text, mounts, place)
+    config_file = place.folder / "agent.json"
+    config_file.write_text(local_text)
+    meta = template.get("metadata", {})
+    namespace = group["metadata"].get("namespace", "default")
+    facts = PodFacts(pod, namespace, uid, meta.get("labels") or {}, meta.get("annotations") or {}, socket.gethostname())
+    return Launch(
+        command=_command(container, mounts, config_file),
+        environment={
+            "TMPDIR": str(place.scratch),
+            LEADER: place.leader,
+            **_as_this_user(environment(container, facts, objects, mounts)),
+        },
+        token=_token(local_text),
+        config_hash=hashlib.sha256(local_text.encode()).hexdigest(),
+        cluster_config_hash=hashlib.sha256(text.encode()).hexdigest(),
+        grace_seconds=float(template["spec"].get("terminationGracePeriodSeconds") or 30),
+    )
+
+
+def _as_this_user(variables: dict[str, str]) -> dict[str, str]:
+    """A process here has a home already, with the hub's login and the kernels that were built before."""
+    return {name: value for name, value in variables.items() if name != "HOME"}
+
+
+def _container(template: Mapping[str, Any]) -> dict[str, Any]:
+    for container in template["spec"]["containers"]:
+        if container["name"] == CONTAINER:
+            return dict(container)
+    raise LaunchError(f"spec.template: there is no container {CONTAINER!r}")
+
+
+def _config_text(mounts: Sequence[Mount]) -> str:
+    file = here(CONFIG_PATH, mounts)
+    if file is None or not file.exists():
+        raise LaunchError(f"spec.template: nothing is mounted at {CONFIG_PATH}")
+    return file.read_text()
+
+
+def _local_config(text: str, mounts: Sequence[Mount], place: Place) -> str:
+    """The same configuration with this machine's addresses, ports and paths."""
+    config = AgentConfig.model_validate_json(text)
+    model = {
+        "source": _source(config.model.source, mounts, place.maps),
+        "cache_dir": str(here(config.model.cache_dir, mounts) or place.weights),
+        "pin_file": str(here(config.model.pin_file, mounts)) if config.model.pin_file is not None else None,
+    }
+    endpoint = {
+        "host": LOCALHOST,
+        "port": place.endpoint_port,
+        "service_url": place.service_url if config.endpoint.service_url else None,
+        **{name: _file(getattr(config.endpoint, name), mounts) for name in ("api_key_file", "tls_cert_file", "tls_key_file")},
+    }
+    admin = {"host": LOCALHOST, "port": place.admin_port, "token_file": _file(config.admin.token_file, mounts)}
+    # No load balancer of this machine lags: new connections stop going there the moment that a pod is told to end.
+    drain = {"accept_seconds": min(config.drain.accept_seconds, ACCEPT_SECONDS)}
+    engine = {**config.engine, **_kept_kv(config.engine, mounts)}
+    parts = {
+        "engine": engine,
+        "drain": config.drain.model_copy(update=drain),
+        "model": config.model.model_copy(update=model),
+        "endpoint": config.endpoint.model_copy(update=endpoint),
+        "admin": config.admin.model_copy(update=admin),
+    }
+    return config.model_copy(update=parts).model_dump_json(indent=2)
+
+
+def _kept_kv(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, str]:
+    path = engine.get("kv_fs_path")
+    return {} if path is None else {"kv_fs_path": str(here(path, mounts) or path)}
+
+
+def _source(source: str, mounts: Sequence[Mount], maps: Sequence[Map]) -> str:
+    if not source.startswith(FILE):
+        return source
+    path = source.removeprefix(FILE)
+    try:
+        return f"{FILE}{here(path, mounts) or map_path(path, maps)}"
+    except SourceError as error:
+        raise LaunchError(f"spec.model.source: {error}") from None
+
+
+def _file(path: str | None, mounts: Sequence[Mount]) -> str | None:
+    if path is None:
+        return None
+    found = here(path, mounts)
+    if found is None or not found.exists():
+        raise LaunchError(f"{path} is in none of the pod's volumes, or its Secret lacks the key {Path(path).name!r}")
+    return str(found)
+
+
+def _token(config: str) -> str:
+    return Path(AgentConfig.model_validate_json(config).admin.token_file).read_text().strip()
+
+
+def _command(container: Mapping[str, Any], mounts: Sequence[Mount], config_file: Path) -> tuple[str, ...]:
+    """`starling` is this very installation; paths in volumes are where the volumes are."""
+    words = [*(container.get("command") or ["starling", "agent", "--config", CONFIG_PATH]), *(container.get("args") or ())]
+    program = [sys.executable, "-m", "starling_cli.main"] if words[0] == "starling" else [words[0]]
+    rest = [str(config_file) if word == CONFIG_PATH else str(here(word, mounts) or word) for word in words[1:]]
+    return (*program, *rest)
+
+
+_IN_POD_SPEC = {
+    "affinity", "hostNetwork", "imagePullSecrets", "nodeName", "nodeSelector", "priorityClassName", "runtimeClassName",
+    "schedulerName", "securityContext", "serviceAccountName", "tolerations", "topologySpreadConstraints", "initContainers",
+}  # fmt: skip
+_IN_CONTAINER = {"image", "resources", "securityContext", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"}
+
+
+def unused_here(image: str | None, overlay: Mapping[str, Any]) -> list[str]:
+    """Fields that the user wrote and that mean nothing to a process of this machine."""
+    pod = overlay.get("spec") or {}
+    found = ["spec.image"] if image else []
+    found += [f"spec.template.spec.{name}" for name in sorted(_IN_POD_SPEC & set(pod))]
+    for container in pod.get("containers") or ():
+        name = container.get("name", "?")
+        if name == CONTAINER:
+            found += [f"spec.template.spec.containers[agent].{field}" for field in sorted(_IN_CONTAINER & set(container))]
+        else:
+            found.append(f"spec.template.spec.containers[{name}]")
+    return found

@@ -1,0 +1,57 @@
+"""What is on this machine, in the words that `plan` knows."""
+
+from collections.abc import Iterable, Mapping
+
+from starling_operator.plan.belief import with_report
+from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.token import token_of
+
+from starling_cli.local.pod import LocalPod
+from starling_cli.local.ports import LOCALHOST
+
+
+def observe(
+    service: Service,
+    children: Mapping[tuple[str, str], Manifest],
+    pods: Iterable[LocalPod],
+    settings: Settings,
+    host: str,
+    now: float,
+    key: bytes,
+) -> Observed:
+    """`key`: of this run, as an operator has one for all services."""
+    return Observed(
+        service=service,
+        children=dict(children),
+        pods=tuple(_with_report(pod, service.name, host, now) for pod in pods),
+        settings=settings,
+        now=now,
+        token=token_of(key, service),
+    )
+
+
+def _pod(pod: LocalPod, host: str) -> Pod:
+    running = pod.pid is not None
+    return Pod(
+        name=pod.name,
+        uid=pod.uid,
+        group=pod.group,
+        revision=pod.revision,
+        number=pod.number,
+        host=host,
+        address=LOCALHOST,
+        # As with a kubelet, a container that is started again leaves its pod running.
+        phase="Running" if running or pod.restarts else "Pending",
+        scheduled=True,
+        ready=running and pod.report is not None and pod.report.ready,
+        created_at=pod.created_at,
+        deleted_at=pod.deleted_at,
+        restarts=pod.restarts,
+        waiting=pod.waiting,
+        last_log=pod.last_log,
+    )
+
+
+def _with_report(pod: LocalPod, service: str, host: str, now: float) -> Pod:
+    age = None if pod.report_at is None else now - pod.report_at
+    return with_report(_pod(pod, host), service, pod.report, age)

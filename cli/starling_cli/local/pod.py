@@ -1,0 +1,183 @@
+"""One pod of this machine: an agent process, started again when it ends, until it is told to go."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starling_agent.contract.report import Report
+
+from starling_cli.local.launch import Launch
+from starling_cli.local.orphans import end_with_parent
+from starling_cli.local.volumes import LaunchError
+
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
+PREPARE_PAUSE = 1.0
+CALM_SECONDS = 600.0
+"""Who ran so long starts its pauses from the beginning, as under a kubelet."""
+LAST_WORDS = 2048
+"""Bytes of the log's end that stand for a termination message."""
+
+Prepare = Callable[[], Launch]
+
+
+@dataclass
+class LocalPod:
+    """State that `observe` reads. Only `PodRunner` and the report's reader write it."""
+
+    name: str
+    group: str
+    group_uid: str
+    revision: str
+    number: int
+    folder: Path
+    scratch: Path
+    log: Path
+    endpoint_port: int = 0
+    admin_port: int = 0
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    created_at: float = field(default_factory=time.time)
+    deleted_at: float | None = None
+    launch: Launch | None = None
+    pid: int | None = None
+    restarts: int = 0
+    waiting: str = ""
+    last_log: str = ""
+    report: Report | None = None
+    report_at: float | None = None
+
+
+class PodRunner:
+    """Keeps the process of one pod. `changed` is called after every change of its state."""
+
+    def __init__(self, pod: LocalPod, prepare: Prepare, changed: Callable[[], None]) -> None:
+        self.pod = pod
+        self._prepare = prepare
+        self._changed = changed
+        self._stop = asyncio.Event()
+        self._grace = 0.0
+        """Seconds between SIGTERM and SIGKILL, once it is to stop."""
+        self._task = asyncio.create_task(self._run(), name=pod.name)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._task.done()
+
+    def stop(self, grace_seconds: float | None = None) -> None:
+        """SIGTERM, and SIGKILL after the grace that its template gives, or after this one."""
+        if self.pod.deleted_at is None:
+            self.pod.deleted_at = time.time()
+            self._grace = grace_seconds if grace_seconds is not None else self._own_grace()
+            self._stop.set()
+            self._end()
+            self._changed()
+
+    def kill(self) -> None:
+        """At once, with all processes that it started."""
+        self._grace = 0.0
+        self._stop.set()
+        self._signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Also of one that was told to stop while it was being started, as soon as it has a process."""
+        if self.pod.pid is not None:
+            self._signal(signal.SIGTERM if self._grace > 0 else signal.SIGKILL)
+            asyncio.get_running_loop().call_later(self._grace, self.kill)
+
+    async def wait(self) -> None:
+        await asyncio.wait([self._task])
+
+    def _own_grace(self) -> float:
+        return self.pod.launch.grace_seconds if self.pod.launch else 0.0
+
+    async def _run(self) -> None:
+        pause: float | None = None
+        while not self._stop.is_set():
+            began = time.monotonic()
+            started = await self._run_once()
+            pause = _next_pause(pause, time.monotonic() - began) if started else None
+            await self._pause(PREPARE_PAUSE if pause is None else pause)
+        self._changed()
+
+    async def _run_once(self) -> bool:
+        """From start to end. False for a pod that cannot be prepared: it waits, and is tried again."""
+        pod = self.pod
+        try:
+            pod.launch = self._prepare()
+            process = await _start(pod, pod.launch)
+        except (LaunchError, OSError) as error:
+            pod.waiting = f"CreateContainerConfigError: {error}"
+            self._changed()
+            return False
+        pod.pid, pod.waiting = process.pid, ""
+        self._changed()
+        if self._stop.is_set():
+            self._end()
+        code = await process.wait()
+        # What it left behind (an engine core that hangs) goes with it.
+        self._signal(signal.SIGKILL)
+        pod.pid, pod.report, pod.report_at = None, None, None
+        pod.last_log = _last_words(pod.log)
+        # The end of a pod that was told to go is no restart.
+        pod.restarts += not self._stop.is_set()
+        pod.waiting = f"{_ended(code)}: {pod.last_log.splitlines()[-1] if pod.last_log.strip() else 'without a word'}"
+        self._changed()
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        """`stop` ends it."""
+        if seconds >= FIRST_PAUSE:
+            self.pod.waiting = f"CrashLoopBackOff: next try in {seconds:.0f} s; {self.pod.waiting}"
+            self._changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the agent; SIGKILL to its whole session."""
+        if self.pod.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(self.pod.pid, number)
+            else:
+                os.kill(self.pod.pid, number)
+
+
+def _next_pause(before: float | None, ran: float) -> float:
+    """The first restart comes at once, then after 10, 20, 40 .. 300 s. `before`: the last pause, None before the first."""
+    if before is None or ran >= CALM_SECONDS:
+        return 0.0
+    return min(LONGEST_PAUSE, before * 2 or FIRST_PAUSE)
+
+
+async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
+    """In a session of its own: ctrl-C in the terminal is for `starling up`, which tells the agents."""
+    environment = {**os.environ, **launch.environment}
+    with pod.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *launch.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+
+
+def _last_words(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_WORDS))
+        return file.read().decode(errors="replace").strip()
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    return f"ended by {signal.Signals(-code).name}"

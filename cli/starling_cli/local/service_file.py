@@ -1,0 +1,69 @@
+"""A manifest's file as a service: parsed as the API server would, and checked for what this machine can do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from starling_operator.plan.observed import Service
+
+from starling_cli.local.documents import Document, DocumentError, objects_of_kind, one_service, read_documents
+from starling_cli.local.sources import Map, SourceError, check_source, claim_folder
+from starling_cli.local.volumes import Object
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`service.spec` is None where the file cannot be used, and `service.spec_error` says why."""
+
+    service: Service
+    secrets: Mapping[str, Object] = field(default_factory=dict)
+    config_maps: Mapping[str, Object] = field(default_factory=dict)
+
+
+def load_service(file: Path, name: str | None, maps: Sequence[Map]) -> Loaded:
+    """Never raises: a file that is half written is told, and read again when it changes."""
+    try:
+        documents = read_documents(file)
+        service = service_of(one_service(documents, str(file), name))
+    except DocumentError as error:
+        return Loaded(_unusable(name or "", str(error)))
+    return Loaded(_checked(service, maps), objects_of_kind(documents, "Secret"), objects_of_kind(documents, "ConfigMap"))
+
+
+def service_of(document: Document) -> Service:
+    """As the operator would see it right after `kubectl apply`."""
+    from starling_crds.parse import parse
+
+    parsed = parse(document.body)
+    return Service(
+        name=document.name,
+        namespace=document.namespace or DEFAULT_NAMESPACE,
+        uid=f"local-{document.name}",
+        generation=1,
+        resource_version="1",
+        spec=parsed.spec,
+        spec_error=parsed.error,
+    )
+
+
+def _checked(service: Service, maps: Sequence[Map]) -> Service:
+    if service.spec is None:
+        return service
+    folder = service.spec.kv_cache.tiers.filesystem
+    field = "spec.model.source"
+    try:
+        check_source(service.spec.model.source, maps)
+        field = "spec.kvCache.tiers.filesystem.claim"
+        if folder is not None and folder.claim is not None:
+            claim_folder(folder.claim, maps)
+    except SourceError as error:
+        return replace(service, spec=None, spec_error=f"{field}: {error}")
+    return service
+
+
+def _unusable(name: str, error: str) -> Service:
+    return Service(
+        name=name, namespace=DEFAULT_NAMESPACE, uid="local", generation=1, resource_version="1", spec=None, spec_error=error
+    )

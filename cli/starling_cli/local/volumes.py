@@ -1,0 +1,143 @@
+"""Volumes of a pod as folders of this machine."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starling_cli.local.sources import Map, SourceError, claim_folder, node_folder
+
+Object = dict[str, Any]
+
+
+class LaunchError(Exception):
+    """Why a pod cannot start here: the field, and what is possible."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What volumes and variables refer to, by name: Secrets come from the manifest's own file, or from the plan."""
+
+    secrets: Mapping[str, Object]
+    config_maps: Mapping[str, Object]
+    manifest: str
+    """Name of the manifest's file, for messages."""
+
+    def secret(self, name: str, field: str) -> dict[str, bytes]:
+        found = self.secrets.get(name)
+        if found is None:
+            raise LaunchError(f"{field}: Secret {name!r} is not in {self.manifest}; add it there (kind: Secret, stringData)")
+        decoded = {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
+        return decoded | {key: str(value).encode() for key, value in (found.get("stringData") or {}).items()}
+
+    def config_map(self, name: str, field: str) -> dict[str, bytes]:
+        found = self.config_maps.get(name)
+        if found is None:
+            raise LaunchError(f"{field}: ConfigMap {name!r} is not in {self.manifest}; add it there")
+        return {key: str(value).encode() for key, value in (found.get("data") or {}).items()}
+
+
+@dataclass(frozen=True)
+class Mount:
+    """`path` in the pod is `folder` here."""
+
+    path: str
+    folder: Path
+
+
+def mount_all(
+    template: Object,
+    container: Object,
+    objects: Objects,
+    maps: Sequence[Map],
+    folder: Path,
+    kept: Mapping[str, Path],
+) -> tuple[Mount, ...]:
+    """Fills folders below `folder` with what the volumes hold. `kept` gives folders for paths whose content outlives the pod.
+
+    Raises LaunchError.
+    """
+    volumes = {volume["name"]: volume for volume in template["spec"].get("volumes") or ()}
+    made: dict[str, Path] = {}
+    mounts = []
+    for entry in container.get("volumeMounts") or ():
+        name = entry["name"]
+        if name not in volumes:
+            raise LaunchError(f"volumeMounts: there is no volume {name!r}")
+        path = entry["mountPath"].rstrip("/")
+        if path in kept and "hostPath" not in volumes[name]:
+            mounts.append(Mount(path, kept[path]))
+            continue
+        if name not in made:
+            made[name] = _materialize(volumes[name], objects, maps, folder / name)
+        target = made[name] / entry["subPath"] if entry.get("subPath") else made[name]
+        mounts.append(Mount(path, target))
+    return tuple(mounts)
+
+
+def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: Path) -> Path:
+    field = f"volumes[{volume['name']}]"
+    if "emptyDir" in volume:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+    if "configMap" in volume:
+        source = volume["configMap"]
+        if source.get("optional") and source["name"] not in objects.config_maps:
+            return _write(folder, {})
+        return _write(folder, _chosen(objects.config_map(source["name"], field), source))
+    if "secret" in volume:
+        source = volume["secret"]
+        return _write(folder, _chosen(objects.secret(source["secretName"], field), source))
+    if "hostPath" in volume:
+        return _node_folder(volume["hostPath"], maps)
+    if "persistentVolumeClaim" in volume:
+        try:
+            return claim_folder(volume["persistentVolumeClaim"]["claimName"], maps)
+        except SourceError as error:
+            raise LaunchError(f"{field}: {error}") from None
+    kind = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
+    raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret and hostPath are")
+
+
+def bring_late(template: Object, objects: Objects, folder: Path) -> None:
+    """Writes optional ConfigMaps that came after the pod, as a kubelet does; `folder` is the one that was filled for it."""
+    for volume in template["spec"].get("volumes") or ():
+        source = volume.get("configMap") or {}
+        mounted = folder / volume["name"]
+        if source.get("optional") and source["name"] in objects.config_maps and mounted.is_dir() and not any(mounted.iterdir()):
+            _materialize(volume, objects, (), mounted)
+
+
+def _node_folder(source: Object, maps: Sequence[Map]) -> Path:
+    found = node_folder(source["path"], maps)
+    if source.get("type") == "DirectoryOrCreate":
+        found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def _chosen(content: dict[str, bytes], source: Object) -> dict[str, bytes]:
+    """All keys, or those that `items` names, under the paths that it gives."""
+    items = source.get("items")
+    if items is None:
+        return content
+    return {item["path"]: content[item["key"]] for item in items if item["key"] in content}
+
+
+def _write(folder: Path, content: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path, data in content.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.touch(mode=0o600)
+        file.write_bytes(data)
+    return folder
+
+
+def here(path: str, mounts: Sequence[Mount]) -> Path | None:
+    """Where a path of the pod is on this machine; None where no volume is mounted there."""
+    inside = [mount for mount in mounts if path == mount.path or path.startswith(f"{mount.path}/")]
+    if not inside:
+        return None
+    mount = max(inside, key=lambda entry: len(entry.path))
+    return mount.folder / path.removeprefix(mount.path).lstrip("/")

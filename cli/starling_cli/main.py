@@ -1,0 +1,67 @@
+"""The `starling` command.
+
+Only typer is imported here and at the top of the commands: `starling --help` must answer at once, and torch, transformers or an
+OpenAI client take seconds to import.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from starling_cli.commands import agent, bench, chat, check, crds, kv, operator, plan, scale, serve, status, support_bundle, up
+
+
+class PlainGroup(TyperGroup):
+    """Writes its help without rich, whose import is two thirds of the time that `starling --help` would take."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "rich_markup_mode": None})
+
+
+app = typer.Typer(
+    name="starling",
+    cls=PlainGroup,
+    help="Serves large language models: one process here, or groups of pods on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.command("agent")(agent.agent)
+app.command("operator")(operator.operator)
+app.command("chat")(chat.chat)
+app.command("up")(up.up)
+app.command("plan")(plan.plan)
+app.command("status")(status.status)
+app.command("scale")(scale.scale)
+app.command("check")(check.check)
+app.command("crds")(crds.crds)
+app.command("support-bundle")(support_bundle.support_bundle)
+app.add_typer(bench.app, name="bench")
+app.add_typer(kv.app, name="kv")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from starling_agent.version import starling_version
+
+        typer.echo(f"starling {starling_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version  # its callback has done all
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

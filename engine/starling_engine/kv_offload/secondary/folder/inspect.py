@@ -1,0 +1,147 @@
+"""What people ask of a folder, whether engines use it or not: what is in it, is it whole, remove some of it.
+
+Nothing here waits for the engines or stops them: to them a file that goes is a miss.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from starling_engine.kv_offload.secondary.folder.files import buffer, read_file
+from starling_engine.kv_offload.secondary.folder.header import PAGE, Damaged, Header, check_layers, decode, header_bytes, pages
+from starling_engine.kv_offload.secondary.folder.layout import SUFFIX, Layout, this_process
+from starling_engine.kv_offload.secondary.folder.sweep import Found, walk
+
+
+class NoFolder(Exception):
+    """There is no cache at the path, or it is not for this user to see; the message says which."""
+
+
+@dataclass
+class Model:
+    """One model's objects. `fingerprint` is the part of it that files bear; times in seconds since 1970."""
+
+    fingerprint: str
+    model: str = "?"
+    dtype: str = "?"
+    objects: int = 0
+    bytes: int = 0
+    oldest: float = float("inf")
+    newest: float = 0.0
+
+    def add(self, found: Found) -> None:
+        self.objects, self.bytes = self.objects + 1, self.bytes + found.size
+        self.oldest, self.newest = min(self.oldest, found.used / 1e9), max(self.newest, found.used / 1e9)
+
+
+def list_models(root: Path) -> list[Model]:
+    """The biggest first. Opens files only until it has a name for each model. Raises OSError."""
+    models: dict[str, Model] = {}
+    for found in objects(root):
+        held = models.setdefault(fingerprint_in(found.path), Model(fingerprint_in(found.path)))
+        held.add(found)
+        if held.model == "?":
+            with suppress(Damaged, OSError):
+                header = read_object(Path(found.path))
+                held.model, held.dtype = header.model, header.dtype
+    return sorted(models.values(), key=lambda model: -model.bytes)
+
+
+def verify(root: Path) -> Iterator[tuple[Found, Damaged | OSError | None]]:
+    """Each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
+    for found in objects(root):
+        wrong: Damaged | OSError | None = None
+        try:
+            _verify(root, Path(found.path))
+        except FileNotFoundError:
+            continue
+        except (Damaged, OSError) as error:
+            wrong = error
+        yield found, wrong
+
+
+def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[Found, OSError | None]]:
+    """Removes the objects of fingerprints that begin so, not used since `before` (seconds since 1970).
+
+    Yields them, each with the reason if it is still there. Raises NoFolder, OSError.
+    """
+    for found in objects(root):
+        if fingerprint_in(found.path).startswith(fingerprint) and found.used / 1e9 < before:
+            refused: OSError | None = None
+            try:
+                if not _remove(Path(found.path), before):
+                    continue
+            except OSError as error:
+                refused = error
+            yield found, refused
+
+
+def _remove(path: Path, before: float) -> bool:
+    """False when it went by itself, or has been used since it was found. Raises OSError."""
+    try:
+        if path.stat().st_mtime >= before:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def objects(root: Path) -> Iterator[Found]:
+    """All. Raises NoFolder, OSError."""
+    folder = root / "objects"
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise NoFolder(f"{root} is a file, not a folder")
+        os.scandir(folder).close()
+    except PermissionError as error:
+        raise NoFolder(f"{error.filename}: permission denied") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = "holds no KV cache" if root.exists() else "does not exist"
+        raise NoFolder(f"{root} {missing}") from error
+    return walk(folder, lambda: None)
+
+
+def fingerprint_in(path: str) -> str:
+    return path.removesuffix(SUFFIX).rpartition("-")[2]
+
+
+def _verify(root: Path, path: Path) -> None:
+    """Raises Damaged, OSError."""
+    header = read_object(path, whole=True)
+    if Layout(root, bytes.fromhex(header.fingerprint), this_process()).path_of(header.key) != path:
+        raise Damaged("is another object's file")
+
+
+def read_object(path: Path, whole: bool = False) -> Header:
+    """The header, and if `whole` the data too, checked. Raises Damaged, OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        first = buffer("header", PAGE)
+        if os.preadv(fd, [first], 0) < PAGE:
+            raise Damaged(f"has {size} bytes, less than a header")
+        header = _decode_longer(fd, first)
+        ahead = header_bytes(len(header.layers))
+        if size != ahead + pages(header.bytes):
+            raise Damaged(f"has {size} bytes, not {ahead + pages(header.bytes)}")
+        if whole:
+            data = buffer("data", header.bytes)
+            read_file(fd, buffer("header", ahead), data, direct=False)
+            check_layers(header, data)
+        return header
+    finally:
+        os.close(fd)
+
+
+def _decode_longer(fd: int, first: memoryview) -> Header:
+    """A header of many layers goes on past the first page."""
+    try:
+        return decode(first)
+    except Damaged:
+        more = buffer("header", 16 * PAGE)
+        read = os.preadv(fd, [more], 0)
+        return decode(more[:read])

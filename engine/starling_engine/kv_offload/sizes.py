@@ -1,0 +1,58 @@
+"""How many chunks fit into the host memory of a rank. Pure: the scheduler and every rank come to the same number."""
+
+from dataclasses import replace
+
+from starling_engine.config import TiersConfig, WorkerConfig
+from starling_engine.errors import ConfigError
+from starling_engine.kv.layer_specs import kv_groups, whole_groups
+from starling_engine.kv_offload.passage import most_passage
+from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.secondary.store.address import parse_address
+from starling_engine.ledger import HostMemory, block_bytes
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.sizes import amount
+
+
+def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
+    """Bytes of a slot: of one KV group's share of CHUNK tokens, on the rank that holds most of it."""
+    ranks = range(config.layout.world_size)
+    return max(block_bytes(kv_groups(model, replace(config, rank=rank))) for rank in ranks) * (CHUNK // config.block_size)
+
+
+def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
+    """Slots of every rank's CPU tier, or of the passage in its place.
+
+    Raises ConfigError when not even one request's last chunks would fit.
+    """
+    assert config.tiers is not None
+    size = chunk_bytes(model, config)
+    groups = len(whole_groups(model, config))
+    slots = config.tiers.slot_bytes // size
+    if slots < groups:
+        raise ConfigError(
+            f"{amount(config.tiers.slot_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}", "kv_cpu_bytes"
+        )
+    return slots
+
+
+def host_memory(tiers: TiersConfig | None) -> HostMemory:
+    """Of one rank. Raises ConfigError for a store's URL that cannot be one."""
+    if tiers is None:
+        return HostMemory()
+    address = parse_address(tiers.store) if tiers.store is not None else None
+    return HostMemory(
+        cpu=tiers.cpu_bytes,
+        passage=tiers.passage_bytes,
+        store=address.segment + address.buffer if address is not None else 0,
+        outside="kv_fs_path" if tiers.fs_path is not None else "kv_store",
+    )
+
+
+def passage_bytes(model: ModelConfig, config: WorkerConfig) -> int:
+    """Host memory that tiers outside need to pass through, where there is no CPU tier: that of the longest request that the device
+    can hold, up to 1 GiB.
+    """
+    groups = len(whole_groups(model, config))
+    size = chunk_bytes(model, config)
+    longest = -(-config.max_model_len // CHUNK) * groups * size
+    return max(groups * size, min(longest, most_passage(config.kv_cache_memory_bytes)))

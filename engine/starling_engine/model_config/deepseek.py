@@ -1,0 +1,112 @@
+"""DeepSeek-V2, V2-Lite and V3 (and R1): multi-head latent attention, and experts of which some serve every token."""
+
+from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.definition import ModelDefinition, Traits
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.mla_shape import MlaShape
+from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
+
+DEFAULT_KV_RANK, DEFAULT_NOPE_DIM, DEFAULT_ROPE_DIM, DEFAULT_VALUE_DIM = 512, 128, 64, 128
+
+
+def _shape(config: Fields, num_heads: int, *, interleaved: bool) -> MlaShape:
+    """Raises ModelError for heads that are no heads of latent attention."""
+    if config.integer("num_key_value_heads", num_heads) != num_heads:
+        raise config.error("num_key_value_heads", f"must be num_attention_heads ({num_heads}): latents serve all heads")
+    rope_dim = config.integer("qk_rope_head_dim", DEFAULT_ROPE_DIM)
+    if rope_dim % 2:
+        raise config.error("qk_rope_head_dim", "must be even to be rotated")
+    return MlaShape(
+        num_heads=num_heads,
+        q_rank=config.integer("q_lora_rank", 0, low=0),
+        kv_rank=config.integer("kv_lora_rank", DEFAULT_KV_RANK),
+        nope_dim=config.integer("qk_nope_head_dim", DEFAULT_NOPE_DIM),
+        rope_dim=rope_dim,
+        value_dim=config.integer("v_head_dim", DEFAULT_VALUE_DIM),
+        interleaved=interleaved,
+    )
+
+
+def _v2_shape(config: Fields, num_heads: int) -> MlaShape:
+    return _shape(config, num_heads, interleaved=True)
+
+
+def _v3_shape(config: Fields, num_heads: int) -> MlaShape:
+    return _shape(config, num_heads, interleaved=config.boolean("rope_interleave", True))
+
+
+def _v2_traits(config: Fields) -> Traits:
+    bias = config.boolean("attention_bias", False)
+    return Traits(qkv_bias=bias, o_bias=bias, mlp_bias=config.boolean("mlp_bias", False))
+
+
+def _v3_traits(config: Fields) -> Traits:
+    bias = config.boolean("attention_bias", False)
+    return Traits(qkv_bias=bias, o_bias=bias, num_draft_layers=config.integer("num_nextn_predict_layers", 0, low=0))
+
+
+def _v2_moe(config: Fields, num_layers: int) -> MoeConfig | None:
+    """Softmax over all experts; the best of all, or of the groups whose best expert is best."""
+    layers = _expert_layers(config, num_layers, default_first=0)
+    if not layers:
+        return None
+    method = _one_of(config, "topk_method", "greedy", "group_limited_greedy")
+    _one_of(config, "scoring_func", "softmax")
+    if config.boolean("norm_topk_prob", False):
+        # The authors' code then leaves routed_scaling_factor out, others do not; no published model has it.
+        raise UnsupportedModel(f"{config.source}: norm_topk_prob: true is not supported for this architecture; supported: false")
+    grouped = method == "group_limited_greedy"
+    routing = Routing(
+        num_experts=read_num_experts(config, "n_routed_experts", "num_experts"),
+        top_k=config.integer("num_experts_per_tok"),
+        num_groups=config.integer("n_group") if grouped else 1,
+        top_groups=config.integer("topk_group") if grouped else 1,
+        scaling=config.number("routed_scaling_factor", 1.0),
+    )
+    return _moe(config, layers, routing)
+
+
+def _v3_moe(config: Fields, num_layers: int) -> MoeConfig | None:
+    """Each expert's sigmoid, with a learnt bias for the choice; of the groups whose best two experts are best."""
+    layers = _expert_layers(config, num_layers, default_first=3)
+    if not layers:
+        return None
+    _one_of(config, "topk_method", "noaux_tc")
+    _one_of(config, "scoring_func", "sigmoid")
+    routing = Routing(
+        num_experts=read_num_experts(config, "n_routed_experts", "num_local_experts"),
+        top_k=config.integer("num_experts_per_tok"),
+        score="sigmoid",
+        bias=True,
+        num_groups=config.integer("n_group", 8),
+        top_groups=config.integer("topk_group", 4),
+        group_score="best two",
+        renormalize=config.boolean("norm_topk_prob", True),
+        scaling=config.number("routed_scaling_factor", 2.5),
+    )
+    return _moe(config, layers, routing)
+
+
+def _expert_layers(config: Fields, num_layers: int, default_first: int) -> tuple[int, ...]:
+    """From `first_k_dense_replace` on those whose index `moe_layer_freq` divides."""
+    first = config.integer("first_k_dense_replace", default_first, low=0)
+    step = config.integer("moe_layer_freq", 1)
+    return tuple(layer for layer in range(first, num_layers) if layer % step == 0)
+
+
+def _moe(config: Fields, layers: tuple[int, ...], routing: Routing) -> MoeConfig:
+    size = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 0, low=0)
+    return MoeConfig(layers=layers, intermediate_size=size, routing=checked(config, routing), shared_size=shared * size)
+
+
+def _one_of(config: Fields, name: str, *possible: str) -> str:
+    """The field's value, by default the first possible one. Raises UnsupportedModel for any other."""
+    value = config.text(name, possible[0])
+    if value not in possible:
+        raise UnsupportedModel(f"{config.source}: {name} {value!r} is not supported; supported: {', '.join(possible)}")
+    return value
+
+
+DEEPSEEK_V2 = ModelDefinition(architecture="DeepseekV2ForCausalLM", traits=_v2_traits, mla=_v2_shape, moe=_v2_moe)
+DEEPSEEK_V3 = ModelDefinition(architecture="DeepseekV3ForCausalLM", traits=_v3_traits, mla=_v3_shape, moe=_v3_moe)

@@ -1,0 +1,77 @@
+"""Mixture of experts as a config describes it: which layers, how large, and how tokens find their experts. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from starling_engine.model_config.fields import Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How each token chooses `top_k` of `num_experts`, and how much each of them counts.
+
+    score         what makes affinities of a token's logits: softmax over all experts, or the sigmoid of each
+    bias          a learnt bias is added to the affinities for the choice alone; it does not weigh (DeepSeek-V3, arXiv 2408.15664)
+    num_groups    the experts stand in so many equal groups, and only those in the `top_groups` best can be chosen
+                  (DeepSeek-V2, arXiv 2405.04434, section 2.2.2)
+    group_score   what a group is worth: its best expert, or the sum of its best two
+    renormalize   the affinities of those chosen are divided by their sum; `scaling` multiplies them after that
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best two"] = "best"
+    renormalize: bool = False
+    scaling: float = 1.0
+
+    @property
+    def group_size(self) -> int:
+        return self.num_experts // self.num_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeConfig:
+    """The experts of a model. Sizes are in elements.
+
+    layers              indices of the layers that have experts, ascending; the others have a plain MLP
+    intermediate_size   of one expert
+    shared_size         of the MLP that every token takes besides its experts; 0 means none
+    """
+
+    layers: tuple[int, ...]
+    intermediate_size: int
+    routing: Routing
+    shared_size: int = 0
+
+    @property
+    def num_experts(self) -> int:
+        return self.routing.num_experts
+
+
+def read_num_experts(config: Fields, *names: str) -> int:
+    """From the first of `names` that is there: transformers may write another name than the model's authors did."""
+    return config.integer(next((name for name in names if config.has(name)), names[0]))
+
+
+def checked(config: Fields, routing: Routing) -> Routing:
+    """`routing`, if tokens can choose by it. Raises ModelError naming the field of `config` that says otherwise."""
+    experts, groups, top_k = routing.num_experts, routing.num_groups, routing.top_k
+    if experts % groups:
+        raise config.error("n_group", f"must divide the number of experts ({experts})")
+    if routing.top_groups > groups:
+        raise config.error("topk_group", f"must be at most n_group ({groups})")
+    if routing.group_score == "best two" and groups > 1 and routing.group_size < 2:
+        raise config.error("n_group", f"must leave at least 2 of the {experts} experts to a group")
+    eligible = routing.top_groups * routing.group_size
+    if top_k > eligible:
+        raise config.error("num_experts_per_tok", f"must be at most {eligible}, the experts that a token can choose from")
+    return routing
+
+
+def no_experts(_config: Fields, _num_layers: int) -> MoeConfig | None:
+    """The `MoeConfig` of a family that has none."""
+    return None

@@ -1,0 +1,13 @@
+"""Qwen3, dense: RMSNorm on each query and key head, no biases unless the config asks for them."""
+
+from starling_engine.model_config.definition import ModelDefinition, Traits
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.qwen2 import qwen_windows
+
+
+def qwen3_traits(config: Fields) -> Traits:
+    bias = config.boolean("attention_bias", False)
+    return Traits(qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+QWEN3 = ModelDefinition(architecture="Qwen3ForCausalLM", traits=qwen3_traits, windows=qwen_windows, head_dim=128)

@@ -1,0 +1,127 @@
+"""Which rotary embedding a config asks for. The tables themselves are made in `layers/rope.py`.
+
+Both ways of writing it are read: `rope_theta` beside `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+"""
+
+from dataclasses import dataclass, field
+
+from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.fields import Fields
+
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, the band between is interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Position interpolation: every frequency is divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosines and sines."""
+
+    factor: float
+    original_max_position: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Base wavelength and scaling; `scaling` None is the plain rotary embedding."""
+
+    theta: float = DEFAULT_THETA
+    scaling: Scaling = field(default=None)
+
+    def max_position(self, written: int) -> int:
+        """Longest context in tokens, where the config's max_position_embeddings says `written`.
+
+        Linear scaling is written beside the length before scaling. YaRN is found beside either length, and Llama 3.1 beside
+        the length after scaling.
+        """
+        match self.scaling:
+            case LinearScaling(factor=factor):
+                return int(written * factor)
+            case YarnScaling(factor=factor, original_max_position=original):
+                return max(written, int(original * factor))
+            case _:
+                return written
+
+
+def read_rope(config: Fields, default_theta: float = DEFAULT_THETA) -> RopeConfig:
+    """Raises UnsupportedModel for a kind of scaling that is not known, ModelError for a bad field."""
+    fields = _rope_fields(config)
+    if config.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedModel(f"{config.source}: partial_rotary_factor: only whole heads can be rotated")
+    theta = fields.number("rope_theta", config.number("rope_theta", default_theta), low=1.0)
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    return RopeConfig(theta=theta, scaling=_read_scaling(kind, fields, config))
+
+
+def _rope_fields(config: Fields) -> Fields:
+    fields = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    nested = [fields.get(name) for name in fields.names() if isinstance(fields.get(name), dict)]
+    if not nested:
+        return fields
+    if any(other != nested[0] for other in nested):
+        raise UnsupportedModel(f"{fields.source}: layer types with different rotary embeddings are not supported")
+    return Fields(nested[0], fields.source)
+
+
+def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(factor=fields.number("factor", low=1.0))
+        case "llama3":
+            return Llama3Scaling(
+                factor=fields.number("factor", low=1.0),
+                low_freq_factor=fields.number("low_freq_factor"),
+                high_freq_factor=fields.number("high_freq_factor"),
+                original_max_position=_original_max_position(fields, config),
+            )
+        case "yarn":
+            return _read_yarn(fields, config)
+    raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: default, linear, llama3, yarn")
+
+
+def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
+    original = _original_max_position(fields, config)
+    implied = config.integer("max_position_embeddings") / original
+    return YarnScaling(
+        factor=fields.number("factor", implied, low=1.0),
+        original_max_position=original,
+        attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+        beta_fast=fields.number("beta_fast", 0.0) or 32.0,
+        beta_slow=fields.number("beta_slow", 0.0) or 1.0,
+        mscale=fields.number("mscale", 0.0),
+        mscale_all_dim=fields.number("mscale_all_dim", 0.0),
+        truncate=fields.boolean("truncate", True),
+    )
+
+
+def _original_max_position(fields: Fields, config: Fields) -> int:
+    """The length before scaling. As in transformers, the config's own field wins over the one in the scaling's object."""
+    if config.has("original_max_position_embeddings"):
+        return config.integer("original_max_position_embeddings")
+    return fields.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))

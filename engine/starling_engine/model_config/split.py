@@ -1,0 +1,49 @@
+"""Whether a model can be split over ranks. Imports no torch."""
+
+from starling_engine.errors import ConfigError
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.topology.layout import ParallelLayout
+from starling_engine.topology.shard import Shard
+
+
+def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: bool = False) -> None:
+    """Raises ConfigError naming what does not divide, with the sizes that are possible."""
+    if expert_parallel and model.moe is None:
+        raise ConfigError("this model has no experts; only false is possible", "enable_expert_parallel")
+    tensor = layout.tensor
+    if layout.pipeline > model.num_layers:
+        raise ConfigError(
+            f"must be at most {model.num_layers}, the model's layers, got {layout.pipeline}", "pipeline_parallel_size"
+        )
+    if Shard(tensor - 1, tensor).rounded(model.vocab_size).size == 0:
+        raise ConfigError(
+            f"a vocabulary of {model.vocab_size} leaves nothing to the last of {tensor} ranks", "tensor_parallel_size"
+        )
+    if not _splits(model, tensor, expert_parallel):
+        possible = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _splits(model, n, expert_parallel))
+        parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
+        shared = "" if model.mla else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        raise ConfigError(
+            f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
+        )
+
+
+def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
+    """What every rank holds an equal part of, and how much of it there is."""
+    sizes = {"its attention heads": model.num_heads}
+    if model.moe is None or len(model.moe.layers) < model.num_layers:
+        sizes["the width of its MLP"] = model.intermediate_size
+    if model.moe is not None:
+        if expert_parallel:
+            sizes["the experts of a layer"] = model.moe.num_experts
+        else:
+            sizes["the width of an expert"] = model.moe.intermediate_size
+        if model.moe.shared_size:
+            sizes["the width of its shared experts"] = model.moe.shared_size
+    return sizes
+
+
+def _splits(model: ModelConfig, tensor: int, expert_parallel: bool) -> bool:
+    heads = model.num_kv_heads
+    shared = model.mla is not None or not (heads % tensor and tensor % heads)
+    return shared and not any(size % tensor for size in _divided(model, expert_parallel).values())

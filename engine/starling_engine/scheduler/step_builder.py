@@ -1,0 +1,81 @@
+"""A step while the scheduler makes it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from starling_engine.request_state import RequestState
+from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, StepPlan
+from starling_engine.tokens import pack
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan that is being made, with the requests behind its rows and their run at that time."""
+
+    step_id: int
+    epoch: int
+    budget: int
+    """Tokens that it may still hold."""
+    stages: int
+    requests: list[RequestState] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    sampled_in: list[int] = field(default_factory=list)
+    sample: list[bool] = field(default_factory=list)
+    new: list[NewRequest] = field(default_factory=list)
+    appends: list[BlockAppend] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+
+    def add_row(self, request: RequestState, count: int) -> None:
+        """`request` runs its next `count` tokens; the workers are told of it if they do not know it yet."""
+        if not request.entered:
+            self._enter(request)
+        start, known = request.planned, len(request.tokens)
+        end = start + count
+        samples = end == known + request.pending
+        self.requests.append(request)
+        self.runs.append(request.run)
+        self.slots.append(request.slot)
+        self.starts.append(start)
+        self.num_tokens.append(count)
+        self.sampled_in.append(request.last_step if end > request.given else GIVEN)
+        self.sample.append(samples)
+        self.budget -= count
+        request.planned = end
+        if self.stages > 1:
+            self.inputs.append(request.tokens[end - 1])
+        if samples:
+            request.pending += 1
+            request.last_step = self.step_id
+
+    def _enter(self, request: RequestState) -> None:
+        request.entered = True
+        record = request.record
+        sampling = None if record.pooling else record.params
+        blocks = [list(table) for table in request.holding.tables]
+        tokens, done = pack(request.tokens), request.planned
+        request.given = len(request.tokens)
+        self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
+
+    def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:
+        """Of each row the request, its run, the position of its first token and the number of its tokens."""
+        return zip(self.requests, self.runs, self.starts, self.num_tokens, strict=True)
+
+    def plan(self, freed_slots: list[int]) -> StepPlan:
+        return StepPlan(
+            self.step_id,
+            self.epoch,
+            self.slots,
+            self.starts,
+            self.num_tokens,
+            self.sampled_in,
+            self.sample,
+            self.new,
+            self.appends,
+            self.copies,
+            freed_slots,
+            self.inputs,
+        )

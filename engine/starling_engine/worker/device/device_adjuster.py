@@ -1,0 +1,77 @@
+"""Adjusts logits on a device: it is told of a request once, and counts the tokens that it samples by itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.kernels.token_words import ONE
+from starling_engine.params import MAX_LOGIT_BIAS
+from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.sampling.adjust import Adjuster
+from starling_engine.sampling.select import select_adjust_op
+from starling_engine.worker.device.pinned import send
+
+
+class DeviceAdjuster:
+    """For `rows` slots, and one more of padding. Memory is taken when the first request comes that needs it, and kept."""
+
+    def __init__(self, queue: DeviceQueue, device: torch.device, rows: int, vocab_size: int) -> None:
+        self._queue = queue
+        self._device = device
+        self._shape = rows + 1, vocab_size
+        self._op = select_adjust_op(device)
+        self._words: torch.Tensor | None = None
+        """[rows + 1, vocab_size] int32; what is in a slot that no such request is in means nothing."""
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Tokens [rows + 1, MAX_LOGIT_BIAS] int64, and what is added to their logits, fp32; filled up with zeros."""
+
+    def enter(self, slot: int, adjuster: Adjuster, tokens: list[int]) -> None:
+        """`tokens` are the prompt, and the output so far of a request that goes on."""
+        self._words_of_all()[slot].copy_(self._send(adjuster.words(self._shape[1], tokens)))
+        if adjuster.bias or self._bias is not None:
+            both = np.zeros((2, MAX_LOGIT_BIAS))
+            both[:, : len(adjuster.bias)] = list(adjuster.bias), list(adjuster.bias.values())
+            sent = self._send(both)
+            for table, row in zip(self._bias_of_all(), sent, strict=True):
+                table[slot].copy_(row)
+
+    def adjust(
+        self, logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, adjusters: Sequence[tuple[Adjuster, int]]
+    ) -> torch.Tensor:
+        """Rows [R] int64 of logits [N, vocab_size] fp32, whose requests are in `slots` [R] int64 -> [R, vocab_size].
+
+        `adjusters` are those of each row, with the length of its prompt and output so far.
+        """
+        settings = self._send(np.array([adjuster.settings(length) for adjuster, length in adjusters]))
+        own = self._op(logits, rows, self._words_of_all(), slots, settings[:, :3].float().contiguous(), settings[:, 3] != 0)
+        if any(adjuster.bias for adjuster, _ in adjusters):
+            tokens, values = (table.index_select(0, slots) for table in self._bias_of_all())
+            own.scatter_add_(1, tokens, values)
+        return own
+
+    def count(self, slots: torch.Tensor, chosen: torch.Tensor) -> None:
+        """What was sampled in each of these slots is of the output now."""
+        words = self._words_of_all()
+        at = slots * words.shape[1] + chosen
+        words.view(-1).index_add_(0, at, torch.full_like(at, ONE, dtype=torch.int32))
+
+    def forget(self) -> None:
+        """Gives the memory back: there are no requests."""
+        self._words = self._bias = None
+
+    def _words_of_all(self) -> torch.Tensor:
+        if self._words is None:
+            self._words = torch.empty(self._shape, dtype=torch.int32, device=self._device)
+        return self._words
+
+    def _bias_of_all(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._bias is None:
+            tokens = torch.zeros(self._shape[0], MAX_LOGIT_BIAS, dtype=torch.int64, device=self._device)
+            self._bias = tokens, torch.zeros_like(tokens, dtype=torch.float32)
+        return self._bias
+
+    def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return send(self._queue, array, self._device)

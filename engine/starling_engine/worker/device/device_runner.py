@@ -1,0 +1,222 @@
+"""Runs plans on a device that works on its own: a step is queued while the one before still runs.
+
+The tokens that a step samples stay on the device, where the next one finds them; the host learns them by one copy, when it takes
+the result.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.sampling.select import SampleOp
+from starling_engine.step import RowResult, StepPlan
+from starling_engine.worker.device.cascade import shared_blocks
+from starling_engine.worker.device.device_sampler import DeviceSampler
+from starling_engine.worker.device.device_tables import DeviceTables
+from starling_engine.worker.device.extra_outputs import Wishes
+from starling_engine.worker.device.graphs import Graphs
+from starling_engine.worker.device.in_flight import InFlight
+from starling_engine.worker.device.step_buffer import Shape
+from starling_engine.worker.device.step_writer import Fields, StepWriter
+from starling_engine.worker.host.batch import Gathered, InputBatch
+from starling_engine.worker.host.pages import KVPages
+from starling_engine.worker.pending_step import Launched
+from starling_engine.worker.prompt_outputs import Model, NoModel
+from starling_engine.worker.stage import StageLink
+
+
+class DeviceRunner:
+    """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
+
+    `cascades` says whether attention has use for `AttentionMetadata.shared_blocks`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pages: KVPages,
+        batch: InputBatch,
+        op: SampleOp,
+        tick: Callable[[], None],
+        link: StageLink,
+        queue: DeviceQueue,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        recorded: bool,
+        cascades: bool,
+    ) -> None:
+        self._pages = pages
+        self._batch = batch
+        self._tick = tick
+        self._link = link
+        self._queue = queue
+        device, rows = pages.device, len(batch.occupants)
+        self._max_tokens = max_tokens
+        self._max_rows = rows
+        self._cascades = cascades
+        self._tables = DeviceTables(batch, queue, device)
+        self._writer = StepWriter(batch, queue, device, max_tokens)
+        self._sampler = DeviceSampler(op, rows, vocab_size, device)
+        self._wishes = Wishes(batch, self._sampler, queue, device)
+        self._use(model)
+        self._in_flight = InFlight(batch, queue, self._sampler.out)
+        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
+        top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
+        self._arrived = None if link.first else link.blank(top)
+        """[tokens of the largest recorded step, hidden_size]: where those of a stage find what the one before gave."""
+        self._hidden = link.blank(rows + 1 if link.last else top)
+        """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from; all tokens' for the next stage."""
+
+    # ---- a step ----
+
+    def launch(self, plan: StepPlan) -> Launched:
+        began = time.perf_counter()
+        self._in_flight.absorb()
+        self._batch.apply(plan)
+        self._tables.apply(plan, self._batch.table_lengths)
+        self._pages.copy(plan)
+        step = self._batch.gather(plan)
+        if not self._link.last:
+            self._run_stage(plan, step)
+            return self._in_flight.add(plan, step, [], began, [])
+        sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
+        fields, hidden = self._run(plan, step, sampled)
+        rows = [RowResult() for _ in plan.slots]
+        answers = self._wishes.serve(plan, step, sampled, fields, hidden, rows)
+        launched = self._in_flight.add(plan, step, sampled, began, rows)
+        launched.answers = answers
+        return launched
+
+    def free_slot(self, slot: int) -> None:
+        self._batch.leave(slot)
+
+    def record(self) -> None:
+        """Records all sizes, with steps of padding alone."""
+        if self._graphs is not None:
+            for shape in self._graphs.shapes:
+                self._graphs.run(shape, self._work(self._writer.padding(shape), shape))
+                self._tick()
+
+    def on_sleep(self) -> None:
+        self._use(NoModel())
+        self._sampler.forget()
+        self._wishes.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def on_wake(self, model: Model) -> None:
+        """Steps are recorded anew as they come: nobody who wakes the engine waits for that."""
+        self._use(model)
+
+    def _use(self, model: Model) -> None:
+        self._model = model
+        self._wishes.use(model)
+
+    def peak_bytes(self) -> int | None:
+        """Memory that steps take besides weights and cache; None where it cannot be measured."""
+        run = partial(self._run_largest, self._max_tokens, self._max_rows, self._wishes.run_largest)
+        largest = self._queue.peak_bytes(run)
+        if largest is None or self._graphs is None:
+            return largest
+        # Recorded steps have memory of their own, which all of them share.
+        top = self._graphs.shapes[0].tokens
+        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_rows))) or 0)
+
+    def _run_largest(self, tokens: int, rows: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
+        """A step of padding alone, all rows of which are sampled from; `then` is called with them and their hidden states."""
+        longest = self._writer.longest
+        tokens = min(tokens, self._max_rows * longest)
+        fields = self._writer.padding(Shape(tokens, -(-tokens // longest)))
+        arrived = None if self._link.first else self._link.blank(tokens)
+        hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
+        if self._link.last:
+            fields, hidden = self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous()
+            self._head(fields, hidden)
+            then(fields, hidden)
+
+    # ---- its parts ----
+
+    def _run(self, plan: StepPlan, step: Gathered, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
+        """Where rows read their prompts, the hidden states of all tokens come back too."""
+        tokens, count = len(step.ids), len(sampled)
+        decode = step.longest == 1 and count == tokens
+        every = self._batch.reads_prompts(plan)
+        shared = shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
+        shape = None if shared or every else self._recorded(step, decode=decode)
+        fields = self._writer.write(plan, step, sampled, shape or Shape(tokens, len(step.slots)))
+        if shape is not None:
+            self._replay(shape, fields, tokens)
+            if count and not shape.decode:
+                self._head(fields.samples(count), self._hidden.index_select(0, fields.sampled[:count]))
+            return fields, None
+        arrived = self._link.receive(tokens)
+        rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
+        hidden = self._forward(fields, None if every else rows, step.longest, step, arrived, shared)
+        if count:
+            self._head(fields.samples(count), hidden.index_select(0, rows) if every and rows is not None else hidden)
+        return fields, hidden if every else None
+
+    def _run_stage(self, plan: StepPlan, step: Gathered) -> None:
+        """In a stage before the last, all tokens' states go on to the next one."""
+        tokens = len(step.ids)
+        shape = self._recorded(step, decode=step.longest == 1)
+        fields = self._writer.write(plan, step, [], shape or Shape(tokens, len(step.slots)))
+        if shape is not None:
+            self._replay(shape, fields, tokens)
+            # The next replay does not wait until these have been sent.
+            self._link.send(self._hidden[:tokens].clone())
+            return
+        self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
+
+    def _recorded(self, step: Gathered, *, decode: bool) -> Shape | None:
+        """The size whose recording has room for the step."""
+        if self._graphs is None:
+            return None
+        tokens = len(step.ids)
+        return self._graphs.decode(tokens) if decode else self._graphs.mixed(tokens, len(step.slots))
+
+    def _replay(self, shape: Shape, fields: Fields, tokens: int) -> None:
+        assert self._graphs is not None, "who has no recordings has no size of one"
+        if self._arrived is not None:
+            self._link.receive(tokens, self._arrived)
+            self._arrived[tokens : shape.tokens].zero_()  # what fills a step up stays finite
+        self._graphs.run(shape, self._work(fields, shape))
+
+    def _work(self, fields: Fields, shape: Shape) -> Callable[[], None]:
+        """What is recorded: a whole step of decodes, or one with prompts up to the states of each row's last token."""
+        arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
+        if shape.decode and self._link.last:
+            return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived))
+        return partial(self._keep_hidden, fields, shape, arrived)
+
+    def _keep_hidden(self, fields: Fields, shape: Shape, arrived: torch.Tensor | None) -> None:
+        rows = fields.last if self._link.last else None
+        hidden = self._forward(fields, rows, 1 if shape.decode else shape.tokens, arrived=arrived)
+        self._hidden[: len(hidden)].copy_(hidden)
+
+    def _forward(
+        self,
+        f: Fields,
+        rows: torch.Tensor | None,
+        longest: int,
+        step: Gathered | None = None,
+        arrived: torch.Tensor | None = None,
+        shared: int = 0,
+    ) -> torch.Tensor:
+        """Without `step`, all that is asked of the device holds for every step of this size: it may be recorded."""
+        host_lens = step.host_lens if step is not None else None
+        f.ids.index_copy_(0, f.feed_at, self._sampler.last.index_select(0, f.feed_slots))
+        tables = [table.index_select(0, f.slots) for table in self._tables.tables]
+        metadata = [
+            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
+            for g, table in enumerate(tables)
+        ]
+        return self._model.forward(f.ids[:-1], self._pages.context(metadata, rows), arrived)
+
+    def _head(self, f: Fields, hidden: torch.Tensor) -> None:
+        self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))))

@@ -1,0 +1,137 @@
+"""What requests want of a step beyond a token drawn from the model's own logits: queued behind the step, and read with its result.
+
+Rows without such wishes have no part in it: they were sampled from with the step, which may have been a recorded one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.ledger import LOGPROB_ROWS
+from starling_engine.params import MAX_LOGPROBS, SamplingParams
+from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.sampling.adjust import Adjuster
+from starling_engine.sampling.logprobs import read_scores, scores
+from starling_engine.step import RowResult, StepPlan
+from starling_engine.tokens import unpack
+from starling_engine.worker.device.answers import Answer, Readback
+from starling_engine.worker.device.device_adjuster import DeviceAdjuster
+from starling_engine.worker.device.device_sampler import DeviceSampler
+from starling_engine.worker.device.pinned import send
+from starling_engine.worker.device.step_writer import Fields
+from starling_engine.worker.host.batch import Gathered, InputBatch, Occupant
+from starling_engine.worker.prompt_outputs import Model, Special
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Number `at` of the step's samples, for position `end`."""
+
+    at: int
+    end: int
+    occupant: Occupant
+    row: RowResult
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.occupant.sampling.logprobs if self.occupant.sampling is not None else None
+
+
+class Wishes:
+    """Adjusts and scores at most LOGPROB_ROWS rows of the vocabulary's width at once."""
+
+    def __init__(self, batch: InputBatch, sampler: DeviceSampler, queue: DeviceQueue, device: torch.device) -> None:
+        self._batch = batch
+        self._sampler = sampler
+        self._queue = queue
+        self._device = device
+        self._adjuster = DeviceAdjuster(queue, device, len(batch.occupants), sampler.vocab_size)
+
+    def use(self, model: Model) -> None:
+        self._model = model
+        self._special = Special(model, self._batch, self._send)
+
+    def forget(self) -> None:
+        """Gives memory back: there are no requests."""
+        self._adjuster.forget()
+
+    def serve(
+        self,
+        plan: StepPlan,
+        step: Gathered,
+        sampled: Sequence[int],
+        f: Fields,
+        hidden: torch.Tensor | None,
+        rows: list[RowResult],
+    ) -> Readback | None:
+        """After the step's rows `sampled` have been sampled from, of every plan in turn. What comes fills in `rows`.
+
+        `hidden` [T, hidden_size] is there where a row reads its prompt.
+        """
+        if not (special := self._batch.special):
+            return None
+        self._enter(plan)
+        samples = [
+            Sample(at, int(step.ends[r]), self._batch.occupant(plan.slots[r]), rows[r])
+            for at, r in enumerate(sampled)
+            if plan.slots[r] in special
+        ]
+        for part in _parts([sample for sample in samples if sample.occupant.adjuster is not None]):
+            self._sample_adjusted(f, part, len(sampled))
+        scored = _parts([sample for sample in samples if sample.num_logprobs is not None])
+        answers = [self._score(part, len(sampled)) for part in scored]
+        if hidden is not None:
+            answers += self._special.ask(plan, step.query_end - 1, hidden, rows)
+        return Readback(self._queue, answers) if answers else None
+
+    def run_largest(self, f: Fields, hidden: torch.Tensor) -> None:
+        """As much as is ever done at once, for a step of rows [R, hidden_size] that has been sampled from: to be measured."""
+        params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
+        occupant = Occupant(1, params, None, Adjuster(params, 1, ()))
+        samples = [Sample(at, 1, occupant, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
+        self._sample_adjusted(f, samples, len(hidden))
+        self._score(samples, len(hidden))
+        # Of a prompt, whatever the number of rows.
+        states, following = hidden[:1].expand(LOGPROB_ROWS, -1).contiguous(), self._send(np.zeros(LOGPROB_ROWS, np.int64))
+        scores(self._model.logits(states), following, MAX_LOGPROBS)
+
+    def _enter(self, plan: StepPlan) -> None:
+        for new in plan.new:
+            adjuster = self._batch.occupant(new.slot).adjuster
+            if adjuster is not None:
+                self._adjuster.enter(new.slot, adjuster, unpack(new.token_ids).tolist())
+
+    def _sample_adjusted(self, f: Fields, samples: list[Sample], count: int) -> None:
+        """The token that was drawn of the model's own logits gives way to one of adjusted logits."""
+        rows = self._rows(samples)
+        slots = f.sampled_slots.index_select(0, rows)
+        adjusters = [(sample.occupant.adjuster, sample.end) for sample in samples if sample.occupant.adjuster is not None]
+        logits = self._adjuster.adjust(self._sampler.logits(count), rows, slots, adjusters)
+        self._adjuster.count(slots, self._sampler.sample_again(f, rows, logits))
+
+    def _score(self, samples: list[Sample], count: int) -> Answer:
+        rows = self._rows(samples)
+        chosen = self._sampler.out[:, 0].index_select(0, rows)
+        most = max(sample.num_logprobs or 0 for sample in samples)
+        return Answer(scores(self._sampler.logits(count).index_select(0, rows), chosen, most), partial(_take_logprobs, samples))
+
+    def _rows(self, samples: list[Sample]) -> torch.Tensor:
+        return self._send(np.array([sample.at for sample in samples]))
+
+    def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return send(self._queue, array, self._device)
+
+
+def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:
+    for at in range(0, len(samples), LOGPROB_ROWS):
+        yield samples[at : at + LOGPROB_ROWS]
+
+
+def _take_logprobs(samples: list[Sample], found: torch.Tensor) -> None:
+    for sample, row in zip(samples, read_scores(found, [sample.num_logprobs or 0 for sample in samples]), strict=True):
+        sample.row.logprobs = [row]

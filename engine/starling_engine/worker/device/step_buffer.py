@@ -1,0 +1,133 @@
+"""What the device is told of a step: one copy to the same place for every step of the same size."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.worker.device.pinned import ENTRIES, PinnedRing
+
+ALIGNMENT = 16
+KEPT_SHAPES = 256
+"""Whose views are kept: those of recorded steps come again, while prompts have many lengths."""
+SAMPLED = ("sampled", "sampled_slots", "ends", "temperature", "top_k", "top_p", "min_p", "seeds")
+"""Fields of which only so many elements are of use as rows are sampled from."""
+Array = TypeVar("Array")
+Host = npt.NDArray[np.generic]
+
+
+class Shape(NamedTuple):
+    """Tokens and rows of a step, those that only fill it up included; `decode` says that each row has one token and samples one."""
+
+    tokens: int
+    rows: int
+    decode: bool = False
+
+
+@dataclass(slots=True)
+class StepFields(Generic[Array]):
+    """A step of T tokens in R rows, of which some are sampled from, in G KV groups.
+
+    ids            [T + 1] int64; where a token was sampled by a step that the host has not seen yet, the device fills it in
+    positions      [T] int64
+    targets        [G, T] int64, slots in the cache, as AttentionMetadata has them
+    query_start    [R + 1] int32
+    context_lens   [R] int32
+    slots          [R] int64, of the batch
+    feed_slots     [R] int64, whose last sampled token goes to ids[feed_at]
+    feed_at        [R] int64, T for a row whose tokens are known
+    last           [R] int64, each row's last token
+    sampled        [R] int64, rows that are sampled from; of this and what follows only so many are of use
+    sampled_slots  [R] int64
+    ends           [R] int64, the position of the new token
+    temperature, top_p, min_p [R] fp32, top_k [R] int32, seeds [R] int64
+    """
+
+    ids: Array
+    positions: Array
+    targets: Array
+    query_start: Array
+    context_lens: Array
+    slots: Array
+    feed_slots: Array
+    feed_at: Array
+    last: Array
+    sampled: Array
+    sampled_slots: Array
+    ends: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    seeds: Array
+
+    def samples(self, count: int) -> "StepFields[Array]":
+        """With the first `count` samples alone."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED})
+
+
+def _dimensions(shape: Shape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    tokens, rows, _ = shape
+    fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(StepFields.__slots__, ((rows,), torch.int64))
+    fields |= dict.fromkeys(("temperature", "top_p", "min_p"), ((rows,), torch.float32))
+    fields |= dict.fromkeys(("context_lens", "top_k"), ((rows,), torch.int32))
+    return fields | {
+        "ids": ((tokens + 1,), torch.int64),
+        "positions": ((tokens,), torch.int64),
+        "targets": ((groups, tokens), torch.int64),
+        "query_start": ((rows + 1,), torch.int32),
+    }
+
+
+def _views(memory: torch.Tensor, shape: Shape, groups: int) -> dict[str, torch.Tensor]:
+    """Each field's part of `memory`, uint8."""
+    views, at = {}, 0
+    for name, (size, dtype) in _dimensions(shape, groups).items():
+        count = math.prod(size) * dtype.itemsize
+        views[name] = memory[at : at + count].view(dtype).view(size)
+        at += _aligned(count)
+    return views
+
+
+def _num_bytes(shape: Shape, groups: int) -> int:
+    return sum(_aligned(math.prod(size) * dtype.itemsize) for size, dtype in _dimensions(shape, groups).values())
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class StepBuffer:
+    """Room for a step of `largest`; the device's side stays where it is, so that recorded steps find it again."""
+
+    def __init__(self, queue: DeviceQueue, device: torch.device, largest: Shape, groups: int) -> None:
+        size = _num_bytes(largest, groups)
+        self._ring = PinnedRing(queue, size)
+        self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._groups = groups
+        self._host = self._memory
+        self._views = lru_cache(KEPT_SHAPES)(self._make_views)
+        self._arrays = lru_cache(ENTRIES * KEPT_SHAPES)(self._make_arrays)
+
+    def host(self, shape: Shape) -> StepFields[Host]:
+        """Fields to be filled in for the next `send`; what is in them before that is of another step."""
+        self._host = self._ring.take()
+        return self._arrays(self._host, shape)
+
+    def send(self, shape: Shape) -> StepFields[torch.Tensor]:
+        """The same fields on the device, in its queue."""
+        used = _num_bytes(shape, self._groups)
+        self._memory[:used].copy_(self._host[:used], non_blocking=True)
+        self._ring.given()
+        return self._views(shape)
+
+    def _make_views(self, shape: Shape) -> StepFields[torch.Tensor]:
+        return StepFields(**_views(self._memory, shape, self._groups))
+
+    def _make_arrays(self, host: torch.Tensor, shape: Shape) -> StepFields[Host]:
+        return StepFields(**{name: view.numpy() for name, view in _views(host, shape, self._groups).items()})

@@ -1,0 +1,79 @@
+"""Tells the device of a step."""
+
+import numpy as np
+import torch
+
+from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.step import GIVEN, StepPlan
+from starling_engine.worker.device.step_buffer import Host, Shape, StepBuffer, StepFields
+from starling_engine.worker.host.batch import Gathered, InputBatch
+
+Fields = StepFields[torch.Tensor]
+
+
+class StepWriter:
+    """Steps of at most `max_tokens` tokens. One slot more than the batch has is that of rows which only fill a step up."""
+
+    def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device, max_tokens: int) -> None:
+        self._batch = batch
+        self._padding = len(batch.occupants)
+        self.longest = batch.tokens.shape[1] - 1
+        """Tokens of the longest sequence: tables and rotations have no more."""
+        largest = Shape(max(max_tokens, self._padding), self._padding + 1)
+        self._buffer = StepBuffer(queue, device, largest, len(batch.tables))
+
+    def write(self, plan: StepPlan, step: Gathered, sampled: list[int], shape: Shape) -> Fields:
+        """A step, filled up to `shape`, of which the rows `sampled` are sampled from."""
+        tokens, rows, count = len(step.ids), len(step.slots), len(sampled)
+        f = self._buffer.host(shape)
+        if (tokens, rows) != shape[:2]:
+            self._fill_up(f, shape, tokens, rows, count)
+        f.ids[:tokens] = step.ids
+        f.positions[:tokens] = step.positions
+        f.targets[:, :tokens] = step.targets
+        f.query_start[0] = 0
+        f.query_start[1 : rows + 1] = step.query_end
+        f.context_lens[:rows] = step.ends
+        f.slots[:rows] = step.slots
+        fed = np.array([at != GIVEN for at in plan.sampled_in]) & (not plan.inputs)
+        f.feed_slots[:rows] = np.where(fed, step.slots, self._padding)
+        f.last[:rows] = step.query_end - 1
+        f.feed_at[:rows] = np.where(fed, step.query_end - 1, shape.tokens)
+        if count:
+            slots = step.slots[sampled]
+            f.sampled[:count] = sampled
+            f.sampled_slots[:count] = slots
+            f.ends[:count] = step.ends[sampled]
+            f.temperature[:count] = self._batch.temperature[slots]
+            f.top_k[:count] = self._batch.top_k[slots]
+            f.top_p[:count] = self._batch.top_p[slots]
+            f.min_p[:count] = self._batch.min_p[slots]
+            f.seeds[:count] = self._batch.seed[slots]
+        return self._buffer.send(shape)
+
+    def padding(self, shape: Shape) -> Fields:
+        """A step of nothing else."""
+        self._fill_up(self._buffer.host(shape), shape, 0, 0, 0)
+        return self._buffer.send(shape)
+
+    def _fill_up(self, f: StepFields[Host], shape: Shape, tokens: int, rows: int, count: int) -> None:
+        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else the
+        fewest prompts that hold the tokens. What they compute is finite, and stored nowhere.
+        """
+        alone, rest = shape.decode, shape.tokens - tokens
+        most = 1 if alone else self.longest
+        lengths = np.clip(rest - most * np.arange(shape.rows - rows), 0, most)
+        f.ids[tokens:] = 0
+        f.positions[tokens:] = np.arange(rest) % most
+        f.targets[:, tokens:] = -1
+        f.query_start[0] = 0
+        f.query_start[rows + 1 :] = tokens + lengths.cumsum()
+        f.context_lens[rows:] = lengths
+        f.slots[rows:] = f.feed_slots[rows:] = self._padding
+        f.feed_at[rows:] = shape.tokens
+        f.last[rows:] = np.arange(tokens, shape.tokens) if alone else shape.tokens - 1
+        f.sampled[count:] = 0
+        f.sampled_slots[count:] = self._padding
+        f.ends[count:] = 1
+        f.temperature[count:] = f.top_k[count:] = f.min_p[count:] = f.seeds[count:] = 0
+        f.top_p[count:] = 1

@@ -1,0 +1,66 @@
+"""One try at a step, whose failure is an answer like others."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from starling_engine.errors import DeviceLost, RankLost
+from starling_engine.kv_offload.transfers import Transfers
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.pending_step import Finished, Launched
+
+logger = logging.getLogger("starling.worker")
+T = TypeVar("T")
+
+
+class Attempt:
+    """Launched by `launch` as it is made. `transfers` hear when the step has ended."""
+
+    def __init__(
+        self, plan: StepPlan, rank: int, device: torch.device, transfers: Transfers | None, launch: Callable[[StepPlan], Launched]
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._device = device
+        self._transfers = transfers
+        self._launched = self._guarded(lambda: launch(plan), Finished)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed as it was launched."""
+        return isinstance(self._launched, Finished) and self._launched.failed
+
+    @property
+    def ready(self) -> bool:
+        return self._launched.ready
+
+    def finish(self) -> StepResult:
+        try:
+            return self._guarded(self._launched.finish, lambda failed: failed)
+        finally:
+            if self._transfers is not None:
+                self._transfers.finished(self._plan.step_id)
+
+    def _check_device(self) -> None:
+        """Libraries tell of a lost device in errors of their own."""
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self._device)  # of a thread that answers, the current one is another
+            except RuntimeError as error:
+                raise DeviceLost(f"the device of rank {self._rank} failed: {error}") from error
+
+    def _guarded(self, act: Callable[[], T], failed: Callable[[StepResult], T]) -> T:
+        """What `act` gives, or what `failed` makes of its failure."""
+        try:
+            return act()
+        except RankLost:
+            raise
+        except torch.AcceleratorError as error:
+            raise DeviceLost(f"the device of rank {self._rank} failed: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
+            self._check_device()
+            logger.error("step %d failed on rank %d:\n%s", self._plan.step_id, self._rank, traceback.format_exc())
+            return failed(StepResult(self._plan.step_id, self._plan.epoch, [], error=f"{type(error).__name__}: {error}"))

@@ -1,0 +1,186 @@
+"""The worker's persistent input batch: arrays over slots, changed by what a plan says is new and never rebuilt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kv.spec import KVGroup
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.sampling.adjust import Adjuster, needs_adjusting
+from starling_engine.step import NewRequest, StepPlan
+from starling_engine.tokens import unpack
+
+Ints = npt.NDArray[np.int64]
+
+LEAST_TEMPERATURE = 1e-5
+"""Below it logits would no longer be finite once divided; the largest one has all of the probability long before."""
+
+
+@dataclass(slots=True)
+class Occupant:
+    """What a slot's request asks for beyond the arrays."""
+
+    num_prompt: int
+    sampling: SamplingParams | None
+    pooling: PoolingParams | None
+    adjuster: Adjuster | None
+    pooled: torch.Tensor | None = None
+
+    def reads_prompt(self, start: int) -> bool:
+        """Whether a step from position `start` on has to give the hidden states of all its tokens, not of the last one alone."""
+        if self.pooling is not None:
+            return True
+        return self.sampling is not None and self.sampling.prompt_logprobs is not None and start < self.num_prompt - 1
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step's model inputs: token ids [T] int64, attention metadata for each KV group, and where each row ends.
+
+    last_token [R] is the flat index of each row's last token, ends [R] the position after it.
+    """
+
+    ids: torch.Tensor
+    metadata: list[AttentionMetadata]
+    last_token: Ints
+    ends: Ints
+
+
+@dataclass(slots=True)
+class Gathered:
+    """One step of R rows and T tokens, flat, as the host has it.
+
+    slots [R], ids [T] int32 and positions [T]; targets[g] [T], where each token's keys and values go in KV group g; query_end [R],
+    one past each row's last token, and ends [R], the position after it; longest, the most tokens of a row.
+    """
+
+    slots: Ints
+    ids: npt.NDArray[np.int32]
+    positions: Ints
+    targets: list[Ints]
+    query_end: Ints
+    ends: Ints
+    longest: int
+
+    @property
+    def host_lens(self) -> tuple[list[int], list[int]] | None:
+        """As AttentionMetadata has it, of a step with prompts in it."""
+        return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
+
+
+class InputBatch:
+    """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.block_size = block_size
+        self._eos = eos_token_ids
+        width = -(-max_model_len // block_size) + 1
+        # Zero pages cost nothing until they are written, so the worst case may be reserved at once.
+        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
+        self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
+        self.temperature = np.zeros(max_num_seqs, np.float32)
+        self.top_k = np.zeros(max_num_seqs, np.int32)
+        self.top_p = np.ones(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.seed = np.zeros(max_num_seqs, np.int64)
+        self.occupants: list[Occupant | None] = [None] * max_num_seqs
+        self.special: set[int] = set()
+        """Slots that need more than plain sampling: adjusted logits, logprobs, or pooling."""
+
+    @property
+    def table_bytes(self) -> int:
+        """Of what grows with the longest request; a slot's pages stay when its request is gone."""
+        return self.tokens.nbytes + sum(table.nbytes for table in self.tables)
+
+    def apply(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots:
+            self.leave(slot)
+        for new in plan.new:
+            self._enter(new)
+        for slot, group, blocks in ((a.slot, a.group, a.blocks) for a in plan.appends):
+            self._append(slot, group, blocks)
+        if plan.inputs:
+            ends = np.array(plan.starts) + np.array(plan.num_tokens) - 1
+            self.tokens[np.array(plan.slots), ends] = plan.inputs
+
+    def leave(self, slot: int) -> None:
+        self.occupants[slot] = None
+        self.special.discard(slot)
+
+    def _enter(self, new: NewRequest) -> None:
+        slot, params = new.slot, new.sampling
+        ids = unpack(new.token_ids)
+        self.tokens[slot, : len(ids)] = ids
+        self.table_lengths[:, slot] = 0
+        for group, blocks in enumerate(new.blocks):
+            self._append(slot, group, blocks)
+        adjuster = Adjuster(params, new.num_prompt, self._eos) if params is not None and needs_adjusting(params) else None
+        self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjuster)
+        self.seed[slot] = new.seed
+        if params is not None:
+            self.temperature[slot] = params.temperature and max(params.temperature, LEAST_TEMPERATURE)
+            self.top_k[slot] = max(params.top_k, 0)
+            self.top_p[slot] = params.top_p
+            self.min_p[slot] = params.min_p
+        if params is None or adjuster or params.logprobs is not None or params.prompt_logprobs is not None:
+            self.special.add(slot)
+
+    def _append(self, slot: int, group: int, blocks: list[int]) -> None:
+        at = self.table_lengths[group, slot]
+        self.tables[group][slot, at : at + len(blocks)] = blocks
+        self.table_lengths[group, slot] = at + len(blocks)
+
+    def occupant(self, slot: int) -> Occupant:
+        occupant = self.occupants[slot]
+        assert occupant is not None, f"slot {slot} is planned but empty"
+        return occupant
+
+    def reads_prompts(self, plan: StepPlan) -> bool:
+        rows = zip(plan.slots, plan.starts, strict=True) if self.special else ()
+        return any(slot in self.special and self.occupant(slot).reads_prompt(start) for slot, start in rows)
+
+    def gather(self, plan: StepPlan) -> Gathered:
+        """The step's tokens, positions and slots; one vectorised pass, whatever mix of prompts and decodes it is."""
+        slots = np.array(plan.slots)
+        starts = np.array(plan.starts)
+        counts = np.array(plan.num_tokens)
+        query_end = counts.cumsum()
+        longest = int(counts.max())
+        if longest == 1:
+            rows, positions = slots, starts
+        else:
+            rows = np.repeat(slots, counts)
+            positions = np.arange(query_end[-1]) + np.repeat(starts - query_end + counts, counts)
+        size = self.block_size
+        page, offset = positions // size, positions % size
+        targets = [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
+        return Gathered(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """What the model is given, where it computes on the host."""
+        step = self.gather(plan)
+        query_start = torch.zeros(len(step.slots) + 1, dtype=torch.int32)
+        query_start[1:] = torch.from_numpy(step.query_end)
+        positions, ends = torch.from_numpy(step.positions), torch.from_numpy(step.ends.astype(np.int32))
+        width = -(-int(step.ends.max()) // self.block_size)
+        metadata = [
+            AttentionMetadata(
+                positions, torch.from_numpy(targets), query_start, ends, torch.from_numpy(table[step.slots, :width]), step.longest
+            )
+            for targets, table in zip(step.targets, self.tables, strict=True)
+        ]
+        for meta in metadata:
+            meta.host_lens = step.host_lens
+        return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata, step.query_end - 1, step.ends)

@@ -1,0 +1,47 @@
+"""A worker on another node than its executor: it says how far it is, and ends when its executor is gone."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from starling_engine.worker.counters import Count
+from starling_engine.worker.messages import BEAT_SECONDS, Beat, beat_identity
+from starling_engine.worker.process.dealer import dealer
+
+GONE_MS = 10_000
+"""A machine whose power is cut does not say so: it is gone when it has not answered for so long."""
+logger = logging.getLogger("starling.worker")
+
+
+class Beats:
+    """Runs in a thread with a socket of its own, so that neither a long load nor a collective keeps it from speaking."""
+
+    def __init__(self, address: str, rank: int, count: Callable[[], Count]) -> None:
+        self._count = count
+        # A context of its own: that of the worker's other socket is ended before the process is.
+        self._socket = dealer(zmq.Context(), address, beat_identity(rank))
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        while True:
+            self._socket.send(encode(Beat(self._count())))
+            if self._monitor.poll(round(1000 * BEAT_SECONDS)):
+                self._take_event()
+            while self._socket.poll(0):
+                self._socket.recv()  # the executor only looks whether it can be sent
+
+    def _take_event(self) -> None:
+        """The executor never closes a connection of a worker that it still wants."""
+        if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            logger.info("the executor is gone; this worker ends")
+            os._exit(0)

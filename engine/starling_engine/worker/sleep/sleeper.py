@@ -1,0 +1,103 @@
+"""One rank's memory while its engine sleeps: see `starling_engine.sleep`."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from starling_engine.errors import StarlingError
+from starling_engine.models.decoder import Decoder
+from starling_engine.sleep import Release, Rested, RestOrder, Restore, Tag
+from starling_engine.worker.pending_step import Runner
+from starling_engine.worker.sleep.memory import HostCopies, Pages, return_unused, storages_of
+
+logger = logging.getLogger("starling.worker")
+
+
+class Rest:
+    """Carries out what a rank is told, twice as well as once. `model` must be the runner's, and nobody else may keep it.
+
+    `remake` makes the model anew, as it was made at the start, and so takes it from the files again: whatever form the weights are
+    kept in, there is no second way to fill it, and what has failed half-way leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        remake: Callable[[], Decoder],
+        runner: Runner,
+        kv: Sequence[torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self._model: Decoder | None = model
+        self._remake = remake
+        self._runner = runner
+        self._kv = Pages(kv)
+        self._device = device
+        self._copies: HostCopies | None = None
+        """The weights, where they wait in host memory."""
+        self._asleep: set[Tag] = set()
+
+    def carry_out(self, order: RestOrder) -> Rested:
+        """Whatever goes wrong is told; the rank goes on, and may be told again."""
+        began = time.perf_counter()
+        try:
+            self._do(order)
+        except Exception as error:
+            expected = isinstance(error, StarlingError)  # its words say all
+            logger.error("%s came to nothing: %s", order, error, exc_info=not expected)
+            return_unused(self._device)
+            return Rested(f"{type(error).__name__}: {error}")
+        if isinstance(order, Release):
+            return_unused(self._device)
+        logger.info("%s took %.2f s", order, time.perf_counter() - began)
+        return Rested()
+
+    def _do(self, order: RestOrder) -> None:
+        match order:
+            case Release(level):
+                self._release_weights(level)
+                self._asleep.add("weights")
+                self._kv.release()
+                self._asleep.add("kv_cache")
+                self._runner.on_sleep()
+            case Restore(tags):
+                self._restore([tag for tag in tags if tag in self._asleep])
+
+    def _release_weights(self, level: int) -> None:
+        if self._model is None:
+            return
+        if level == 2:
+            # Not left to whoever drops the last reference: what was captured of a step may hold some.
+            for storage in storages_of(self._model):
+                storage.resize_(0)
+            self._model = None
+            self._drop_copies()
+        elif self._device.type != "cpu" and self._copies is None:
+            self._copies = HostCopies(storages_of(self._model), self._device)
+
+    def _drop_copies(self) -> None:
+        if self._copies is not None:
+            self._copies.drop()
+            self._copies = None
+
+    def _restore(self, tags: Sequence[Tag]) -> None:
+        if "weights" in tags:
+            self._restore_weights()
+            self._asleep.remove("weights")
+        if "kv_cache" in tags:
+            self._kv.restore()
+            self._asleep.remove("kv_cache")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if tags and not self._asleep:
+            assert self._model is not None
+            self._runner.on_wake(self._model)
+
+    def _restore_weights(self) -> None:
+        if self._copies is not None:
+            self._copies.restore()
+            self._copies = None
+        elif self._model is None:
+            self._model = self._remake()

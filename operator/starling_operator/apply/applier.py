@@ -1,0 +1,220 @@
+"""Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from starling_operator.apply.foreign_fields import is_exact, strays
+from starling_operator.apply.refusals import Refusals
+from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
+from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.logs import Key, about
+from starling_operator.plan.decision import Decision, Delete
+from starling_operator.plan.observed import Manifest, Service
+from starling_operator.watch.cache import Cache, controller_of
+from starling_operator.watch.is_applied import Settled, holds
+from starling_operator.watch.ownership import Ownership
+
+CREATE_AGAIN = 10.0
+"""Seconds after which a Secret that pods wait for is created again: somebody may have deleted it."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """wrote: something was changed. errors: what the API server refuses, for the status. retry_after: seconds till the next try."""
+
+    wrote: bool = False
+    errors: list[str] = field(default_factory=list)
+    retry_after: float | None = None
+
+
+class Applier:
+    """Writes children. The answers go into the cache, so the next decision sees them. `has`: whether the cluster knows a kind."""
+
+    def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
+        self._kube, self._has = kube, has
+        self._cache = cache
+        self._settled = Settled()
+        self._ownership = Ownership()
+        self._refusals = Refusals()
+        self._created: dict[Key, tuple[str, float]] = {}
+
+    async def carry_out(self, service: Service, decision: Decision) -> Outcome:
+        """A child that is refused does not keep the others from being written; other failures raise."""
+        outcome = Outcome()
+        self._refusals.keep((service.namespace, service.name), (*decision.create, *decision.apply))
+        for manifest in decision.create:
+            if BY_NAME[manifest["kind"]] is SECRET:
+                await self._create_unread(service, manifest, outcome)
+            elif self._live(service, manifest) is None:
+                await self._guarded(service, manifest, outcome, once=True)
+        for manifest in decision.apply:
+            if not self._is_as_wanted(self._live(service, manifest), manifest):
+                await self._guarded(service, manifest, outcome, once=False)
+        for deletion in decision.delete:
+            await self._delete(service, deletion)
+            outcome.wrote = True
+        return outcome
+
+    def refused(self, key: Key) -> frozenset[str]:
+        """Names of children that are wanted and refused."""
+        return self._refusals.told(key)
+
+    def forget(self, key: Key) -> None:
+        self._refusals.forget(key)
+        self._created.pop(key, None)
+
+    def _live(self, service: Service, manifest: Manifest) -> Manifest | None:
+        return self._cache.children(service.uid).get((manifest["kind"], manifest["metadata"]["name"]))
+
+    def _is_as_wanted(self, live: Manifest | None, manifest: Manifest) -> bool:
+        return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
+
+    def _matches(self, live: Manifest, manifest: Manifest) -> bool:
+        return holds(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
+
+    async def _create_unread(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
+        """A Secret is never read, so whether it is still there nobody knows: while it is needed it is created now and then."""
+        key, name = (service.namespace, service.name), manifest["metadata"]["name"]
+        last, created_at = self._created.get(key, ("", 0.0))
+        left = created_at + CREATE_AGAIN - time.monotonic() if last == name else 0.0
+        if left <= 0.0:
+            # A quota that is full refuses a second one before it says that there is one already.
+            told = Outcome() if last == name else outcome
+            if not await self._guarded(service, manifest, told, once=True):
+                return
+            self._created[key], left = (name, time.monotonic()), CREATE_AGAIN
+        outcome.retry_after = min(outcome.retry_after or left, left)
+
+    async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> bool:
+        """Whether it is written. What was refused is not sent again, unless it changed or its time has come."""
+        key = (service.namespace, service.name)
+        refused = self._refusals.standing(key, manifest)
+        if refused is None:
+            try:
+                await self._write(service, manifest, once)
+                outcome.wrote = True
+                self._refusals.clear(key, manifest)
+                return True
+            except ApiError as failed:
+                error = await self._judged(failed, manifest)
+                if not error.is_users and error.status != 500:
+                    raise
+                if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
+                    if manifest["kind"] == SERVICE_MONITOR.name:
+                        return False  # Nobody asked for it, and its CRD was removed a moment ago.
+                    error = ApiError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
+                refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
+                log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
+        if refused.is_told:
+            outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
+        outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
+        return False
+
+    async def _write(self, service: Service, manifest: Manifest, once: bool) -> None:
+        kind, live = BY_NAME[manifest["kind"]], self._live(service, manifest)
+        if once:
+            written = await self._create(service, kind, manifest)
+        elif live is None:
+            written = await self._apply_first(service, kind, manifest)
+        else:
+            written = await self._apply_again(kind, manifest, live)
+            foreign = strays(written, manifest)
+            if foreign:
+                log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
+                written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
+        if kind is SECRET:
+            return
+        self._cache.put(kind, written)
+        live = self._live(service, manifest)
+        if not once and live is not None and not self._matches(live, manifest):
+            self._settled.remember(live, manifest)
+
+    async def _judged(self, failed: ApiError, manifest: Manifest) -> ApiError:
+        """An internal error is the user's if the same object, made anew, is refused for what it is."""
+        kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
+        if failed.status == 500:
+            try:
+                await self._kube.judge(kind.path(metadata["namespace"]), manifest)
+            except ApiError as said:
+                return said if said.status in (400, 422) else failed
+        return failed
+
+    async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """For objects that never change: one that is there already must be ours. A Secret's name tells that."""
+        try:
+            return await self._kube.create(kind.path(service.namespace), manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            return manifest if kind is SECRET else await self._existing(service, kind, manifest)
+
+    async def _apply_first(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """Server-side apply that only creates: a version that no object has makes any existing object a conflict."""
+        try:
+            return await self._apply(kind, manifest, {"resourceVersion": "1"})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        found = await self._existing(service, kind, manifest)
+        return await self._apply(kind, manifest, {"uid": found["metadata"]["uid"]})
+
+    async def _apply(self, kind: Kind, manifest: Manifest, precondition: dict[str, str]) -> Manifest:
+        metadata = manifest["metadata"]
+        body = {**manifest, "metadata": {**metadata, **precondition}}
+        return await self._kube.apply(kind.path(metadata["namespace"], metadata["name"]), body)
+
+    async def _apply_again(self, kind: Kind, manifest: Manifest, live: Manifest) -> Manifest:
+        """Only to the object that was seen; when that is gone, the next look knows it."""
+        try:
+            return await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
+        except ApiError as error:
+            if error.status == 409:
+                self._cache.drop(live["metadata"]["uid"])
+            raise
+
+    async def _existing(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
+        """The object that has the name; raises when it is somebody else's, so that nothing of others is ever taken over."""
+        name = manifest["metadata"]["name"]
+        found = await self._kube.get(kind.path(service.namespace, name))
+        owner = controller_of(found)
+        if owner is None and any(field["manager"] == MANAGER for field in found["metadata"].get("managedFields", ())):
+            return found
+        if owner is None or owner["uid"] != service.uid:
+            raise ApiError(409, "AlreadyExists", f"exists and belongs to {_owner(owner)}; rename the service or remove it")
+        return found
+
+    async def _delete(self, service: Service, deletion: Delete) -> None:
+        """Gone already, or replaced by another object of that name, is as good."""
+        kind = BY_NAME[deletion.kind]
+        options: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": deletion.uid},
+            "propagationPolicy": "Background",
+        }
+        if deletion.grace_seconds is not None:
+            options["gracePeriodSeconds"] = deletion.grace_seconds
+        log.info("deleting %s %s: %s", kind.name, deletion.name, deletion.why, extra=about((service.namespace, service.name)))
+        try:
+            left = await self._kube.delete(kind.path(service.namespace, deletion.name), options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            left = {}
+        if "deletionTimestamp" in left.get("metadata", {}) and left["metadata"].get("uid") == deletion.uid:
+            self._cache.put(kind, left)
+        else:
+            self._cache.drop(deletion.uid)
+        self._settled.forget(deletion.uid)
+        self._ownership.forget(deletion.uid)
+
+
+def _named(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _owner(owner: Manifest | None) -> str:
+    return "nobody" if owner is None else f"{owner['kind']} {owner['name']} ({owner['uid']})"

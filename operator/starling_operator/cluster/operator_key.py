@@ -1,0 +1,52 @@
+"""The operator's key: one Secret in its own namespace, of which the tokens of all services follow.
+
+The first operator makes it. It is read when a process starts and kept for its life; another key makes other tokens.
+"""
+
+import base64
+import secrets
+
+from starling_operator.cluster.kinds import MANAGER, SECRET
+from starling_operator.cluster.kube import READ_SECONDS, ApiError, Kube
+from starling_operator.plan.observed import Manifest
+
+NAME, FIELD = "starling-operator-key", "key"
+BYTES = 32
+
+
+async def operator_key(kube: Kube, namespace: str) -> bytes:
+    """Of replicas that find none one makes it, and the others read that. Raises ApiError; ValueError for one that is too short."""
+    path = SECRET.path(namespace, NAME)
+    try:
+        return _read(await kube.get(path))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+    try:
+        # Past the fence: it is made before there is a Lease, and only once.
+        await kube.request("POST", SECRET.path(namespace), {"fieldManager": MANAGER}, _new(namespace), seconds=READ_SECONDS)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+    return _read(await kube.get(path))
+
+
+def _new(namespace: str) -> Manifest:
+    labels = {"app.kubernetes.io/name": "starling-operator", "app.kubernetes.io/part-of": "starling"}
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.name,
+        "metadata": {"name": NAME, "namespace": namespace, "labels": labels},
+        "type": "Opaque",
+        "immutable": True,
+        "data": {FIELD: base64.b64encode(secrets.token_bytes(BYTES)).decode()},
+    }
+
+
+def _read(secret: Manifest) -> bytes:
+    """Whoever can guess the key can make every token."""
+    key = base64.b64decode((secret.get("data") or {}).get(FIELD, ""))
+    if len(key) < BYTES:
+        name = f"{secret['metadata']['namespace']}/{NAME}"
+        raise ValueError(f"Secret {name} has no key of at least {BYTES} bytes in {FIELD!r}; delete it, and another one is made")
+    return key

@@ -1,0 +1,84 @@
+"""Compares what is in memory with lists of the API server: at the start, to know when everything has been seen, and every minute.
+
+A watch that is begun anew does not tell what was deleted meanwhile, and one that is silently dead tells nothing; both would have us
+decide on what is not there. Only metadata is listed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from starling_operator.cluster.kinds import Kind
+from starling_operator.cluster.kube import METADATA_LIST, ApiError, Kube
+from starling_operator.logs import Key
+from starling_operator.watch.cache import Cache, version_of
+
+PERIOD, FIRST_PERIOD = 60.0, 0.2
+log = logging.getLogger(__name__)
+
+
+class Audit:
+    """`synced` is set when a list held nothing that we had not seen. `behind` says which watch is dead, if one is."""
+
+    def __init__(self, cache: Cache, kinds: Sequence[Kind], scopes: Sequence[str | None], wake: Callable[[Key], None]) -> None:
+        self._cache, self._wake = cache, wake
+        self._lists = [(kind, scope) for kind in kinds for scope in scopes]
+        self._unseen: dict[tuple[Kind, str | None], set[tuple[str, int]]] = {}
+        self.synced = asyncio.Event()
+        self.behind: str | None = None
+
+    async def run(self, kube: Kube) -> None:
+        """Never ends by itself. Until everything has been seen once it asks often, but only for what is missing."""
+        while not self.synced.is_set():
+            missing = [each for each in self._lists if await self._check(kube, *each)]
+            if not missing:
+                break
+            await self._wait_for(missing)
+        self.synced.set()
+        while True:
+            await asyncio.sleep(PERIOD)
+            self.behind = None
+            for each in self._lists:
+                await self._check_watch(kube, *each)
+
+    async def _wait_for(self, missing: Sequence[tuple[Kind, str | None]]) -> None:
+        """Until the watches have caught up with the list, or too long a time has passed."""
+        end = time.monotonic() + 10.0
+        while time.monotonic() < end:
+            await asyncio.sleep(FIRST_PERIOD)
+            if not any(self._still_unseen(each) for each in missing):
+                return
+
+    def _still_unseen(self, each: tuple[Kind, str | None]) -> bool:
+        seen = self._cache.seen(*each)
+        return any(seen.get(uid, -1) < version and not self._cache.is_gone(uid) for uid, version in self._unseen[each])
+
+    async def _check_watch(self, kube: Kube, kind: Kind, scope: str | None) -> None:
+        before = self._unseen.get((kind, scope), set())
+        unseen = await self._check(kube, kind, scope)
+        if before & unseen:
+            self.behind = f"the watch of {kind.plural} has shown nothing of {len(before & unseen)} changes for {PERIOD:.0f} s"
+            log.error("%s", self.behind)
+
+    async def _check(self, kube: Kube, kind: Kind, scope: str | None) -> set[tuple[str, int]]:
+        """UIDs and versions that the list has and we have not. Drops what the list no longer has."""
+        try:
+            listed, at = await self._list(kube, kind, scope)
+        except ApiError as error:
+            log.warning("%s cannot be listed: %s", kind.plural, error)
+            await asyncio.sleep(1.0)
+            return self._unseen.setdefault((kind, scope), set()) or {("", 0)}
+        seen = self._cache.seen(kind, scope)
+        for key in self._cache.drop_unlisted(kind, scope, listed, at):
+            log.info("a %s was deleted unseen", kind.name)
+            self._wake(key)
+        unseen = {(uid, version) for uid, version in listed.items() if seen.get(uid, -1) < version and not self._cache.is_gone(uid)}
+        self._unseen[kind, scope] = unseen
+        return unseen
+
+    async def _list(self, kube: Kube, kind: Kind, scope: str | None) -> tuple[dict[str, int], int]:
+        """resourceVersions by UID, and the version of the list as a whole."""
+        query = {"labelSelector": kind.selector} if kind.selector else {}
+        answer = await kube.get(kind.path(scope), query, accept=METADATA_LIST)
+        return {item["metadata"]["uid"]: version_of(item) for item in answer["items"] or ()}, version_of(answer)

@@ -1,0 +1,83 @@
+"""Whether the node of a pod that a taint sends away is gone. Only then is a node looked at: no list of nodes is kept.
+
+The taint alone does not tell. An administrator's NoExecute empties a live node, whose pods drain their streams; on a dead one
+nobody is left to end them. Where nodes may not be read (an installation for some namespaces) the pod itself has to tell.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from starling_operator.cluster.kinds import NODE
+from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.plan.observed import Manifest, Pod
+from starling_operator.watch.pods import read_time
+
+ASK_AGAIN = 4.0
+OVERDUE = 30.0
+"""Seconds after the end of its grace period: a kubelet that lives has killed a pod by then, whatever it does."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """down_since: seconds since the epoch; None: the node works, as far as its kubelet says. 0: there is no such node."""
+
+    down_since: float | None
+
+
+class Nodes:
+    """Asked about each node at most every ASK_AGAIN seconds, and only while a pod of ours is being sent away from it."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._known: dict[str, tuple[float, NodeHealth | None]] = {}
+        self._may_read = True
+
+    async def look(self, pods: Iterable[Pod]) -> None:
+        """Raises ApiError."""
+        for name in {pod.host for pod in pods if pod.evicted and pod.host}:
+            asked_at, _ = self._known.get(name, (-ASK_AGAIN, None))
+            if time.monotonic() - asked_at >= ASK_AGAIN:
+                self._known[name] = (time.monotonic(), await self._ask(name))
+
+    def judged(self, pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
+        """The pods, with `lost` set on those that a taint sends away from a node that is gone."""
+        return tuple(replace(pod, lost=pod.lost or self._is_lost(pod, now)) if pod.evicted else pod for pod in pods)
+
+    def _is_lost(self, pod: Pod, now: float) -> bool:
+        return pod.host in self._known and is_lost(pod, self._known[pod.host][1], now)
+
+    async def _ask(self, name: str) -> NodeHealth | None:
+        """None: it may not be read."""
+        try:
+            return read_health(await self._kube.get(NODE.path(None, name)))
+        except ApiError as error:
+            if error.status == 404:
+                return NodeHealth(down_since=0.0)
+            if error.status != 403:
+                raise
+            if self._may_read:
+                log.info("nodes may not be read, so that a lost one is known by its pods alone: %s", error)
+            self._may_read = False
+            return None
+
+
+def read_health(node: Manifest) -> NodeHealth:
+    """By its Ready condition, which the node controller makes Unknown when the kubelet falls silent."""
+    conditions = node.get("status", {}).get("conditions", ())
+    ready = next((condition for condition in conditions if condition["type"] == "Ready"), {"status": "Unknown"})
+    if ready["status"] == "True":
+        return NodeHealth(down_since=None)
+    return NodeHealth(down_since=read_time(ready["lastTransitionTime"]) if "lastTransitionTime" in ready else 0.0)
+
+
+def is_lost(pod: Pod, health: NodeHealth | None, now: float) -> bool:
+    """`health` is None where nobody may ask: then the node controller's mark tells, or that nothing ends the pod."""
+    down_since = pod.unreported_since if health is None else health.down_since
+    if health is not None or down_since is not None:
+        # A kubelet that is restarted is silent for a moment.
+        return down_since is not None and now - down_since >= pod.tolerates
+    silent = pod.report_age is None or pod.report_age > OVERDUE
+    return silent and pod.due_at is not None and now - pod.due_at > OVERDUE

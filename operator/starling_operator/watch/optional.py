@@ -1,0 +1,88 @@
+"""ServiceMonitor and HTTPRoute: their CRDs are installed and removed while the operator runs.
+
+They are listed on a clock, for a watch could not outlive its kind: a CRD that comes or goes, and a drift, is seen within PERIOD
+seconds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from starling_operator.cluster.kinds import OPTIONAL, SERVICE_MONITOR, Kind
+from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.logs import Key
+from starling_operator.plan.observed import Settings
+from starling_operator.watch.cache import Cache, version_of
+
+PERIOD = 20.0
+log = logging.getLogger(__name__)
+
+
+class OptionalKinds:
+    """Those that the cluster has now, and their objects in the cache."""
+
+    def __init__(self, kube: Kube, cache: Cache, scopes: Sequence[str | None], wake: Callable[[Key], None]) -> None:
+        self._kube, self._cache, self._scopes, self._wake = kube, cache, scopes, wake
+        self._there: set[Kind] = set()
+
+    def fit(self, settings: Settings) -> Settings:
+        """For this cluster."""
+        return replace(settings, service_monitors=SERVICE_MONITOR in self._there)
+
+    async def run(self) -> None:
+        """Never ends by itself."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD)
+
+    async def look(self) -> None:
+        """A kind that cannot be listed stays as it was."""
+        for kind in OPTIONAL:
+            try:
+                await self._look_at(kind)
+            except ApiError as error:
+                log.warning("%s cannot be listed: %s", kind.plural, error)
+
+    async def has(self, kind: Kind) -> bool:
+        """Whether the cluster has the kind at this moment, optional or not. Raises ApiError."""
+        if kind in OPTIONAL:
+            await self._look_at(kind)
+        return kind not in OPTIONAL or kind in self._there
+
+    async def _look_at(self, kind: Kind) -> None:
+        try:
+            for scope in self._scopes:
+                await self._list(kind, scope)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._gone(kind)
+        else:
+            self._come(kind)
+
+    async def _list(self, kind: Kind, scope: str | None) -> None:
+        answer = await self._kube.get(kind.path(scope), {"labelSelector": kind.selector})
+        listed, at = {item["metadata"]["uid"] for item in answer["items"]}, version_of(answer)
+        news = [self._cache.put(kind, item) for item in answer["items"]]
+        for key in (*filter(None, news), *self._cache.drop_unlisted(kind, scope, listed, at)):
+            self._wake(key)
+
+    def _come(self, kind: Kind) -> None:
+        if kind not in self._there:
+            log.info("the cluster has %s", kind.plural)
+            self._there.add(kind)
+            self._wake_all()
+
+    def _gone(self, kind: Kind) -> None:
+        """Its objects went with it."""
+        for uid in self._cache.seen(kind, None):
+            self._cache.drop(uid)
+        if kind in self._there:
+            log.info("the cluster no longer has %s", kind.plural)
+            self._there.discard(kind)
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for key in self._cache.all_services():
+            self._wake(key)

@@ -1,0 +1,63 @@
+"""kopf, held to watching: nothing of it is stored on any object, and it posts nothing."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from starling_operator.cluster.kinds import WATCHED
+from starling_operator.cluster.waiting import LONGEST_PAUSE
+
+
+class NoProgress(kopf.ProgressStorage):
+    """Handlers of events have no progress to remember."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is stored."""
+
+    def purge(self, **_: Any) -> None:
+        """Nothing was stored."""
+
+    def touch(self, **_: Any) -> None:
+        """Objects are not touched."""
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Nothing is compared; the usual storage copies every object at every event to be able to."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is stored."""
+
+
+class Backoffs:
+    """Of kopf's own requests, in seconds. They never end, and nor do its watches: an API server that is gone comes back."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1, 1, 2, 3, 5, 8, 13), itertools.repeat(LONGEST_PAUSE))
+
+
+def configure_kopf(settings: kopf.OperatorSettings) -> None:
+    """The API server filters by label. No list of namespaces or CRDs is watched: that would need rights on them."""
+    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.chunk_size = 500
+    settings.networking.error_backoffs = Backoffs()
+    for kind in WATCHED:
+        if kind.selector:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector

@@ -1,0 +1,71 @@
+"""What file:// and pvc:// mean without a cluster."""
+
+import pytest
+from starling_cli.local.sources import Map, SourceError, check_source, claim_folder, default_maps, map_path, parse_map
+
+
+@pytest.fixture
+def models(tmp_path):
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    return tmp_path / "models"
+
+
+def test_a_path_that_is_here_stays(models):
+    assert map_path(str(models), [Map(str(models), models / "small")]) == models
+
+
+def test_a_prefix_is_replaced(models):
+    assert map_path("/opt/x/small", [Map("/opt/x", models)]) == models / "small"
+    assert map_path("/opt/x", [Map("/opt/x", models)]) == models
+    assert map_path("/small", [Map("/", models)]) == models / "small"
+
+
+def test_only_whole_names_are_a_prefix(models):
+    with pytest.raises(SourceError):
+        map_path("/opt/xy/small", [Map("/opt/x", models)])
+
+
+def test_the_first_mapping_that_leads_somewhere_wins(models, tmp_path):
+    assert map_path("/m/small", [Map("/m", tmp_path / "none"), Map("/m", models)]) == models / "small"
+
+
+def test_what_was_tried_is_told(models):
+    with pytest.raises(SourceError, match=r"/m/large.*models/large.*--map /m/large=FOLDER"):
+        map_path("/m/large", [Map("/m", models)])
+
+
+def test_a_claim_needs_a_folder(models):
+    assert claim_folder("weights", [Map("pvc://weights", models)]) == models
+    with pytest.raises(SourceError, match="--map pvc://other=FOLDER"):
+        claim_folder("other", [Map("pvc://weights", models)])
+
+
+@pytest.mark.parametrize("source", ["hf://org/name", "pvc://weights/small", "file:///m/small"])
+def test_sources_that_can_be_had(models, source):
+    check_source(source, [Map("pvc://weights", models), Map("/m", models)])
+
+
+@pytest.mark.parametrize("source", ["pvc://none/small", "pvc://weights/large", "file:///nowhere/at/all"])
+def test_sources_that_cannot(models, source):
+    with pytest.raises(SourceError):
+        check_source(source, [Map("pvc://weights", models)])
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=b", "=x", "/a=", "pvc://=.", "pvc://a/b=.", "/a=/no/such/folder"])
+def test_no_mappings(text):
+    with pytest.raises(ValueError, match=r"is no mapping|there is no folder"):
+        parse_map(text)
+
+
+def test_mappings(models, monkeypatch):
+    monkeypatch.chdir(models.parent)
+    assert parse_map("/opt/x/=models") == Map("/opt/x", models)
+    assert parse_map("pvc://weights=./models") == Map("pvc://weights", models)
+
+
+def test_the_images_models_are_found_in_a_clone(tmp_path):
+    (tmp_path / "clone" / "models" / "starling-pydoc").mkdir(parents=True)
+    manifest = tmp_path / "clone" / "examples" / "a.yaml"
+    path = "/opt/starling/models/starling-pydoc"
+    for here in (tmp_path / "clone", tmp_path):
+        assert map_path(path, default_maps(manifest, here)) == tmp_path / "clone" / "models" / "starling-pydoc"

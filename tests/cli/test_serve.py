@@ -1,0 +1,224 @@
+"""The `starling` command: quick to help, plain about failures."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from starling_cli.commands.failures import fix_for
+from starling_cli.commands.values import parse_rate
+from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel, WeightError
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = "models/starling-pydoc"
+HEAVY = ("torch", "transformers", "openai", "fastapi", "uvicorn", "httpx", "kopf", "kubernetes", "zmq", "rich.markdown")
+
+
+def starling(*arguments: str, **more) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "starling_cli.main", *arguments]
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=90, **more)
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, starling_cli.main as cli\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "serve" in answer.stdout
+    assert answer.stdout.strip().endswith("LOADED []")
+
+
+def test_version():
+    assert re.fullmatch(r"starling \d+\.\d+\S*\n", starling("--version").stdout)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["agent"], ["chat"], ["bench"], ["bench", "serve"], ["bench", "latency"]])
+def test_each_command_has_help(command):
+    answer = starling(*command, "--help")
+    assert answer.returncode == 0
+    assert "Usage:" in answer.stdout
+
+
+def test_vllms_flags_are_known():
+    text = re.sub(r"\s+", " ", starling("serve", "--help").stdout)
+    for flag in (
+        "--served-model-name",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--kv-cache-memory-bytes",
+        "--gpu-memory-utilization",
+        "--no-enable-prefix-caching",
+        "--tensor-parallel-size",
+        "--scheduling-policy",
+        "--kv-cpu-bytes",
+        "--kv-fs-path",
+        "--kv-store",
+    ):
+        assert flag in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "fix"),
+    [
+        (["/no/such/model"], "/no/such/model", "model"),
+        ([MODEL, "--tensor-parallel-size", "3"], "3 ranks cannot share this model", "--tensor-parallel-size"),
+        ([MODEL, "--block-size", "7"], "block_size", "--block-size"),
+        ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
+        ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),
+        ([MODEL, "--kv-cache-dtype", "int8"], "one of auto, fp8, fp8_e4m3", "--kv-cache-dtype"),
+        ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes"),
+        ([MODEL, "--kv-fs-path", "/kv"], "kv_fs_path: needs kv_fs_bytes", "--kv-fs-path"),
+        ([MODEL, "--kv-cpu-bytes", "1GiB", "--no-enable-prefix-caching"], "kv_cpu_bytes: needs enable_prefix", "--kv-cpu-bytes"),
+        ([MODEL, "--api-key", ""], "empty", "--api-key"),
+        ([MODEL, "--log-level", "loud"], "log_level", "--log-level"),
+        ([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds"),
+    ],
+)
+def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):
+    answer = starling("serve", *arguments, "--port", "0")
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    *_, told, advice = answer.stderr.rstrip().splitlines()
+    assert told.startswith("error: ")
+    assert cause in told
+    assert advice.startswith("fix: ")
+    assert fix in advice
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        answer = starling("serve", MODEL, "--port", port)
+    assert answer.returncode == 1
+    assert port in answer.stderr
+    assert "--port" in answer.stderr
+    assert "load" not in answer.stderr.replace("loaded", "")
+
+
+def test_bad_values_of_flags_are_usage_errors():
+    for flags, form in (
+        (["--kv-cache-memory-bytes", "lots"], "4GiB"),
+        (["--kv-cpu-bytes", "4XB"], "4GiB"),
+        (["--kv-fs-bytes", "10 G B"], "4GiB"),
+        (["--rate-limit", "fast"], "10/s"),
+        (["--port", "x"], "integer"),
+    ):
+        answer = starling("serve", MODEL, *flags)
+        assert answer.returncode == 2
+        assert "Traceback" not in answer.stderr
+        assert flags[0] in answer.stderr and form in answer.stderr
+
+
+def test_a_signal_while_loading_ends_it(tmp_path):
+    command = [sys.executable, "-m", "starling_cli.main", "serve", MODEL, "--port", "0"]
+    log = tmp_path / "log"
+    with log.open("wb") as errors, subprocess.Popen(command, cwd=REPOSITORY, stderr=errors) as process:
+        deadline = time.monotonic() + 30
+        while b"looking for" not in log.read_bytes() or not _children(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        children = _children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "stopped before" in log.read_text()
+    assert not any(Path(f"/proc/{child}").exists() for child in children), "the core ends too"
+
+
+def test_chat_streams_an_answer(server):
+    answer = starling("chat", "--url", server.url, "--max-tokens", "8", "What is a list?")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+
+
+def test_a_conversation_remembers(server):
+    answer = starling("chat", "--url", f"{server.url}/v1", "--max-tokens", "4", input="Hello\n\nAnd now?\n")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count(">") >= 3
+
+
+def test_chat_without_a_server_says_what_to_do():
+    answer = starling("chat", "--url", "http://127.0.0.1:9", "hello")
+    assert answer.returncode == 1
+    assert "starling serve" in answer.stderr.splitlines()[-1]
+    assert "Traceback" not in answer.stderr
+
+
+def test_chat_shows_the_servers_error(server):
+    answer = starling("chat", "--url", server.url, "--model", "gpt-9", "hello")
+    assert answer.returncode == 1
+    assert "does not exist" in answer.stderr
+
+
+def test_bench_serve_reports_and_writes(server, tmp_path):
+    file = tmp_path / "result.json"
+    flags = ["--num-prompts", "6", "--input-len", "12", "--output-len", "8", "--max-concurrency", "3", "--json", str(file)]
+    answer = starling("bench", "serve", "--url", server.url, *flags, "--goodput", "ttft:60000", "tpot:60000")
+    assert answer.returncode == 0, answer.stderr
+    for word in ("TTFT", "ITL", "TPOT", "output tokens/s", "goodput"):
+        assert word in answer.stdout
+    result = json.loads(file.read_text())["result"]
+    assert result["completed"] == 6
+    assert result["output_tokens"] == 48
+    assert result["goodput"] == pytest.approx(result["request_rate"])
+
+
+def test_bench_serve_of_a_chat_at_a_rate(server):
+    flags = ["--num-prompts", "4", "--output-len", "4", "--request-rate", "50", "--chat"]
+    answer = starling("bench", "serve", "--url", server.url, *flags)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_bench_offline(tmp_path):
+    file = tmp_path / "result.json"
+    small = ["--output-len", "4", "--input-len", "8", "--kv-cache-memory-bytes", "64MiB", "--json", str(file)]
+    answer = starling("bench", "throughput", MODEL, "--num-prompts", "4", *small)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(file.read_text())["result"]["output_tokens"] == 16
+    flags = ["--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "0"]
+    answer = starling("bench", "latency", MODEL, *flags, *small)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(file.read_text())["result"]["latency"]["p99"] > 0
+
+
+@pytest.mark.parametrize(("text", "rate"), [("10/s", (10, 1)), ("600/m", (600, 60)), ("5/30s", (5, 30)), ("9/2h", (9, 7200))])
+def test_rates(text, rate):
+    parsed = parse_rate(text)
+    assert (parsed.requests, parsed.seconds) == rate
+
+
+@pytest.mark.parametrize("text", ["", "10", "0/s", "10/d", "-1/s", "10/0s", "ten/s"])
+def test_no_rates(text):
+    with pytest.raises(ValueError, match="like 10/s"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("x", "max_model_len"),
+        ConfigError("x"),
+        ModelError("x"),
+        UnsupportedModel("x"),
+        WeightError("x"),
+        EngineDead("x"),
+    ],
+)
+def test_every_failure_has_a_fix(error):
+    assert len(fix_for(error)) > 10
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

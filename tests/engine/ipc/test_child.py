@@ -1,0 +1,40 @@
+"""What the processes of the engine have in common."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starling_engine.ipc.child import import_for_good, start
+
+
+@pytest.mark.parametrize("source", ["KEPT = [[]]", "KEPT = [[]]; raise OSError"])
+def test_what_is_imported_for_good_is_looked_through_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    (tmp_path / "lasting.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.get_freeze_count()
+    try:
+        kept = import_for_good("lasting").KEPT
+        assert import_for_good("lasting").KEPT is kept
+        assert gc.get_freeze_count() > before
+        assert not any(each is kept for each in gc.get_objects())
+    except OSError:
+        assert "raise" in source
+    finally:
+        sys.modules.pop("lasting", None)
+        gc.unfreeze()
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("asked", "policy"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_leave_the_processor_to_others_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, policy: str
+) -> None:
+    (tmp_path / "telling.py").write_text("import os, sys; sys.stderr.write(os.environ['OMP_WAIT_POLICY'])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", asked)
+    process = start("telling", stderr=subprocess.PIPE)
+    assert process.communicate()[1].decode() == policy

@@ -1,0 +1,93 @@
+"""`python killed.py FOLDER COUNT`: forks processes that use one folder, two at a time, and kills each after a moment.
+
+Each writes, reads and evicts as fast as it can. COUNT are killed, and more, up to four times as many, while none was in the middle
+of a file or nothing had to be evicted. It ends with 3 where one read wrong bytes, with 5 where one met half a file, and prints how
+much was done.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+from starling_engine.kv_offload.secondary.base import FarError, Missing
+from starling_engine.kv_offload.secondary.folder import keeper, open_folder
+
+from tests.engine.kv_offload.objects import FILE, MODEL, content, read, write
+
+NUMBERS, FITS = 60, 30
+LIMIT = FITS * FILE
+CONTENT = [content(number) for number in range(NUMBERS)]
+
+
+def use(folder: str, seed: int, told: int) -> None:
+    """Writes to the pipe `told` when it is at work."""
+    rng = random.Random(seed)
+    # A life of some milliseconds is to see evictions too.
+    keeper.CONFIRM = keeper.SOON = keeper.REST = 0.001
+    tier = open_folder(folder, LIMIT, "auto", MODEL)
+    for step in count():
+        if step == 10:
+            os.write(told, b".")
+        number = rng.randrange(NUMBERS)
+        try:
+            write(tier, number)
+            if read(tier, number) != CONTENT[number]:
+                os._exit(3)
+        except Missing:
+            if tier.counters.corrupt:
+                os._exit(5)
+        except FarError:
+            time.sleep(0.0005)
+
+
+class Child:
+    def __init__(self, folder: str, seed: int) -> None:
+        self.hears, told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                use(folder, seed, told)
+            finally:
+                os._exit(4)
+        os.close(told)
+
+    def work(self) -> None:
+        """Returns when it is at work, or has ended."""
+        os.read(self.hears, 1)
+
+    def end(self) -> int:
+        """What it ended by itself with, or a signal's number below 0."""
+        os.close(self.hears)
+        os.kill(self.pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def main(folder: str, kills: int) -> int:
+    """There are two at a time. Some are killed before they are at work."""
+    rng = random.Random(0)
+    seen: set[str] = set()
+    leftovers, code = 0, -signal.SIGKILL
+    young = Child(folder, 0)
+    for seed in range(1, 4 * kills + 1):
+        old, young = young, Child(folder, seed)
+        if seed % 4:
+            old.work()
+        time.sleep(rng.uniform(0, 0.01))
+        code = old.end()
+        if code >= 0:
+            break
+        seen |= {path.name for path in Path(folder).rglob("*.kv")}
+        leftovers += any(Path(folder).glob("tmp/*"))
+        if seed >= kills and leftovers and len(seen) > FITS:
+            break
+    code = max(code, young.end())
+    print(f"{len(seen)} objects, {leftovers} kills in the middle of a file")
+    return max(code, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

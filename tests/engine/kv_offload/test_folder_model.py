@@ -1,0 +1,116 @@
+"""Random writes, reads, evictions, restarts and damage, against what a dictionary says."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from starling_engine.kv_offload.secondary.base import FarError, Missing
+from starling_engine.kv_offload.secondary.folder.files import can_go_direct
+from starling_engine.kv_offload.secondary.folder.tier import FolderTier
+from starling_engine.kv_offload.secondary.folder.usage import HIGH, LOW
+
+from tests.engine.kv_offload.objects import FILE, content, file_of, keep, key, quiet_tier, read, write
+
+LIMIT = 6
+numbers = st.integers(0, 9)
+users = st.integers(0, 1)
+
+
+class TwoUsers(RuleBasedStateMachine):
+    """Two engines with one folder. `there` is what has been written and neither damaged nor evicted; numbers of objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = Path(self.folder.name)
+        self.direct = bool(can_go_direct(self.root / "probe"))
+        self.tiers = [self.opened(), self.opened()]
+        self.there: set[int] = set()
+
+    def opened(self) -> FolderTier:
+        return quiet_tier(self.root, LIMIT * FILE, direct=self.direct)
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(user=users, number=numbers)
+    def writes(self, user: int, number: int) -> None:
+        try:
+            write(self.tiers[user], number)
+            self.there.add(number)
+        except FarError:
+            # The other one may have written beyond it, before it knew of this one's files.
+            if self.tiers[user]._usage.is_known:
+                assert self.tiers[user].counters.bytes > (LIMIT - 1) * FILE, "it is full, as far as this one knows"
+
+    @rule(user=users, number=numbers, at=st.sampled_from([0, 8]))
+    def reads(self, user: int, number: int, at: int) -> None:
+        try:
+            assert read(self.tiers[user], number, at=at) == content(number)
+            assert number in self.there
+        except Missing:
+            assert number not in self.there
+
+    @rule(user=users)
+    def finds(self, user: int) -> None:
+        found = self.tiers[user].find([key(number) for number in range(10)])
+        assert {number for number in range(10) if found[number]} == self.present() >= self.there
+
+    @rule(user=users)
+    def looks(self, user: int) -> None:
+        evicted = self.tiers[user].counters.evicted
+        before = self.present()
+        self.tiers[user].keeper.tick()
+        gone = before - self.present()
+        assert self.tiers[user].counters.evicted - evicted == len(gone)
+        self.there -= gone
+
+    @rule(user=users, closes=st.booleans())
+    def restarts(self, user: int, closes: bool) -> None:
+        if closes:
+            self.tiers[user].keeper.leave()
+        self.tiers[user] = self.opened()
+
+    @rule(number=numbers, at=st.integers(0, FILE - 1))
+    def is_damaged(self, number: int, at: int) -> None:
+        path = file_of(self.root, number)
+        if path.exists():
+            data = path.read_bytes()
+            path.write_bytes(data[:at])
+            self.there.discard(number)
+
+    @rule(number=numbers)
+    def is_removed(self, number: int) -> None:
+        file_of(self.root, number).unlink(missing_ok=True)
+        self.there.discard(number)
+
+    @rule()
+    def is_swept(self) -> None:
+        """Whoever holds the lease evicts what is too much and no more."""
+        for tier in self.tiers:
+            tier.keeper.leave()
+        (self.root / "lease").unlink(missing_ok=True)  # of one that was not closed
+        before = self.present()
+        too_much = sum(file_of(self.root, number).stat().st_size for number in before) > HIGH * LIMIT * FILE
+        last = self.tiers[0] = self.opened()
+        self.tiers[1] = self.opened()
+        keep(last)
+        last.keeper.tick()
+        held = self.present()
+        left = sum(file_of(self.root, number).stat().st_size for number in held)
+        assert held < before and left <= LOW * LIMIT * FILE < left + FILE if too_much else held == before
+        self.there &= held
+
+    @invariant()
+    def leaves_nothing_behind(self) -> None:
+        assert not list((self.root / "tmp").iterdir())
+        assert all(not tier.counters.errors for tier in self.tiers)
+
+    def present(self) -> set[int]:
+        return {number for number in range(10) if file_of(self.root, number).exists()}
+
+
+TestTwoUsers = TwoUsers.TestCase
+TestTwoUsers.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -1,0 +1,155 @@
+"""What ranks of one layout keep outside, ranks of any other layout find and put together."""
+
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.kv.spec import group_layers
+from starling_engine.kv_offload.secondary.base import FarCounters, FarError, Missing, ObjectKey, Part
+from starling_engine.kv_offload.secondary.folder import outage
+from starling_engine.kv_offload.secondary.opening import group_shares
+from starling_engine.kv_offload.secondary.share import FarShare, GroupShare
+from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.topology.layout import ParallelLayout
+
+from tests.engine.kv_offload.objects import PART, key, quiet_tier
+from tests.engine.workers import plain_worker
+
+MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
+NAMES = [bytes([i]) * 32 for i in range(4)]
+
+
+class Shelf:
+    """A tier outside in memory."""
+
+    name = "shelf"
+
+    def __init__(self) -> None:
+        self.counters = FarCounters()
+        self.objects: dict[ObjectKey, bytes] = {}
+        self.writes = 0
+
+    def find(self, keys: list[ObjectKey]) -> list[bool]:
+        return [key in self.objects for key in keys]
+
+    def read(self, key: ObjectKey, into: memoryview) -> None:
+        if key not in self.objects:
+            raise Missing(key)
+        into[:] = self.objects[key]
+
+    def write(self, key: ObjectKey, data: memoryview) -> None:
+        self.writes += 1
+        self.objects[key] = bytes(data)
+
+    def close(self) -> None: ...
+
+
+class Dead(Shelf):
+    name = "dead"
+
+    def write(self, _key: ObjectKey, _data: memoryview) -> None:
+        raise FarError("out of order")
+
+
+def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
+    model = load_model_config(MODEL)
+    pattern = tuple(itertools.islice(itertools.cycle(windows), layers))
+    return replace(model, num_layers=layers, num_heads=8, num_kv_heads=heads, head_dim=4, windows=pattern)
+
+
+def worker_of(layout: ParallelLayout, rank: int) -> WorkerConfig:
+    return plain_worker(model_path=str(MODEL), max_model_len=256, max_num_seqs=1, layout=layout, rank=rank)
+
+
+def shares(model: ModelConfig, layout: ParallelLayout) -> list[list[GroupShare]]:
+    return [group_shares(model, worker_of(layout, rank)) for rank in range(layout.world_size)]
+
+
+def own(share: GroupShare, whole: np.ndarray) -> np.ndarray:
+    part = share.covers[0][0]
+    return np.ascontiguousarray(whole[part.first_layer : part.end_layer, :, part.first_head : part.end_head])
+
+
+@pytest.mark.parametrize(
+    "layers, heads, windows", [(4, 2, (0,)), (12, 4, (0, 64, 64, 64)), (10, 4, (64, 64, 64, 64, 64, 0)), (9, 1, (0, 64))]
+)
+def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows: tuple[int, ...]) -> None:
+    model = model_of(layers, heads, windows)
+    layouts = [ParallelLayout(pipeline=p, tensor=t) for p in (1, 2, 4) for t in (1, 2, 4) if t <= heads or t % heads == 0]
+    groups = group_layers(kv_specs(model, 16, 4))
+    rng = np.random.default_rng(0)
+    run_bytes = 64 * 4 * 4
+    whole = [[rng.integers(0, 256, (len(g.layers), 2, heads, run_bytes), np.uint8) for _ in NAMES] for g in groups]
+    for writer, reader in itertools.product(layouts, layouts):
+        shelf = Shelf()
+        for rank in shares(model, writer):
+            share = FarShare([shelf], rank)
+            for group, name in itertools.product(range(len(groups)), range(len(NAMES))):
+                if rank[group].covers and (group or name or not windows[0]):  # a window's first chunk is gone
+                    assert share.keep((group, NAMES[name]), own(rank[group], whole[group][name]).reshape(-1).data)
+        assert shelf.writes == len(shelf.objects), "what several ranks hold alike is written by one"
+        for rank in shares(model, reader):
+            share = FarShare([shelf], rank)
+            chunks = [(group, name) for group in range(len(groups)) for name in range(len(NAMES))]
+            found = share.find([(group, NAMES[name]) for group, name in chunks])
+            for (group, name), has in zip(chunks, found, strict=True):
+                needed = name >= len(NAMES) - (rank[group].window or len(NAMES))
+                assert has == (needed or not rank[group].covers), (writer, reader, group, name)
+                if has and rank[group].covers:
+                    expected = own(rank[group], whole[group][name])
+                    into = bytearray(expected.nbytes)
+                    assert share.fetch((group, NAMES[name]), memoryview(into))
+                    assert bytes(into) == expected.tobytes()
+
+
+def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() -> None:
+    shelf, part = Shelf(), Part(0, 1, 0, 1)
+    names = [n.to_bytes(32, "big") for n in range(300)]
+    shelf.objects = {ObjectKey(name, 0, part): b"" for name in names[:100]} | {ObjectKey(name, 1, part): b"" for name in names}
+    del shelf.objects[ObjectKey(names[98], 1, part)]
+    share = FarShare([shelf], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
+    chunks = [(group, name) for name in names for group in range(2)]
+    found = {chunk for chunk, there in zip(chunks, share.find(chunks), strict=True) if there}
+    assert {names.index(name) for group, name in found if group == 0} == set(range(100))
+    assert {names.index(name) for group, name in found if group == 1} == {95, 96, 97, 99}, "what 98 chunks need, and those of 100"
+    assert share.reports()["shelf"].queries < 150
+
+
+def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount with 2 ms a stat takes longer for a long prompt than a folder may that works."""
+    monkeypatch.setattr(outage, "SLOW_READ", 3.0)
+    clock, tier = [0.0], quiet_tier(tmp_path)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    tier._health.folder._clock = lambda: clock[0]
+    stat, names = os.stat, [key(n).name for n in range(2048)]
+    there = {str(tier._layout.path_of(key(n))) for n in range(2000)}
+
+    def slow(path: str | Path, **more: Any) -> object:
+        clock[0] += 0.002
+        return stat(tmp_path) if str(path) in there else stat(path, **more)
+
+    monkeypatch.setattr("os.stat", slow)
+    found = FarShare([tier], [GroupShare([[PART]], 1, 1)]).find([(0, name) for name in names])
+    count = sum(found)
+    assert found == [True] * count + [False] * (2048 - count)
+    assert count >= 700, "those of 1.5 s"
+    assert not tier._health.folder.is_open and not tier.counters.errors
+
+
+def test_a_tier_that_is_out_of_order_keeps_nothing_from_the_others() -> None:
+    """What one of them took is kept: the next chunks follow."""
+    one, dead, data = Shelf(), Dead(), memoryview(bytearray(b"content"))
+    groups = [GroupShare([[Part(0, 1, 0, 1)]], 1, len(data))]
+    for tiers in ([one, dead], [dead, one]):
+        one.objects.clear()
+        share = FarShare(tiers, groups)
+        assert share.keep((0, NAMES[0]), data)
+        assert list(one.objects.values()) == [b"content"]
+        assert share.reports()["shelf"].written_bytes == len(data) and not share.reports()["dead"].written_bytes
+    assert not FarShare([dead], groups).keep((0, NAMES[0]), data)

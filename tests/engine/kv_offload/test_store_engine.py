@@ -1,0 +1,88 @@
+"""Engines that share a store: what one has computed another one finds, and a store that goes away costs answers nothing."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starling_engine import AsyncEngine, SamplingParams
+from starling_engine.kv_offload.secondary.store.tier import open_store
+
+from tests.engine.kv_offload import store_master
+from tests.engine.kv_offload.store_master import Master
+from tests.engine.running import running
+
+pytestmark = pytest.mark.skipif(store_master.missing() is not None, reason=str(store_master.missing()))
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPT = [3 + number * 7 % 500 for number in range(300)]
+CHUNKS = 4
+"""Whole chunks before the prompt's last token."""
+CHUNK_BYTES = 64 * 5120
+"""Of the model's keys and values: 5 layers of 2 heads of 64, in float32."""
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Master]:
+    """A store that keeps what it is given when engines end."""
+    master = Master(tmp_path)
+    holder = open_store(f"{master.url}&segment=128MiB", b"")
+    assert holder.wait(60)
+    yield master
+    holder.close()
+    master.kill()
+
+
+def another(number: int) -> list[int]:
+    """A prompt that has nothing in common with PROMPT's chunks, nor with another number's."""
+    return [600 + number, *PROMPT[1:]]
+
+
+def stored(engine: AsyncEngine) -> int:
+    tier = engine.stats.tiers.get("store")
+    return 0 if tier is None else tier.stored_bytes_total
+
+
+async def until_joined(engine: AsyncEngine, first: int) -> None:
+    """Asks prompts that nobody has asked, from `another(first)` on, until the store takes what is computed, and has all of it."""
+    for number in range(first, first + 100):
+        await engine.complete(another(number), GREEDY)
+        await asyncio.sleep(0.3)
+        if stored(engine):
+            break
+    before = 0
+    while before != (now := stored(engine)):
+        before = now
+        await asyncio.sleep(1.5)
+    assert before, f"nothing was written: {engine.stats}"
+
+
+async def until_stored(engine: AsyncEngine, size: int) -> None:
+    for _ in range(200):
+        if stored(engine) >= size:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{stored(engine)} bytes of {size} were written")
+
+
+async def test_what_one_engine_has_computed_another_finds(master: Master) -> None:
+    url = f"{master.url}&timeout=10"
+    prompts = [PROMPT, [token + 1 for token in PROMPT]]
+    async with running(kv_store=url) as engine:
+        await until_joined(engine, 0)
+        before = stored(engine)
+        first = [await engine.complete(prompt, GREEDY) for prompt in prompts]
+        await until_stored(engine, before + len(prompts) * CHUNKS * CHUNK_BYTES)
+    async with running(kv_store=url, block_size=32) as engine:
+        await until_joined(engine, 100)
+        second = [await engine.complete(prompt, GREEDY) for prompt in prompts]
+        assert [each.num_cached_tokens for each in first] == [0, 0]
+        # A request does not wait without bound: on a busy machine one of the two may compute.
+        assert CHUNKS * 64 in [each.num_cached_tokens for each in second]
+        assert [each.outputs[0].token_ids for each in first] == [each.outputs[0].token_ids for each in second]
+
+        master.kill()
+        began = time.monotonic()
+        await engine.complete([token + 2 for token in PROMPT], GREEDY)
+        assert time.monotonic() - began < 10

@@ -1,0 +1,333 @@
+"""Reading config.json: what each family's fields mean, and that a bad field is named."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.kv.spec import KVSpec, WindowSpec
+from starling_engine.model_config.config import ModelConfig, load_model_config, parse_model_config
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.moe import MoeConfig, Routing, checked
+from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, YarnScaling
+
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+}
+
+SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
+
+
+def parse(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    return parse_model_config(Fields({**SMALL, **changes}, "config.json"), Fields(generation or {}, "generation_config.json"))
+
+
+def of(architecture: str, **changes: Any) -> ModelConfig:
+    return parse(architectures=[architecture], **changes)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    config = parse()
+    assert (config.head_dim, config.rms_eps, config.rope.theta, config.dtype) == (16, 1e-6, 10000.0, "float32")
+    assert config.windows == (0, 0, 0, 0)
+    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm or config.tie_word_embeddings)
+    assert config.eos_token_ids == () and config.bos_token_id is None and config.generation_defaults == {}
+
+
+def test_without_kv_heads_every_head_has_its_own() -> None:
+    assert parse(num_key_value_heads=None).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 8}, (0, 0, 0, 0)),
+        ("MistralForCausalLM", {}, (0, 0, 0, 0)),
+        ("MistralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
+        (
+            "MistralForCausalLM",
+            {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            (0, 8, 0, 8),
+        ),
+        ("Qwen2ForCausalLM", {"sliding_window": 8}, (0, 0, 0, 0)),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 8)),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (0, 0, 0, 0)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 2}, (0, 0, 4096, 4096)),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            },
+            (8, 0, 0, 8),
+        ),
+    ],
+)
+def test_windows(architecture: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert of(architecture, **changes).windows == windows
+
+
+def test_family_traits() -> None:
+    qwen2, qwen3 = of("Qwen2ForCausalLM"), of("Qwen3ForCausalLM")
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 16)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+    llama = parse(attention_bias=True, mlp_bias=True, head_dim=32)
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.head_dim) == (True, True, True, 32)
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling", "max_position"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, LinearScaling(factor=4.0), 8192),
+        (
+            {"rope_parameters": {"rope_type": "llama3", **LLAMA3}},
+            Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=512),
+            2048,
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}},
+            YarnScaling(factor=4.0, original_max_position=2048),
+            8192,
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
+            YarnScaling(factor=4.0, original_max_position=512),
+            2048,
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 256, "truncate": False}},
+            YarnScaling(factor=8.0, original_max_position=256, truncate=False),
+            2048,
+        ),
+        ({"rope_scaling": None, "rope_parameters": None}, None, 2048),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}, None, 2048),
+    ],
+)
+def test_rope_in_both_ways_of_writing(fields: dict[str, Any], scaling: object, max_position: int) -> None:
+    config = parse(**fields)
+    assert config.rope.scaling == scaling
+    assert config.max_position == max_position
+
+
+def test_theta_beside_or_inside_the_scaling() -> None:
+    assert parse(rope_theta=5e5).rope.theta == 5e5
+    assert parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).rope.theta == 5e5
+    assert parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
+
+
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_a_dense_model_has_no_experts() -> None:
+    assert of("Qwen3ForCausalLM", num_experts=8).moe is None
+    assert parse(**QWEN3_MOE, mlp_only_layers=[0, 1, 2, 3]).moe is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "moe"),
+    [
+        (QWEN3_MOE, MoeConfig(layers=(0, 1, 2, 3), intermediate_size=32, routing=Routing(num_experts=8, top_k=2))),
+        (
+            {**QWEN3_MOE, "num_experts": None, "num_local_experts": 6, "norm_topk_prob": True, "decoder_sparse_step": 2},
+            MoeConfig(layers=(1, 3), intermediate_size=32, routing=Routing(num_experts=6, top_k=2, renormalize=True)),
+        ),
+        (
+            {**QWEN3_MOE, "mlp_only_layers": [3, 1]},
+            MoeConfig(layers=(0, 2), intermediate_size=32, routing=Routing(num_experts=8, top_k=2)),
+        ),
+        (
+            MIXTRAL,
+            MoeConfig(layers=(0, 1, 2, 3), intermediate_size=128, routing=Routing(num_experts=4, top_k=2, renormalize=True)),
+        ),
+    ],
+)
+def test_experts(changes: dict[str, Any], moe: MoeConfig) -> None:
+    assert parse(**changes).moe == moe
+
+
+def test_mixtral_has_defaults_of_its_own() -> None:
+    config = parse(**MIXTRAL, sliding_window=8)
+    assert (config.rope.theta, config.rms_eps, config.windows) == (1e6, 1e-5, (8, 8, 8, 8))
+
+
+def test_qwen3_moe_slides_in_all_layers_or_none() -> None:
+    assert parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2).windows == (0, 0, 0, 0)
+    config = parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2, use_sliding_window=True)
+    assert (config.windows, config.qk_norm, config.head_dim) == ((8, 8, 8, 8), True, 16)
+
+
+SOME_GROUPS = Routing(num_experts=8, top_k=3, num_groups=4, top_groups=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"num_groups": 3}, ["n_group", "divide", "(8)"]),
+        ({"top_groups": 5}, ["topk_group", "n_group (4)"]),
+        ({"top_groups": 1}, ["num_experts_per_tok", "at most 2"]),
+        ({"num_groups": 8, "group_score": "best two"}, ["n_group", "at least 2"]),
+        ({"num_groups": 1, "top_groups": 1, "top_k": 9}, ["num_experts_per_tok", "at most 8"]),
+    ],
+)
+def test_a_routing_that_cannot_be_names_its_field(changes: dict[str, Any], words: list[str] | None) -> None:
+    routing = replace(SOME_GROUPS, **changes)
+    fields = Fields({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "config.json")
+    if words is None:
+        assert checked(fields, routing) is routing
+        return
+    with pytest.raises(ModelError) as caught:
+        checked(fields, routing)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_generation_config_adds_stop_tokens_and_defaults() -> None:
+    config = parse({"eos_token_id": [9, 7], "temperature": 0.6, "top_k": 20, "do_sample": True}, eos_token_id=7, bos_token_id=1)
+    assert config.eos_token_ids == (7, 9)
+    assert config.bos_token_id == 1
+    assert config.generation_defaults == {"temperature": 0.6, "top_k": 20}
+    assert parse({"max_new_tokens": 12}).generation_defaults == {"max_tokens": 12}
+    assert isinstance(config.generation_defaults["top_k"], int)
+
+
+@pytest.mark.parametrize(("field", "name"), [("dtype", "bfloat16"), ("torch_dtype", "torch.float16")])
+def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
+    assert parse(**{field: name}).dtype == name.removeprefix("torch.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": None}, ["hidden_size is missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
+        ({"hidden_size": True}, ["hidden_size", "integer"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads (4)", "num_key_value_heads (3)"]),
+        ({"hidden_size": 66}, ["hidden_size (66)", "num_attention_heads (4)"]),
+        ({"head_dim": 15}, ["head_dim", "even", "15"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps"]),
+        ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
+        ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings"]),
+        ({"eos_token_id": ["</s>"]}, ["eos_token_id"]),
+        ({"bos_token_id": -1}, ["bos_token_id"]),
+        ({"rope_theta": 0}, ["rope_theta"]),
+        ({"rope_scaling": [1]}, ["rope_scaling", "object"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling: factor is missing"]),
+        ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": None}}, ["low_freq_factor"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architectures", "list"]),
+        ({**QWEN3_MOE, "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
+        ({**QWEN3_MOE, "num_experts": None}, ["num_experts is missing"]),
+        ({**QWEN3_MOE, "moe_intermediate_size": None}, ["moe_intermediate_size is missing"]),
+        ({**QWEN3_MOE, "mlp_only_layers": [-1]}, ["mlp_only_layers", "integers"]),
+        ({**QWEN3_MOE, "decoder_sparse_step": 0}, ["decoder_sparse_step", "at least 1"]),
+        ({**MIXTRAL, "num_local_experts": None}, ["num_local_experts is missing"]),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]},
+            ["layer_types", "(4)"],
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 4},
+            ["sliding_window", "layer_types"],
+        ),
+    ],
+)
+def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse(**changes)
+    assert str(caught.value).startswith("config.json")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["architectures", "none"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu"]),
+        ({"dtype": "float8_e4m3fn"}, ["dtype", "float8_e4m3fn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_type", "dynamic", "yarn"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6}}},
+            ["rope_parameters", "layer types"],
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"quantization_config": {**KV_ONLY, "config_groups": {"group_0": {}}}}, ["compressed-tensors"]),
+        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}}, ["compressed-tensors"]),
+        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "type": "int"}}}, ["compressed-tensors"]),
+        (
+            {"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "symmetric": False}}},
+            ["config.json: quantization_config: kv_cache_scheme: symmetric", "true"],
+        ),
+        (
+            {"quantization_config": {**KV_ONLY, "transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}}},
+            ["config.json: quantization_config: transform_config"],
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 4},
+            ["layer_types", "linear_attention"],
+        ),
+    ],
+)
+def test_an_unknown_feature_is_named_with_what_is_known(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(**changes)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_scales_of_a_cache_alone_are_no_quantized_weights() -> None:
+    assert parse(quantization_config=KV_ONLY) == parse()
+    assert parse(quantization_config={**KV_ONLY, "transform_config": {}}) == parse()
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "holds no config.json"), ("{", "cannot be read"), ("[1]", "JSON object")])
+def test_a_folder_without_a_readable_config(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=words):
+        load_model_config(tmp_path)
+
+
+def test_the_folder_may_lack_a_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert load_model_config(tmp_path) == parse()
+
+
+def test_each_layer_says_what_it_caches() -> None:
+    config = of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=8, max_window_layers=3)
+    assert kv_specs(config, 16, 2) == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
+
+
+def test_a_config_is_read_and_memory_planned_without_torch() -> None:
+    modules = "starling_engine.model_config.config, starling_engine.kv.layer_specs, starling_engine.ledger"
+    code = f"import sys; import {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
