@@ -26,8 +26,8 @@ from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
 from starling_engine.elastic import change as elastic
 from starling_engine.elastic.change import Stage
-from starling_engine.frontend.own_cores import OwnCores
-from starling_engine.topology.epoch import Loaded, merge_loaded
+from starling_engine.frontend.own_cores import LocalCores
+from starling_engine.topology.epoch import ExpertLoads, merge_loaded
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"
 STREAMS, PROMPT, NEW = 4, 64, 400
@@ -84,7 +84,7 @@ class Streams:
 class Patient:
     """The engine's own cores; joiners that have loaded wait a little before they are used."""
 
-    own: OwnCores
+    own: LocalCores
     waiting: tuple[float, float] = (0.0, 0.0)
 
     async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
@@ -106,7 +106,7 @@ class Change:
     seconds: dict[str, float]
     speed: float
     """Tokens a second before it."""
-    loaded: dict[str, Loaded] = field(default_factory=dict)
+    loaded: dict[str, ExpertLoads] = field(default_factory=dict)
     speed_loading: float = 0.0
     speed_waiting: float = 0.0
 
@@ -123,7 +123,7 @@ async def change(engine: AsyncEngine, cores: Patient, streams: Streams, target: 
     began, marks, before = time.perf_counter(), Marks(), engine.cores.membership.layout.data
     await asyncio.sleep(QUIET_SECONDS)
     quiet = time.perf_counter()
-    resize = elastic.Change(target, marks)
+    resize = elastic.SizeChange(target, marks)
     assert engine.cores.coordinator is not None
     await engine.cores.coordinator.resize(resize)
     await asyncio.sleep(QUIET_SECONDS)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.expert_parallel.expert_peers import FromPeers, Peer
+from starling_engine.expert_parallel.expert_peers import ExpertPeer, PeerExperts
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks
 from starling_engine.expert_parallel.expert_server import ExpertServer
-from starling_engine.expert_parallel.expert_sources import ExpertSource, FromCheckpoint
+from starling_engine.expert_parallel.expert_sources import CheckpointExperts, ExpertSource
 from starling_engine.expert_parallel.rearrangement import ExpertLoading
 from starling_engine.layers.experts import Experts
 from starling_engine.layers.select import select_linear_method
@@ -53,19 +53,19 @@ def load(experts: Mapping[int, Experts], source: ExpertSource) -> float:
 def hold(folder: Path, line: Connection) -> None:
     """A rank that holds all of them, until the line ends."""
     experts = empty(folder)
-    load(experts, FromCheckpoint(Checkpoint(folder)))
+    load(experts, CheckpointExperts(Checkpoint(folder)))
     server = ExpertServer(experts, "127.0.0.1")
     line.send((server.address, server.holds()))
     line.poll(None)
 
 
 @contextmanager
-def holder(folder: Path) -> Iterator[Peer]:
+def holder(folder: Path) -> Iterator[ExpertPeer]:
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=hold, args=(folder, there), daemon=True)
     process.start()
     try:
-        yield Peer(*here.recv())
+        yield ExpertPeer(*here.recv())
     finally:
         here.send(None)
         process.join()
@@ -89,7 +89,7 @@ def measure(folder: Path) -> list[str]:
             for name in names:
                 if name == "files not in the page cache":
                     forget(folder)
-                source = FromPeers(lambda _: [peer]) if name == "another rank" else FromCheckpoint(Checkpoint(folder))
+                source = PeerExperts(lambda _: [peer]) if name == "another rank" else CheckpointExperts(Checkpoint(folder))
                 seconds[name].append(load(empty(folder), source))
     lines = ["| experts from | seconds, median | most | MB/s |", "|---|---:|---:|---:|"]
     for name, taken in seconds.items():

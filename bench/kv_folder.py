@@ -16,13 +16,13 @@ from mmap import mmap
 from pathlib import Path
 
 from run import machine
-from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder import FolderTier, open_folder
 
 RESULTS = Path(__file__).parent / "results" / "kv_folder.md"
 MODEL = Fingerprint("bench", "bench", "bfloat16")
-PART = Part(0, 28, 0, 8)
+PART = ChunkPart(0, 28, 0, 8)
 SIZE = 28 * 2 * 8 * 64 * 128 * 2
 """Bytes of 64 tokens of Qwen3-0.6B in bf16: 7 MiB."""
 COUNT, ROUNDS, MANY = 25, 11, 100_000

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from run import machine
-from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.store.tier import StoreTier, open_store
 
 RESULTS = Path(__file__).parent / "results" / "kv_store.md"
@@ -46,7 +46,7 @@ def master(folder: Path, segment: str = "2GiB") -> Iterator[tuple[str, subproces
 
 
 def key(run: str, number: int) -> ObjectKey:
-    return ObjectKey(f"{run}{number}".encode(), 0, Part(0, 1, 0, 1))
+    return ObjectKey(f"{run}{number}".encode(), 0, ChunkPart(0, 1, 0, 1))
 
 
 def through_tier(tier: StoreTier, run: str, threads: int, count: int) -> tuple[float, float]:

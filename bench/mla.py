@@ -13,7 +13,7 @@ from native_kernels import Clock
 from starling_engine.attention.mla import MlaWeights, Query, attend_absorbed, attend_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
-from starling_engine.model_config.mla_shape import MlaShape, Span
+from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
 from starling_engine.model_config.rope import RopeConfig
 
 BLOCK = 16
@@ -52,7 +52,7 @@ def main() -> None:
         if queries > args.context:
             continue
         query = Query(torch.randn(queries, heads, 128).to(dtype), torch.randn(queries, heads, 64).to(dtype))
-        span, out = Span(0, 0, queries, args.context), torch.empty(queries, heads, 128, dtype=dtype)
+        span, out = QuerySpan(0, 0, queries, args.context), torch.empty(queries, heads, 128, dtype=dtype)
         meta = metadata(queries, args.context)
         absorbed = clock(partial(attend_absorbed, query, layer, kv, meta, (span,), out))
         expanded = clock(partial(attend_expanded, query, layer, kv, meta, span, out))

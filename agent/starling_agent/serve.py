@@ -18,7 +18,7 @@ from starling_agent.openai.endpoint import Endpoint
 from starling_agent.server.allocator import give_large_blocks_back
 from starling_agent.server.collector import keep_for_good
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.signals import Shutdown
+from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
 DEAD_EXIT_CODE = 1
@@ -51,7 +51,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             server = HttpServer(
                 create_app(endpoint), None, named.read_seconds, named.connection_seconds, endpoint.metrics.responses
             )
-            shutdown = Shutdown(server, named, endpoint.drain, endpoint.work)
+            shutdown = SignalShutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
             keep_for_good()

@@ -98,7 +98,7 @@ def _tries(step: Step, *, toy: bool) -> Iterator[Case]:
     from starling_engine.kernels import attention_plan, paged_attention
 
     for tiles in ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3)) if not toy else ((16, 16, 4, 2),):
-        own = attention_plan.Tiles(*tiles)
+        own = attention_plan.AttentionTiles(*tiles)
         make = _patched(_paged(step), paged_attention, "prefill_tiles", lambda *_, own=own: own)
         what = f"attention, prefill, {step}, by {own.rows} rows and {own.keys} keys in {own.stages} stages"
         yield Case(what=what, make=make, cost=step.cost)
@@ -170,7 +170,7 @@ def _cascade(step: Step, shared: int) -> Case:
 
     def make(device: torch.device) -> Call:
         from starling_engine.kernels.cascade import cascade_attention
-        from starling_engine.kernels.paged_attention import Call as Attention
+        from starling_engine.kernels.paged_attention import AttentionCall as Attention
 
         p = Paged.draw(step, device, shared)
         attention = Attention(

@@ -35,7 +35,7 @@ class StepRow:
     context: int
 
     def seen(self, window: int = 0) -> int:
-        """Keys that its queries see, in all; `window` as in `ModelConfig.windows`."""
+        """Keys that its queries see, in all; `window` as in `ModelSourceConfig.windows`."""
         first = self.context - self.new + 1
         if not window or self.context <= window:
             return self.new * (first + self.context) // 2

@@ -14,7 +14,7 @@ class AnswerError(Exception):
     """The server answered with an error, before or in the middle of its stream."""
 
 
-class Talk:
+class Conversation:
     """Keeps the messages so far. `ask` adds the question and the answer."""
 
     def __init__(self, url: str, api_key: str | None, options: dict[str, Any], system: str | None = None) -> None:

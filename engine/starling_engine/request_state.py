@@ -6,7 +6,7 @@ from enum import Enum, auto
 import msgspec
 
 from starling_engine.delta import Delta
-from starling_engine.kv.manager import Holding
+from starling_engine.kv.manager import SequenceBlocks
 from starling_engine.request import EngineRequest
 from starling_engine.step import LogprobRow, RowResult
 
@@ -26,7 +26,7 @@ class Gate(Enum):
     """A step that it was part of has failed: it runs only in the steps that look for the culprit, and may be running already."""
 
 
-class Status(Enum):
+class RequestStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -72,7 +72,7 @@ class RequestState:
         "wants_prompt_logprobs",
     )
 
-    def __init__(self, record: EngineRequest, holding: Holding, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, record: EngineRequest, holding: SequenceBlocks, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
         params = record.params
         self.record = msgspec.structs.replace(record, prompt_ids=[], output_ids=[])
         """Without its tokens, which are held once."""
@@ -83,7 +83,7 @@ class RequestState:
         self.put_off_run = -1
         """The run of which the log says that it waits for blocks."""
         self.scored = record.scored
-        self.status = Status.WAITING
+        self.status = RequestStatus.WAITING
         self.gates: set[Gate] = set()
         self.awaited: set[int] = set()
         """Jobs of the tiers that it is parked for."""

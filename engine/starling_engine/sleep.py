@@ -54,26 +54,26 @@ class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
     level: int = 0
 
 
-class Release(msgspec.Struct, tag="release"):
+class ReleaseMemory(msgspec.Struct, tag="release"):
     """A rank gives memory back. No step runs until it has all of it again."""
 
     level: int
 
 
-class Restore(msgspec.Struct, tag="restore"):
+class RestoreMemory(msgspec.Struct, tag="restore"):
     """A rank takes again what the tags name; what it has already it leaves alone."""
 
     tags: list[Tag]
 
 
-class Rested(msgspec.Struct, tag="rested"):
+class MemoryOrderDone(msgspec.Struct, tag="rested"):
     """A rank has carried out a Release or a Restore, or could not: what the order did not reach is as it was."""
 
     error: str | None = None
 
 
 SleepOrder = Sleep | WakeUp
-RestOrder = Release | Restore
+RestOrder = ReleaseMemory | RestoreMemory
 
 
 def check_level(level: int) -> int:
@@ -100,7 +100,7 @@ def check_tags(tags: Sequence[str] | None) -> list[Tag]:
     return [tag for tag in TAGS if not tags or tag in tags]
 
 
-def of_all_ranks(rested: Mapping[int, Rested]) -> Rested:
+def of_all_ranks(rested: Mapping[int, MemoryOrderDone]) -> MemoryOrderDone:
     """The answers of ranks as one."""
     errors = [f"rank {rank}: {answer.error}" for rank, answer in sorted(rested.items()) if answer.error is not None]
-    return Rested("; ".join(errors) or None)
+    return MemoryOrderDone("; ".join(errors) or None)

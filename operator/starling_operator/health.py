@@ -11,7 +11,7 @@ from starling_operator import metrics
 STUCK_SECONDS = 60.0
 
 
-class Health:
+class OperatorHealth:
     """`sick` and `unready` say what is wrong, or None."""
 
     def __init__(self, sick: Callable[[], str | None], unready: Callable[[], str | None]) -> None:

@@ -14,7 +14,7 @@ import kopf
 from starling_operator.cluster.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERSION
 from starling_operator.cluster.kube import Kube, connect
 from starling_operator.cluster.lease import Lease
-from starling_operator.operator import Shell
+from starling_operator.operator import Operator
 from starling_operator.settings import OperatorSettings
 from starling_operator.watch.watching import configure_kopf
 
@@ -22,7 +22,7 @@ OURS = {"app.kubernetes.io/managed-by": MANAGER}
 
 
 @kopf.on.startup()
-async def start(memo: Shell, settings: kopf.OperatorSettings, **_: Any) -> None:
+async def start(memo: Operator, settings: kopf.OperatorSettings, **_: Any) -> None:
     configure_kopf(settings)
     await memo.start()
 
@@ -42,12 +42,12 @@ def log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
 @kopf.on.event("", "v1", "serviceaccounts", labels=OURS)
 @kopf.on.event("policy", "v1", "poddisruptionbudgets", labels=OURS)
 @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", labels=OURS)
-async def seen(event: Any, memo: Shell, **_: Any) -> None:
+async def seen(event: Any, memo: Operator, **_: Any) -> None:
     memo.seen(BY_NAME[event["object"]["kind"]], event["type"], event["object"])
 
 
 @kopf.on.cleanup()
-async def stop(memo: Shell, **_: Any) -> None:
+async def stop(memo: Operator, **_: Any) -> None:
     await memo.close()
 
 
@@ -55,7 +55,7 @@ async def run(settings: OperatorSettings) -> None:
     """Until a signal comes or the Lease is lost; raises what went wrong."""
     lease = Lease(settings.plan.operator_namespace, settings.lease_name, settings.identity)
     kube = Kube(await connect(), lease.fence)
-    shell = Shell(settings, kube, lease)
+    shell = Operator(settings, kube, lease)
     # Without an identity kopf makes one of the user's name, and in a container the user need not have one.
     scope: dict[str, Any] = {"identity": settings.identity, "standalone": True, "namespaces": settings.namespaces}
     await kopf.operator(memo=shell, stop_flag=shell.stop, clusterwide=not settings.namespaces, **scope)

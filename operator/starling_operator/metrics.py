@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.logs import Key
-from starling_operator.plan.elastic.sizing import ended
+from starling_operator.plan.elastic.elastic_state import ended
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)

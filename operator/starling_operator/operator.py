@@ -9,16 +9,16 @@ from typing import Any, Self
 
 from starling_operator import metrics
 from starling_operator.agents.leaders import Leaders
-from starling_operator.agents.reports import Reports
+from starling_operator.agents.reports import AgentReports
 from starling_operator.apart import run_apart
 from starling_operator.apply.applier import Applier
 from starling_operator.apply.events import post_events
-from starling_operator.apply.status import Pace, refusal_events, with_refusals, write_child_status, write_status
+from starling_operator.apply.status import StatusThrottle, refusal_events, with_refusals, write_child_status, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.cluster.kube import Kube, connect
 from starling_operator.cluster.lease import Lease
 from starling_operator.cluster.waiting import wait_for_key
-from starling_operator.health import STUCK_SECONDS, Health
+from starling_operator.health import STUCK_SECONDS, OperatorHealth
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
@@ -30,7 +30,7 @@ from starling_operator.watch.cordons import Cordons
 from starling_operator.watch.nodes import Nodes
 from starling_operator.watch.observe import observe
 from starling_operator.watch.optional import OptionalKinds
-from starling_operator.watch.pod_creation_errors import Absences
+from starling_operator.watch.pod_creation_errors import PodCreationErrors
 
 ECHO_SECONDS = 0.05
 """Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
@@ -39,7 +39,7 @@ LOOP_SECONDS = 20.0
 log = logging.getLogger(__name__)
 
 
-class Shell:
+class Operator:
     """Watches keep the cache; wake-ups lead to reconciles; only the holder of the Lease reconciles."""
 
     def __init__(self, settings: OperatorSettings, kube: Kube, lease: Lease) -> None:
@@ -48,14 +48,14 @@ class Shell:
         self.reconciler = Reconciler(self.reconcile, settings.parallel)
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
-        self._reports, self._leaders = Reports(self.reconciler.wake), Leaders(lease.fence)
-        self._nodes, self._absences = Nodes(kube), Absences(kube)
+        self._reports, self._leaders = AgentReports(self.reconciler.wake), Leaders(lease.fence)
+        self._nodes, self._absences = Nodes(kube), PodCreationErrors(kube)
         self._cordons = Cordons(kube, self._wake_on)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
-        self._gauges, self._pace = metrics.ConditionGauges(), Pace()
-        self._health = Health(self.sick, self.unready)
+        self._gauges, self._pace = metrics.ConditionGauges(), StatusThrottle()
+        self._health = OperatorHealth(self.sick, self.unready)
         self._tasks: list[asyncio.Task[None]] = []
         self._leads, self._beaten = False, time.monotonic()
         self._waits_for: str | None = None

@@ -16,7 +16,7 @@ from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.app import layers
 from starling_agent.server.http_server import HttpServer, bind
 from starling_agent.settings import ServerSettings
-from starling_cli.local.front import Address, Front
+from starling_cli.local.front import Address, LocalProxy
 
 SECONDS = 0.1
 PATIENCE = 5.0
@@ -65,7 +65,7 @@ async def served(connection_seconds: float, drain: Drain | None = None) -> Async
 
 async def test_a_new_server_gets_requests_of_a_client_that_keeps_its_connection():
     async with served(SECONDS) as old, served(SECONDS) as new:
-        front = Front()
+        front = LocalProxy()
         port = await front.listen("127.0.0.1", 0)
         front.set_ready([old.address])
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:

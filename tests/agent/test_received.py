@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from starling_agent.group.desk import Unreachable
-from starling_agent.group.remote import RemoteDesk
+from starling_agent.group.membership_service import Unreachable
+from starling_agent.group.remote_membership import RemoteMembershipService
 from starling_agent.http.received import MOST_BYTES
 from starling_agent.node.first_token import FirstToken
 
@@ -37,4 +37,4 @@ async def test_an_answer_that_is_too_long_is_not_kept(status: int, tmp_path: Pat
     async with talker(status) as address:
         assert words in (await FirstToken("m", lambda: None).ask(f"http://{address}/v1") or "")
         with pytest.raises(Unreachable, match=words):
-            await RemoteDesk(address, tmp_path / "token").ask(member(1), None, 5)
+            await RemoteMembershipService(address, tmp_path / "token").ask(member(1), None, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq.asyncio
 from starling_engine.config import EngineConfig, SchedulerConfig
 from starling_engine.core.client import CoreClient
-from starling_engine.core.messages import Shutdown
+from starling_engine.core.messages import ShutdownCore
 from starling_engine.core.process import CoreProcess
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import plan_memory
@@ -102,7 +102,7 @@ async def core_process(folder: Path, executor: StuckExecutor, patience: float = 
         await client.connect()
         yield client, address
     finally:
-        await client.send(Shutdown())
+        await client.send(ShutdownCore())
         await client.close()
         context.term()
         thread.join(10)

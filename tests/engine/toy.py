@@ -13,17 +13,17 @@ from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
-from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.manager import OffloadManager
 from starling_engine.kv_offload.orders import (
-    ChunkAt,
-    ChunkMove,
-    Done,
-    FetchChunks,
-    FindChunks,
-    KeepChunks,
+    ChunkCopy,
+    ChunkSlot,
     LoadChunks,
+    LookUpChunks,
     Order,
+    PromoteChunks,
     StoreChunks,
+    TransferDone,
+    WriteBackChunks,
 )
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.params import PoolingParams, SamplingParams
@@ -158,33 +158,33 @@ class ToyTiers:
         """Share of what concerns the tier outside that comes to nothing."""
         self.counts: Counter[str] = Counter()
 
-    def carry_out(self, *, all_of_it: bool = False) -> list[Done]:
+    def carry_out(self, *, all_of_it: bool = False) -> list[TransferDone]:
         """Some of the orders."""
         self.rng.shuffle(self.orders)
         count = len(self.orders) if all_of_it else self.rng.randint(0, len(self.orders))
         now, self.orders = self.orders[:count], self.orders[count:]
         return [self._do(order) for order in now]
 
-    def _do(self, order: Order) -> Done:
+    def _do(self, order: Order) -> TransferDone:
         match order:
             case StoreChunks(job, _, moves):
                 done = [self._move(move, to_pages=False) for move in moves]
             case LoadChunks(job, after, moves):
                 assert after <= self.worker.last_step, "a step may still write there"
                 done = [self._move(move, to_pages=True) for move in moves]
-            case FindChunks(job, chunks):
+            case LookUpChunks(job, chunks):
                 done = [self._works() and (at.group, at.name) in self.outside for at in chunks]
-            case FetchChunks(job, chunks):
+            case PromoteChunks(job, chunks):
                 done = [self._fetch(at) for at in chunks]
-            case KeepChunks(job, chunks):
+            case WriteBackChunks(job, chunks):
                 done = [self._keep(at) for at in chunks]
         self.counts[type(order).__name__] += sum(done)
-        return Done(job, done, 1e-3)
+        return TransferDone(job, done, 1e-3)
 
     def _works(self) -> bool:
         return self.rng.random() >= self.fails
 
-    def _move(self, move: ChunkMove, *, to_pages: bool) -> bool:
+    def _move(self, move: ChunkCopy, *, to_pages: bool) -> bool:
         size = self.worker.block_size
         for at, block in enumerate(move.blocks, move.first):
             slot = self.slots[move.slot, at * size : (at + 1) * size]
@@ -194,12 +194,12 @@ class ToyTiers:
                 slot[:] = self.worker.pages[block]
         return True
 
-    def _fetch(self, at: ChunkAt) -> bool:
+    def _fetch(self, at: ChunkSlot) -> bool:
         content = self.outside.get((at.group, at.name)) if self._works() else None
         self.slots[at.slot] = -1 if content is None else content
         return content is not None
 
-    def _keep(self, at: ChunkAt) -> bool:
+    def _keep(self, at: ChunkSlot) -> bool:
         works = self._works()
         if works:
             self.outside[at.group, at.name] = self.slots[at.slot].copy()
@@ -247,7 +247,7 @@ class ToyEngine:
         )
         self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if outside is None else "/outside")
-        self.offload = Offload(self.kv, config, slots, 1, preempt) if slots else None
+        self.offload = OffloadManager(self.kv, config, slots, 1, preempt) if slots else None
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
         self.tiers = ToyTiers(self.worker, slots, {} if outside is None else outside, rng or random.Random(0))

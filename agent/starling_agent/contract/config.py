@@ -24,7 +24,7 @@ class ContractModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class ModelConfig(ContractModel):
+class ModelSourceConfig(ContractModel):
     """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable.
 
     A download that brings no byte for `download_stall_seconds` is begun again. pin_file is where the operator writes the commit
@@ -123,7 +123,7 @@ class AgentConfig(ContractModel):
     namespace: str
     service: str
     revision: str
-    model: ModelConfig
+    model: ModelSourceConfig
     engine: dict[str, Any] = Field(default_factory=dict)
     layout: LayoutConfig = Field(default_factory=LayoutConfig)
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)

@@ -16,7 +16,7 @@ from pydantic import Field
 from starling_agent.contract.config import ContractModel
 
 
-class Core(ContractModel):
+class GroupCore(ContractModel):
     """One engine core.
 
     rank      data parallel rank
@@ -31,7 +31,7 @@ class Core(ContractModel):
     joining: str = ""
 
 
-class Member(ContractModel):
+class GroupMember(ContractModel):
     """One node. What follows `incarnation` must be the same on all nodes of a group.
 
     draining      it is going, and its workers stay only for the cores that have them
@@ -42,7 +42,7 @@ class Member(ContractModel):
     node: int
     pod: str
     address: str
-    cores: list[Core] = Field(default_factory=list)
+    cores: list[GroupCore] = Field(default_factory=list)
     draining: bool = False
     incarnation: str
     group: str
@@ -62,4 +62,4 @@ class GroupView(ContractModel):
     version: int
     data: int
     target: int
-    members: list[Member] = Field(default_factory=list)
+    members: list[GroupMember] = Field(default_factory=list)

@@ -9,7 +9,7 @@ from starling_engine import AsyncEngine
 from starling_engine.errors import EngineDead
 
 from starling_agent.contract.group import GroupView
-from starling_agent.group.own_part import OwnPart
+from starling_agent.group.local_share import LocalShare
 
 LOOK_SECONDS = 0.5
 """A core may fail without the leader's having heard of it."""
@@ -22,7 +22,7 @@ class Connections:
     def __init__(
         self,
         engine: AsyncEngine,
-        part: OwnPart,
+        part: LocalShare,
         changed: Callable[[str | None], None],
         seen: Callable[[GroupView], None],
     ) -> None:

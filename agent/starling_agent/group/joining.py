@@ -4,20 +4,20 @@ import hashlib
 from pathlib import Path
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.contract.group import Member
+from starling_agent.contract.group import GroupMember
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
-from starling_agent.group.desk import Desk
 from starling_agent.group.leader import Leader
-from starling_agent.group.places import is_led, most_places
-from starling_agent.group.remote import RemoteDesk
+from starling_agent.group.membership_service import MembershipService
+from starling_agent.group.node_layout import is_led, most_places
+from starling_agent.group.remote_membership import RemoteMembershipService
 
 IN_COMMON = {"namespace", "service", "revision", "engine", "layout"}
 """Parts of the configuration. Paths and ports may be a node's own where nodes share a machine."""
 
 
-def member_of(config: AgentConfig, identity: Identity, report: Report) -> Member:
-    return Member(
+def member_of(config: AgentConfig, identity: Identity, report: Report) -> GroupMember:
+    return GroupMember(
         node=identity.node,
         pod=identity.pod,
         address=identity.address,
@@ -37,5 +37,5 @@ def leader_of(config: AgentConfig, identity: Identity, report: Report) -> Leader
     return Leader(member_of(config, identity, report), most_places(config.layout).nodes, data)
 
 
-def desk_of(config: AgentConfig, identity: Identity, leader: Leader | None) -> Desk:
-    return leader if leader is not None else RemoteDesk(identity.leader, Path(config.admin.token_file))
+def desk_of(config: AgentConfig, identity: Identity, leader: Leader | None) -> MembershipService:
+    return leader if leader is not None else RemoteMembershipService(identity.leader, Path(config.admin.token_file))

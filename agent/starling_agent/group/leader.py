@@ -8,8 +8,8 @@ from typing import Never
 
 import structlog
 
-from starling_agent.contract.group import GroupView, Member
-from starling_agent.group.desk import GroupRefusal
+from starling_agent.contract.group import GroupMember, GroupView
+from starling_agent.group.membership_service import GroupRefusal
 
 MAX_WAIT_SECONDS = 30.0
 SILENCE_SECONDS = 15.0
@@ -21,7 +21,7 @@ log = structlog.get_logger("starling.group")
 class Leader:
     """`own` is node 0's: others must agree with it. All on one event loop. A Desk."""
 
-    def __init__(self, own: Member, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, own: GroupMember, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`nodes`: that the group may have at most. `data`: as in GroupView, 0 where a size is yet to be reached."""
         self._own = own
         self._nodes = nodes
@@ -34,11 +34,11 @@ class Leader:
     def view(self) -> GroupView:
         return self._view
 
-    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
         after = known.version if known is not None and known.incarnation == self._view.incarnation else 0
         return await self.answer(member, after, seconds)
 
-    async def answer(self, member: Member, after: int, seconds: float) -> GroupView:
+    async def answer(self, member: GroupMember, after: int, seconds: float) -> GroupView:
         """Takes in what the node says of itself, then waits for a version above `after`. Raises GroupRefusal."""
         self._check(member)
         self._take(member)
@@ -77,7 +77,7 @@ class Leader:
         if silent:
             self._tell([member for member in self._view.members if member.node not in silent])
 
-    def _check(self, member: Member) -> None:
+    def _check(self, member: GroupMember) -> None:
         own = self._own
         for code, name in (("other_group", "group"), ("other_revision", "revision"), ("other_release", "release")):
             asked, have = getattr(member, name), getattr(own, name)
@@ -88,7 +88,7 @@ class Leader:
         if not 0 <= member.node < self._nodes:
             raise GroupRefusal("no_such_node", f"{member.pod} is node {member.node}, but its group has {self._nodes} nodes")
 
-    def _take(self, member: Member) -> None:
+    def _take(self, member: GroupMember) -> None:
         self._heard[member.node] = self._clock()
         before = next((known for known in self._view.members if known.node == member.node), None)
         if member == before:
@@ -97,7 +97,7 @@ class Leader:
             log.info("a node joined", node=member.node, pod=member.pod, address=member.address)
         self._tell([known for known in self._view.members if known.node != member.node] + [member])
 
-    def _tell(self, members: list[Member]) -> None:
+    def _tell(self, members: list[GroupMember]) -> None:
         members.sort(key=lambda member: member.node)
         self._view = self._view.model_copy(update={"version": self._view.version + 1, "members": members})
         event, self._changed = self._changed, asyncio.Event()

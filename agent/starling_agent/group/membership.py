@@ -7,8 +7,8 @@ from typing import Never
 
 import structlog
 
-from starling_agent.contract.group import Core, GroupView, Member
-from starling_agent.group.desk import Desk, GroupRefusal, Unreachable
+from starling_agent.contract.group import GroupCore, GroupMember, GroupView
+from starling_agent.group.membership_service import GroupRefusal, MembershipService, Unreachable
 
 POLL_SECONDS = 5.0
 """How long a question waits for news; the next one follows at once, and is the sign of life that the leader looks for."""
@@ -16,13 +16,13 @@ RETRY_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
-class Membership:
+class GroupMembership:
     """`view` is the newest that the leader told; it stays while the leader is away.
 
     `tell` hears why this node is not in the group, and None when it is.
     """
 
-    def __init__(self, desk: Desk, member: Member, tell: Callable[[str | None], None]) -> None:
+    def __init__(self, desk: MembershipService, member: GroupMember, tell: Callable[[str | None], None]) -> None:
         self.view: GroupView | None = None
         self._desk = desk
         self._member = member
@@ -35,7 +35,7 @@ class Membership:
     def node(self) -> int:
         return self._member.node
 
-    def publish(self, cores: Sequence[Core]) -> None:
+    def publish(self, cores: Sequence[GroupCore]) -> None:
         """The others hear of it at once."""
         self._member = self._member.model_copy(update={"cores": list(cores)})
         self._own_news.set()

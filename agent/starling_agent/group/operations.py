@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import structlog
-from starling_engine.elastic.change import Change, Stage
+from starling_engine.elastic.change import SizeChange, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.scale import LoadedExperts, Operation, ScaleRequest
-from starling_agent.group.places import Places
+from starling_agent.group.node_layout import NodeLayout
 from starling_agent.group.scaler import ScaleRefusal
 
 REMEMBERED = 64
@@ -35,7 +35,7 @@ class Resizer(Protocol):
         """Which rank is lost, in words; None when all live."""
         ...
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: SizeChange) -> None:
         """Tells `change` of its stages. Cancelling it before the commit undoes it. Raises StarlingError: all is as it was then."""
         ...
 
@@ -67,7 +67,7 @@ class Operations:
             return known
         self._check(request)
         source = self._resizer.data if self._resizer is not None else 0
-        nodes = Places(self._layout, request.data).nodes
+        nodes = NodeLayout(self._layout, request.data).nodes
         operation = Operation(id=request.operation, source=source, target=request.data, phase="waiting", nodes=nodes)
         self._write(operation)
         self._running = asyncio.create_task(self._carry_out(operation.id, request.data), name=f"operation {operation.id}")
@@ -104,7 +104,7 @@ class Operations:
             raise ScaleRefusal("rank_dead", f"a lost rank is no smaller size, and is made anew first: {dead}")
 
     async def _carry_out(self, name: str, target: int) -> None:
-        change = Change(target)
+        change = SizeChange(target)
         change.tell = lambda stage: self._enter(name, stage, change)
         try:
             await self._there.wait()
@@ -117,10 +117,10 @@ class Operations:
         else:
             self._end(name, change, phase="done", progress=1.0, epoch=self._resizer.epoch)
 
-    def _enter(self, name: str, stage: Stage, change: Change) -> None:
+    def _enter(self, name: str, stage: Stage, change: SizeChange) -> None:
         self._write(self._known[name].model_copy(update={"phase": stage, "seconds": dict(change.seconds)}))
 
-    def _end(self, name: str, change: Change, **result: object) -> None:
+    def _end(self, name: str, change: SizeChange, **result: object) -> None:
         change.end_stage()
         loaded = {
             source: LoadedExperts(experts=part.experts, bytes=part.bytes, bytes_per_second=round(part.rate))

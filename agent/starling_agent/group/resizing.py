@@ -7,16 +7,16 @@ from typing import Any, Never
 import structlog
 from starling_engine import AsyncEngine
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic.change import Change
+from starling_engine.elastic.change import SizeChange
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.elastic.members import Cores
+from starling_engine.elastic.members import CorePool
 from starling_engine.errors import EngineDead, EpochFailed
 
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.group import GroupView
 from starling_agent.contract.scale import GroupSize
-from starling_agent.group.group_cores import GroupCores
+from starling_agent.group.core_pool import GroupCorePool
 from starling_agent.group.leader import Leader
 from starling_agent.group.operations import Operations, Resizer
 
@@ -25,10 +25,10 @@ LOOK_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
-class Independent:
+class IndependentResizer:
     """Cores that know nothing of each other: to change their number is to say which of them take requests. A Resizer."""
 
-    def __init__(self, cores: Cores) -> None:
+    def __init__(self, cores: CorePool) -> None:
         self._cores = cores
         self._clients: list[CoreClient] = []
 
@@ -44,7 +44,7 @@ class Independent:
     def dead(self) -> str | None:
         return next((client.failure for client in self._clients if client.failure is not None), None)
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: SizeChange) -> None:
         change.enter("waiting")
         self._clients += [client for client, _ in await self._cores.launch(range(self.data, change.target))]
         change.enter("releasing")
@@ -53,7 +53,7 @@ class Independent:
         change.end_stage()
 
 
-class Resizing:
+class ReportedResizer:
     """`tell` takes changes of the report. What served last comes back when the engine was started again."""
 
     def __init__(self, leader: Leader, layout: LayoutConfig, operations: Operations, tell: Callable[..., Any]) -> None:
@@ -66,11 +66,11 @@ class Resizing:
     async def lead(self, engine: AsyncEngine) -> Never:
         """Until it is cancelled. Raises EngineDead when the group cannot go on."""
         together = engine.config.worker.lockstep
-        cores = GroupCores(self._leader, engine.config.progress_timeout, lockstep=together)
-        resizer: Resizer = Independent(cores)
+        cores = GroupCorePool(self._leader, engine.config.progress_timeout, lockstep=together)
+        resizer: Resizer = IndependentResizer(cores)
         if together:
             resizer = Coordinator(ExpertSpace.of(engine.model_config, engine.config), cores, engine.config.progress_timeout)
-        leading = Leading(resizer, self._leader)
+        leading = AnnouncingResizer(resizer, self._leader)
         try:
             await self._come_back(leading)
             self._operations.serve(leading)
@@ -85,18 +85,18 @@ class Resizing:
             self._leader.resize(0, 0)
             await cores.close()
 
-    async def _come_back(self, leading: "Leading") -> None:
+    async def _come_back(self, leading: "AnnouncingResizer") -> None:
         """Nodes start again at different times, and what they said last may not hold any more."""
         while leading.data != self._served:
             try:
-                await leading.resize(Change(self._served))
+                await leading.resize(SizeChange(self._served))
             except (EpochFailed, EngineDead) as error:
                 log.warning("the group is not together yet", size=self._served, cause=str(error))
                 self._tell(last_error=str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
 
 
-class Leading:
+class AnnouncingResizer:
     """A Resizer that tells the nodes which cores serve."""
 
     def __init__(self, resizer: Resizer, leader: Leader) -> None:
@@ -115,7 +115,7 @@ class Leading:
     def dead(self) -> str | None:
         return self._resizer.dead
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: SizeChange) -> None:
         self._leader.resize(self.data, change.target)
         try:
             await self._resizer.resize(change)

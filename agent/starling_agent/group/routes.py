@@ -4,9 +4,9 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from starling_agent.contract.group import Member
-from starling_agent.group.desk import GroupRefusal
+from starling_agent.contract.group import GroupMember
 from starling_agent.group.leader import Leader
+from starling_agent.group.membership_service import GroupRefusal
 from starling_agent.http.errors import ApiError
 
 
@@ -15,7 +15,7 @@ async def answer_member(request: Request, leader: Leader | None, leader_at: str,
     if leader is None:
         raise ApiError(409, f"this node does not lead its group; ask {leader_at}", code="not_leader")
     try:
-        member = Member.model_validate_json(await request.body())
+        member = GroupMember.model_validate_json(await request.body())
     except ValidationError as error:
         raise ApiError(400, f"no node describes itself so: {error}", code="invalid_value") from None
     if request.query_params.get("leader") != leader.view.incarnation:

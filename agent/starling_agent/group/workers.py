@@ -7,8 +7,8 @@ import structlog
 from starling_engine.executor.launcher import WorkerHandle
 
 from starling_agent.contract.group import GroupView
-from starling_agent.group.membership import Membership
-from starling_agent.group.places import Places
+from starling_agent.group.membership import GroupMembership
+from starling_agent.group.node_layout import NodeLayout
 
 LOOK_SECONDS = 0.5
 log = structlog.get_logger("starling.group")
@@ -20,7 +20,7 @@ class Workers:
     A worker that ends by itself is not started again for the same core: that ends too, for want of it, and comes back elsewhere.
     """
 
-    def __init__(self, places: Places, membership: Membership, host: str) -> None:
+    def __init__(self, places: NodeLayout, membership: GroupMembership, host: str) -> None:
         self._ranks = places.workers_for_others(membership.node)
         self._membership = membership
         self._host = host

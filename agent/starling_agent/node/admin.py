@@ -18,9 +18,9 @@ from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
-from starling_agent.node.bed import Bed
 from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
+from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.report_state import ReportState
 from starling_agent.settings import MIB, READ_SECONDS
 
@@ -31,7 +31,7 @@ def create_admin(
     leader: Leader | None,
     leader_at: str,
     scaler: Scaler | None,
-    bed: Bed,
+    bed: SleepAdmin,
     pin: Pin,
     deadline: Deadline,
 ) -> Starlette:

@@ -10,10 +10,10 @@ from functools import partial
 import msgspec
 import structlog
 
-from starling_agent.contract.config import ModelConfig
+from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.contract.report import Phase
 from starling_agent.node.failures import NodeFailure, passing
-from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
+from starling_agent.node.fetch_messages import Fetched, FetchFailed, FetchMessage, FetchProgress
 from starling_agent.node.progress import Tell
 
 START_SECONDS = 60.0
@@ -25,14 +25,14 @@ log = structlog.get_logger("starling.download")
 class Download:
     """`plain` leaves out the hub's faster protocol, which has been seen to stall for ever. `only_resolve`: nothing is loaded."""
 
-    def __init__(self, name: str, model: ModelConfig, tell: Tell, *, plain: bool, only_resolve: bool = False) -> None:
+    def __init__(self, name: str, model: ModelSourceConfig, tell: Tell, *, plain: bool, only_resolve: bool = False) -> None:
         self._name = name
         self._model = model
         self._tell = tell
         self._plain = plain
         self._words = ("resolve",) if only_resolve else ()
-        self._last: Step | None = None
-        self._result: Done | Failed | None = None
+        self._last: FetchProgress | None = None
+        self._result: Fetched | FetchFailed | None = None
         self._last_line = "it left no message"
 
     async def run(self) -> str:
@@ -66,9 +66,9 @@ class Download:
 
     def _outcome(self) -> str:
         match self._result:
-            case Done(result):
+            case Fetched(result):
                 return result
-            case Failed(message, is_fatal):
+            case FetchFailed(message, is_fatal):
                 raise NodeFailure(f"model.source: {message}", fatal=is_fatal)
         raise passing(f"the download of {self._name} ended by itself: {self._last_line}")
 
@@ -77,12 +77,12 @@ class Download:
         decode = msgspec.json.Decoder(FetchMessage).decode
         async for line in process.stdout:
             message = decode(line)
-            if isinstance(message, Step):
+            if isinstance(message, FetchProgress):
                 self._take(message, moved)
             else:
                 self._result = message
 
-    def _take(self, step: Step, moved: Callable[[], None]) -> None:
+    def _take(self, step: FetchProgress, moved: Callable[[], None]) -> None:
         # Another agent's download is that agent's to watch.
         if step != self._last or step.waiting:
             moved()

@@ -8,7 +8,7 @@ from starling_engine.args import SIZES, size_of
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.group.places import most_places
+from starling_agent.group.node_layout import most_places
 from starling_agent.node.failures import fatal
 
 SET_ELSEWHERE = {

@@ -19,7 +19,7 @@ from starling_engine.errors import ModelError
 from starling_engine.weights.hub import resolve_commit, resolve_model, split_name
 
 from starling_agent.node.failures import NodeFailure, fatal, passing
-from starling_agent.node.fetch_messages import Done, Failed, FetchMessage, Step
+from starling_agent.node.fetch_messages import Fetched, FetchFailed, FetchMessage, FetchProgress
 from starling_agent.node.snapshot import RemoteFile, bytes_here, fingerprint, list_files, verify
 
 LOOK_SECONDS = 0.5
@@ -93,7 +93,7 @@ def _take(lock: TextIO) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(Step(waiting=True))
+            say(FetchProgress(waiting=True))
             time.sleep(LOCK_SECONDS)
         else:
             return
@@ -107,7 +107,7 @@ def _watched(blobs: Path, files: list[RemoteFile]) -> Iterator[None]:
 
     def look() -> None:
         while True:
-            say(Step(bytes_here(blobs, files), total))
+            say(FetchProgress(bytes_here(blobs, files), total))
             if done.wait(LOOK_SECONDS):
                 return
 
@@ -129,7 +129,7 @@ def _verify_steps(total: int) -> Callable[[int], None]:
         now = time.monotonic()
         if now - told >= LOOK_SECONDS or read == total:
             told = now
-            say(Step(read, total, verifying=True))
+            say(FetchProgress(read, total, verifying=True))
 
     return tell
 
@@ -148,11 +148,11 @@ def main() -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         asked = resolve if sys.argv[3:] == ["resolve"] else fetch
-        say(Done(str(asked(sys.argv[1], Path(sys.argv[2])))))
+        say(Fetched(str(asked(sys.argv[1], Path(sys.argv[2])))))
     except NodeFailure as failure:
-        say(Failed(str(failure), failure.fatal))
+        say(FetchFailed(str(failure), failure.fatal))
     except ModelError as error:
-        say(Failed(str(error), _is_final(error)))
+        say(FetchFailed(str(error), _is_final(error)))
     # Not by return: a thread of the hub's client that hangs would keep the process.
     os._exit(0)
 

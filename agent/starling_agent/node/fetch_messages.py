@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class FetchProgress(msgspec.Struct, frozen=True, tag="step"):
     """Bytes done and in all (0: not known). `waiting`: another process of this machine downloads the same."""
 
     done: int = 0
@@ -12,15 +12,15 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     verifying: bool = False
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Fetched(msgspec.Struct, frozen=True, tag="done"):
     """The folder, or the commit where only that was asked for."""
 
     result: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class FetchFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     fatal: bool
 
 
-FetchMessage = Step | Done | Failed
+FetchMessage = FetchProgress | Fetched | FetchFailed

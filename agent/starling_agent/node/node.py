@@ -17,26 +17,26 @@ from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
 from starling_agent.group.joining import desk_of, member_of
-from starling_agent.group.lead import Lead, lead_of
-from starling_agent.group.membership import Membership
-from starling_agent.group.own_part import OwnPart
+from starling_agent.group.leader_parts import LeaderParts, lead_of
+from starling_agent.group.local_share import LocalShare
+from starling_agent.group.membership import GroupMembership
 from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
-from starling_agent.node.bed import Bed
 from starling_agent.node.certificates import keep_renewed
 from starling_agent.node.configuration import Configuration
 from starling_agent.node.deadline import Deadline
-from starling_agent.node.door import Door
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, own_url
 from starling_agent.node.pin import Pin
 from starling_agent.node.secrets import secrets_are_there
+from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.node.supervisor import Supervisor
+from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.report_state import ReportState
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.signals import Shutdown
+from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import RateLimit, ServerSettings, Tls
 from starling_agent.version import starling_version
 
@@ -59,7 +59,7 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
     lead = lead_of(config, identity, state) if config is not None else None
-    bed, pin = Bed(), Pin(_file(config.model.pin_file) if config is not None else None)
+    bed, pin = SleepAdmin(), Pin(_file(config.model.pin_file) if config is not None else None)
     deadline = Deadline()
     async with _admin_server(configuration.admin, state, lead, identity.leader, bed, pin, deadline):
         if config is None:
@@ -93,7 +93,7 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 @contextlib.asynccontextmanager
 async def _admin_server(
-    admin: AdminConfig, state: ReportState, lead: Lead | None, leader_at: str, bed: Bed, pin: Pin, deadline: Deadline
+    admin: AdminConfig, state: ReportState, lead: LeaderParts | None, leader_at: str, bed: SleepAdmin, pin: Pin, deadline: Deadline
 ) -> AsyncIterator[None]:
     """Lives from before everything else until after it."""
     try:
@@ -132,7 +132,14 @@ class _Node:
     """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
     def __init__(
-        self, config: AgentConfig, identity: Identity, state: ReportState, work: OpenWork, lead: Lead | None, bed: Bed, pin: Pin
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        state: ReportState,
+        work: OpenWork,
+        lead: LeaderParts | None,
+        bed: SleepAdmin,
+        pin: Pin,
     ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
@@ -140,7 +147,7 @@ class _Node:
         asked = config.engine.get
         cache = CacheShape(asked("block_size", EngineArgs.block_size), asked("kv_cache_dtype", EngineArgs.kv_cache_dtype))
         leader, resizing, own = (lead.leader, lead.resizing, [lead.times]) if lead is not None else (None, None, [])
-        door = Door(settings, state, work, cache, *own)
+        door = SwitchableApp(settings, state, work, cache, *own)
         self._state = state
         self._work = work
         self._drain = door.drain
@@ -149,11 +156,13 @@ class _Node:
         url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
         desk = desk_of(config, identity, leader)
-        self._membership = Membership(desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause))
+        self._membership = GroupMembership(
+            desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause)
+        )
         self._leader = leader
-        part = OwnPart(config, identity, self._membership)
+        part = LocalShare(config, identity, self._membership)
         self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave, bed, pin)
-        self._shutdown = Shutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
+        self._shutdown = SignalShutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
 
     async def run(self) -> Ending:
         self._shutdown.listen()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from starling_agent.contract.config import ModelConfig, is_pinned
+from starling_agent.contract.config import ModelSourceConfig, is_pinned
 from starling_agent.node.weights import resolve
 from starling_agent.report_state import ReportState
 
@@ -55,7 +55,7 @@ class Pin:
         return self._told
 
 
-async def pinned(model: ModelConfig, pin: Pin, state: ReportState) -> ModelConfig:
+async def pinned(model: ModelSourceConfig, pin: Pin, state: ReportState) -> ModelSourceConfig:
     """The model at the commit that all ranks load; itself where nothing can move. Raises NodeFailure."""
     if not model.source.startswith("hf://") or is_pinned(model.source) or not pin.is_awaited:
         return model

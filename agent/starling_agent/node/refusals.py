@@ -2,7 +2,7 @@
 
 from starling_agent.contract.config import AgentConfig, LayoutConfig
 from starling_agent.contract.identity import Identity
-from starling_agent.group.places import most_places
+from starling_agent.group.node_layout import most_places
 
 
 def refusal(config: AgentConfig, identity: Identity) -> str | None:

@@ -21,11 +21,9 @@ from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.group import GroupView
 from starling_agent.contract.identity import Identity
 from starling_agent.group.connections import Connections
-from starling_agent.group.own_part import OwnPart
-from starling_agent.group.resizing import Resizing
-from starling_agent.node.bed import Bed
+from starling_agent.group.local_share import LocalShare
+from starling_agent.group.resizing import ReportedResizer
 from starling_agent.node.digest import weights_digest
-from starling_agent.node.door import Door
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, passing
 from starling_agent.node.first_token import FirstToken
@@ -34,6 +32,8 @@ from starling_agent.node.progress import ProgressTeller
 from starling_agent.node.readback import nothing_left, read_back
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.refusals import refusal
+from starling_agent.node.sleep_admin import SleepAdmin
+from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.node.weights import obtain
 from starling_agent.report_state import ReportState
 from starling_agent.server.collector import keep_for_good
@@ -55,13 +55,13 @@ class Supervisor:
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
-        part: OwnPart,
-        resizing: Resizing | None,
-        door: Door,
+        part: LocalShare,
+        resizing: ReportedResizer | None,
+        door: SwitchableApp,
         token: FirstToken,
         own_url: str,
         leave: Callable[[], None],
-        bed: Bed,
+        bed: SleepAdmin,
         pin: Pin,
     ) -> None:
         self._config = config
@@ -112,7 +112,7 @@ class Supervisor:
             self._leave()
 
     async def finish_for_others(self) -> None:
-        """As `OwnPart` has it."""
+        """As `LocalShare` has it."""
         await self._part.finish_for_others(self._engine)
 
     async def _run_engines(self) -> Never:

@@ -9,7 +9,7 @@ import structlog
 from starling_engine.errors import ModelError
 from starling_engine.weights.hub import split_name
 
-from starling_agent.contract.config import ModelConfig
+from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.download import Download
 from starling_agent.node.failures import NodeFailure, fatal
 from starling_agent.node.progress import Tell
@@ -19,7 +19,7 @@ FIRST_DELAY, MAX_DELAY = 1.0, 16.0
 log = structlog.get_logger("starling.agent")
 
 
-async def obtain(model: ModelConfig, tell: Tell, on_retry: Callable[[str], None]) -> Path:
+async def obtain(model: ModelSourceConfig, tell: Tell, on_retry: Callable[[str], None]) -> Path:
     """The folder with the weights; `on_retry` hears why a download is begun again. Raises NodeFailure."""
     match model.source.partition("://"):
         case "file", "://", _:
@@ -29,7 +29,7 @@ async def obtain(model: ModelConfig, tell: Tell, on_retry: Callable[[str], None]
     raise fatal(f"model.source: must be file:///path or hf://org/name@revision, got {model.source!r}")
 
 
-async def resolve(model: ModelConfig, on_retry: Callable[[str], None]) -> str:
+async def resolve(model: ModelSourceConfig, on_retry: Callable[[str], None]) -> str:
     """The commit that a name of the hub means now; without the hub, the one that the cache has of it. Raises NodeFailure."""
     name = model.source.removeprefix("hf://")
     return await _tried(name, model, lambda plain: Download(name, model, _untold, plain=plain, only_resolve=True).run(), on_retry)
@@ -56,7 +56,7 @@ def local_folder(source: str) -> Path:
 
 
 async def _tried(
-    name: str, model: ModelConfig, attempt_one: Callable[[bool], Awaitable[str]], on_retry: Callable[[str], None]
+    name: str, model: ModelSourceConfig, attempt_one: Callable[[bool], Awaitable[str]], on_retry: Callable[[str], None]
 ) -> str:
     """`attempt_one` hears whether to leave out the hub's faster protocol: all attempts but the first do."""
     try:

@@ -6,7 +6,7 @@ import msgspec
 import structlog
 from fastapi import Request, Response
 
-from starling_agent.openai.chunks import Shape
+from starling_agent.openai.chunks import ChoiceShape
 from starling_agent.openai.collecting import Collected, collect
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.event_stream import EventStream
@@ -25,7 +25,7 @@ async def answer_whole(
     return json_response(build(collected))
 
 
-async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: Shape) -> Response:
+async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: ChoiceShape) -> Response:
     """Waits for the first event only: until then the engine may still refuse, and that must be a status of its own."""
     logprobs = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
     encoder = StreamEncoder(generation, shape, logprobs, endpoint.pace)

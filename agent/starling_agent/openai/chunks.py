@@ -11,7 +11,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ChoiceShape:
     """Where the text stands in a choice."""
 
     object: str
@@ -20,8 +20,8 @@ class Shape:
     empty: bytes
 
 
-CHAT = Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
-COMPLETION = Shape("text_completion", b'"text":', b"", b'"text":""')
+CHAT = ChoiceShape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
+COMPLETION = ChoiceShape("text_completion", b'"text":', b"", b'"text":""')
 
 
 class ChunkWriter:
@@ -30,7 +30,7 @@ class ChunkWriter:
     `usage_field` says whether chunks carry a usage: OpenAI wants `"usage": null` in all of them once usage is asked for.
     """
 
-    def __init__(self, shape: Shape, answer_id: str, created: int, model: str, usage_field: bool) -> None:
+    def __init__(self, shape: ChoiceShape, answer_id: str, created: int, model: str, usage_field: bool) -> None:
         self._shape = shape
         self._head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
             _encode(answer_id),

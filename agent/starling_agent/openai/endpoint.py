@@ -18,8 +18,8 @@ from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.generation import Generation, PromptDelta, merged
-from starling_agent.openai.pace import Pace
 from starling_agent.openai.prompts import PromptReader
+from starling_agent.openai.stream_batcher import StreamBatcher
 from starling_agent.settings import ServerSettings
 
 log = structlog.get_logger("starling.request")
@@ -47,7 +47,7 @@ class Endpoint:
         self.created = int(time.time())
         self.names = settings.served_model_names
         self.work = OpenWork() if work is None else work
-        self.pace = Pace(engine.config.worker.device)
+        self.pace = StreamBatcher(engine.config.worker.device)
         self.metrics = RequestMetrics() if metrics is None else metrics
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len

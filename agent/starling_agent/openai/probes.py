@@ -13,7 +13,7 @@ from starling_agent.version import starling_version
 router = APIRouter(tags=["probes"])
 
 
-class Status(msgspec.Struct):
+class ProbeStatus(msgspec.Struct):
     status: str
 
 
@@ -21,7 +21,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-class Load(msgspec.Struct):
+class ServerLoad(msgspec.Struct):
     server_load: int
 
 
@@ -29,7 +29,7 @@ class Load(msgspec.Struct):
 async def health(request: Request) -> Response:
     """200 while the engine makes progress (or has nothing to do); 503 with the reason when it died or hangs."""
     endpoint_of(request).engine.check_health()
-    return json_response(Status("ok"))
+    return json_response(ProbeStatus("ok"))
 
 
 @router.api_route("/ping", methods=["GET", "POST"])
@@ -42,7 +42,7 @@ async def ping(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """How many requests run or wait here, as vLLM tells it."""
     stats = endpoint_of(request).engine.stats
-    return json_response(Load(stats.running + stats.waiting))
+    return json_response(ServerLoad(stats.running + stats.waiting))
 
 
 @router.get("/ready")
@@ -54,7 +54,7 @@ async def ready(request: Request) -> Response:
     endpoint.engine.check_health()
     if not endpoint.engine.is_awake:
         raise asleep(ASLEEP)
-    return json_response(Status("ready"))
+    return json_response(ProbeStatus("ready"))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -18,7 +18,7 @@ async def own_page(request: Request) -> None:
     check_origin(request.headers, endpoint_of(request).settings.allowed_origins)
 
 
-class SleepState(msgspec.Struct):
+class SleepAnswer(msgspec.Struct):
     is_sleeping: bool
 
 
@@ -63,4 +63,4 @@ async def wake(engine: AsyncEngine, request: Request) -> Response:
 
 
 def state_of(engine: AsyncEngine) -> Response:
-    return json_response(SleepState(engine.is_sleeping))
+    return json_response(SleepAnswer(engine.is_sleeping))

@@ -5,17 +5,17 @@ from contextlib import aclosing
 
 from starling_engine.outputs import OutputDelta, StreamDelta
 
-from starling_agent.openai.chunks import CHAT, DONE, ChunkWriter, Shape
+from starling_agent.openai.chunks import CHAT, DONE, ChoiceShape, ChunkWriter
 from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
 from starling_agent.openai.logprobs import LogprobWriter
-from starling_agent.openai.pace import Pace
 from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, usage
+from starling_agent.openai.stream_batcher import StreamBatcher
 
 
 class StreamEncoder:
     """Turns deltas into the bytes of chunks. One delta gives one write, also when it has the text and the end."""
 
-    def __init__(self, generation: Generation, shape: Shape, logprobs: LogprobWriter, pace: Pace) -> None:
+    def __init__(self, generation: Generation, shape: ChoiceShape, logprobs: LogprobWriter, pace: StreamBatcher) -> None:
         self._generation = generation
         self._pace = pace
         self._unfinished = generation.num_choices

@@ -17,7 +17,7 @@ ENDED = "the server is shutting down; send the request again"
 log = structlog.get_logger("starling.server")
 
 
-class Shutdown:
+class SignalShutdown:
     """Handles SIGTERM and SIGINT for one running server.
 
     SIGTERM comes from a platform whose load balancers still send requests for some seconds; SIGINT from a person at the

@@ -15,7 +15,7 @@ from starling_cli.conversation import error_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BenchmarkLoad:
     """`rate` is requests a second, infinite for all at once; `concurrency` bounds those that are open."""
 
     url: str
@@ -31,7 +31,7 @@ class Load:
     seed: int
 
 
-async def run_load(load: Load) -> tuple[list[Record], float]:
+async def run_load(load: BenchmarkLoad) -> tuple[list[Record], float]:
     """The records in order, and how long it all took."""
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     base = load.url.removesuffix("/").removesuffix("/v1")
@@ -47,7 +47,7 @@ async def run_load(load: Load) -> tuple[list[Record], float]:
         return records, time.perf_counter() - began
 
 
-async def _one(client: httpx.AsyncClient, load: Load, prompt: str, gate: asyncio.Semaphore) -> Record:
+async def _one(client: httpx.AsyncClient, load: BenchmarkLoad, prompt: str, gate: asyncio.Semaphore) -> Record:
     async with gate:
         record = Record(time.perf_counter())
         path = "/v1/chat/completions" if load.chat else "/v1/completions"
@@ -94,7 +94,7 @@ def _take_usage(event: bytes, record: Record) -> None:
     record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def _body(load: Load, prompt: str) -> dict[str, Any]:
+def _body(load: BenchmarkLoad, prompt: str) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if load.chat else {"prompt": prompt}
     body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": load.temperature}
     body["max_tokens"] = load.output_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class GroupView:
+class GroupRow:
     """One group; `nodes` as (pod, host, phase with progress)."""
 
     name: str
@@ -36,7 +36,7 @@ class ServiceView:
     up_to_date: bool
     revision: str
     conditions: tuple[tuple[str, str, str, str], ...]
-    groups: tuple[GroupView, ...]
+    groups: tuple[GroupRow, ...]
 
 
 def view_of(service: Mapping[str, Any], now: datetime) -> ServiceView:
@@ -73,12 +73,12 @@ def _condition(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return str(entry["type"]), str(entry["status"]), str(entry.get("reason", "")), str(entry.get("message", ""))
 
 
-def _group(group: Mapping[str, Any]) -> GroupView:
+def _group(group: Mapping[str, Any]) -> GroupRow:
     nodes = tuple(
         (str(node["pod"]), str(node.get("host", "")), " ".join(filter(None, (node.get("phase", ""), node.get("progress", "")))))
         for node in group.get("nodes", ())
     )
-    return GroupView(
+    return GroupRow(
         name=str(group["name"]),
         ready=bool(group.get("ready")),
         topology=str(group.get("topology", "")),

@@ -112,7 +112,7 @@ def serve(
         fail(str(error), "write --goodput ttft:500 tpot:50")
     if request_rate <= 0:
         fail(f"--request-rate must be positive, got {request_rate}", "leave it out to send all requests at once")
-    load = client.Load(
+    load = client.BenchmarkLoad(
         url=url,
         model=model,
         api_key=api_key or os.environ.get("STARLING_API_KEY"),

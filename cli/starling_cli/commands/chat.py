@@ -69,10 +69,10 @@ def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None
     import httpx
     from starling_operator.agents.answers import BadAnswer
 
-    from starling_cli.conversation import AnswerError, Talk
+    from starling_cli.conversation import AnswerError, Conversation
 
     try:
-        with Talk(url, key, options, system) as talk:
+        with Conversation(url, key, options, system) as talk:
             if question is not None:
                 talk.ask(question, _show)
             else:

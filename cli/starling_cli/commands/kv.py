@@ -14,7 +14,7 @@ from starling_cli.commands.failures import fail
 from starling_cli.commands.values import format_bytes, parse_age
 
 if TYPE_CHECKING:
-    from starling_engine.kv_offload.secondary.folder.inspect import Model
+    from starling_engine.kv_offload.secondary.folder.inspect import CachedModel
 
 app = typer.Typer(help="Look after a folder of cached keys and values (--kv-fs-path).", no_args_is_help=True)
 
@@ -95,7 +95,7 @@ def purge(
         fail(f"{len(stayed)} objects could not be removed, the first is {found.path}: {refused.strerror}", YOURS)
 
 
-def _ask(models: "list[Model]", path: Path, prefix: str, older_than: float | None) -> None:
+def _ask(models: "list[CachedModel]", path: Path, prefix: str, older_than: float | None) -> None:
     """Raises Abort when the answer is no."""
     meant = [model for model in models if model.fingerprint.startswith(prefix)]
     held = f"{sum(model.objects for model in meant)} objects, {format_bytes(sum(model.bytes for model in meant))}"
@@ -103,7 +103,7 @@ def _ask(models: "list[Model]", path: Path, prefix: str, older_than: float | Non
     typer.confirm(f"Remove from {path} {held} of {len(meant)} models{age}?", abort=True)
 
 
-def _table(models: "list[Model]") -> Iterator[str]:
+def _table(models: "list[CachedModel]") -> Iterator[str]:
     yield f"{'FINGERPRINT':<18}{'OBJECTS':>9}{'SIZE':>12}  {'OLDEST':<18}{'NEWEST':<18}MODEL"
     for model in models:
         oldest, newest = (time.strftime(DATE, time.localtime(at)) for at in (model.oldest, model.newest))

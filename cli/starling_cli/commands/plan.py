@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starling_operator.plan.observed import Service
 
     from starling_cli.planning.difference import Difference
-    from starling_cli.planning.planned import Planned
+    from starling_cli.planning.planned import PlannedService
 
 
 CLUSTER = "cluster"
@@ -105,7 +105,7 @@ def _live(
     return found
 
 
-def _planned(service: "Service", file: Path) -> "Planned":
+def _planned(service: "Service", file: Path) -> "PlannedService":
     from starling_agent.version import starling_version
 
     from starling_cli.planning.planned import CannotPlan, plan_of
@@ -116,14 +116,14 @@ def _planned(service: "Service", file: Path) -> "Planned":
         fail(f"{file}: {service.name}: {error}", "correct the field that is named")
 
 
-def _print_trees(plans: "list[Planned]") -> None:
+def _print_trees(plans: "list[PlannedService]") -> None:
     from starling_cli.planning.drawing import draw
 
     for planned in plans:
         typer.echo("\n".join(draw(planned).lines()))
 
 
-def _print_manifests(plans: "list[Planned]", output: PlanOutput) -> None:
+def _print_manifests(plans: "list[PlannedService]", output: PlanOutput) -> None:
     import yaml
 
     children: list[dict[str, Any]] = [child for planned in plans for child in planned.children]

@@ -10,8 +10,8 @@ from starling_cli.commands.flags import Output, TableOrJson
 
 if TYPE_CHECKING:
     from starling_cli.local.loop import UpOptions
-    from starling_cli.local.service_file import Loaded
-    from starling_cli.local.show import Show
+    from starling_cli.local.service_file import LoadedService
+    from starling_cli.local.show import StatusDisplay
 
 DEFAULT_PORT = 8000
 FIRST_UNPRIVILEGED = 1024
@@ -62,7 +62,7 @@ def up(
 
 def _prepared(
     file: Path, name: str | None, host: str, port: int | None, maps: list[str], logs: Path | None
-) -> "tuple[UpOptions, Loaded]":
+) -> "tuple[UpOptions, LoadedService]":
     """Everything that can be wrong is found before anything starts."""
     from starling_engine import env
 
@@ -83,7 +83,7 @@ def _prepared(
     return UpOptions(file, loaded.service.name, host, chosen, mapped, weights, logs), loaded
 
 
-def _check_plan(file: Path, loaded: "Loaded") -> None:
+def _check_plan(file: Path, loaded: "LoadedService") -> None:
     """What the operator would refuse is refused at once. After an edit it is told in the table, and what runs goes on."""
     from starling_cli.local.machine import SETTINGS
     from starling_cli.planning.planned import CannotPlan, plan_of
@@ -96,14 +96,14 @@ def _check_plan(file: Path, loaded: "Loaded") -> None:
         fail(f"{file}: {refused}", "correct the field that is named")
 
 
-def _port_of(loaded: "Loaded") -> int:
+def _port_of(loaded: "LoadedService") -> int:
     """A port below 1024 is for the cluster's Service, which has an address of its own."""
     assert loaded.service.spec is not None
     wanted = loaded.service.spec.endpoint.port
     return wanted if wanted >= FIRST_UNPRIVILEGED else DEFAULT_PORT
 
 
-def _tell(show: "Show", loaded: "Loaded") -> Any:
+def _tell(show: "StatusDisplay", loaded: "LoadedService") -> Any:
     from starling_cli.local.launch import unused_here
 
     spec = loaded.service.spec

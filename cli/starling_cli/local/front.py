@@ -25,7 +25,7 @@ def _not_ready() -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-class Front:
+class LocalProxy:
     """Passes bytes, and knows nothing of HTTP but the 503 while nobody is ready."""
 
     def __init__(self) -> None:

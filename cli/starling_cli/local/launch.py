@@ -17,7 +17,7 @@ from starling_agent.contract.identity import LEADER
 from starling_operator.plan.config import CACHE_PATH
 
 from starling_cli.local.ports import LOCALHOST
-from starling_cli.local.sources import FILE, Map, SourceError, map_path
+from starling_cli.local.sources import FILE, PathMap, SourceError, map_path
 from starling_cli.local.variables import PodFacts, environment
 from starling_cli.local.volumes import LaunchError, Mount, Objects, here, mount_all
 
@@ -26,7 +26,7 @@ ACCEPT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
+class PodPlacement:
     """What this machine gives to a pod.
 
     folder         for its volumes and files, its own
@@ -43,7 +43,7 @@ class Place:
     admin_port: int
     service_url: str
     leader: str
-    maps: Sequence[Map]
+    maps: Sequence[PathMap]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Launch:
     grace_seconds: float
 
 
-def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place: Place) -> Launch:
+def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place: PodPlacement) -> Launch:
     """`group` is the StatefulSet. Writes the pod's files. Raises LaunchError."""
     template = group["spec"]["template"]
     container = _container(template)
@@ -105,7 +105,7 @@ def _config_text(mounts: Sequence[Mount]) -> str:
     return file.read_text()
 
 
-def _local_config(text: str, mounts: Sequence[Mount], place: Place) -> str:
+def _local_config(text: str, mounts: Sequence[Mount], place: PodPlacement) -> str:
     """The same configuration with this machine's addresses, ports and paths."""
     config = AgentConfig.model_validate_json(text)
     model = {
@@ -138,7 +138,7 @@ def _kept_kv(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, st
     return {} if path is None else {"kv_fs_path": str(here(path, mounts) or path)}
 
 
-def _source(source: str, mounts: Sequence[Mount], maps: Sequence[Map]) -> str:
+def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> str:
     if not source.startswith(FILE):
         return source
     path = source.removeprefix(FILE)

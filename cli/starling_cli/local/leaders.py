@@ -10,7 +10,7 @@ from starling_agent.contract.scale import ScaleRequest
 from starling_operator.agents.answers import MOST_SECONDS, PLAIN, BadAnswer, received
 from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.elastic.answers import refusal
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.observed import LeaderAnswer
 
 from starling_cli.local.pod import LocalPod
 from starling_cli.local.ports import LOCALHOST
@@ -24,12 +24,12 @@ class LocalLeaders:
 
     def __init__(self, client: httpx.AsyncClient, changed: Callable[[], None]) -> None:
         self._client, self._changed = client, changed
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, LeaderAnswer] = {}
         self._newest: dict[str, tuple[ScaleCall, float]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def answers(self) -> Mapping[str, Answer]:
+    def answers(self) -> Mapping[str, LeaderAnswer]:
         """Refusals by operation."""
         return dict(self._answers)
 

@@ -12,12 +12,12 @@ from starling_operator.plan.decision import Decision
 from starling_operator.plan.plan import plan
 
 from starling_cli.local.following import FollowedFile
-from starling_cli.local.front import Front
-from starling_cli.local.machine import Given, Ground, Machine
+from starling_cli.local.front import LocalProxy
+from starling_cli.local.machine import Machine, MachineFolders, ManifestObjects
 from starling_cli.local.run_folder import run_folder
-from starling_cli.local.service_file import Loaded, load_service
-from starling_cli.local.show import Show
-from starling_cli.local.sources import Map
+from starling_cli.local.service_file import LoadedService, load_service
+from starling_cli.local.show import StatusDisplay
+from starling_cli.local.sources import PathMap
 from starling_cli.local.view import view_of
 
 RESYNC_SECONDS = 5.0
@@ -33,18 +33,18 @@ class UpOptions:
     name: str | None
     host: str
     port: int
-    maps: tuple[Map, ...]
+    maps: tuple[PathMap, ...]
     weights: Path
     logs: Path | None = None
 
 
-async def run(options: UpOptions, loaded: Loaded, show: Show) -> int:
+async def run(options: UpOptions, loaded: LoadedService, show: StatusDisplay) -> int:
     """Runs the service of the file until a signal; the exit status. Raises OSError where the port is taken."""
     with run_folder() as folder:
         logs = options.logs or folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         options.weights.mkdir(parents=True, exist_ok=True)
-        up = Up(options, Ground(folder, logs, options.weights, options.maps, options.file.name), loaded, show)
+        up = LocalService(options, MachineFolders(folder, logs, options.weights, options.maps, options.file.name), loaded, show)
         try:
             await up.listen()
             await up.until_told()
@@ -53,13 +53,13 @@ async def run(options: UpOptions, loaded: Loaded, show: Show) -> int:
             await up.close()
 
 
-class Up:
+class LocalService:
     """One service at work on this machine."""
 
-    def __init__(self, options: UpOptions, ground: Ground, loaded: Loaded, show: Show) -> None:
+    def __init__(self, options: UpOptions, ground: MachineFolders, loaded: LoadedService, show: StatusDisplay) -> None:
         self._options = options
         self._show = show
-        self._front = Front()
+        self._front = LocalProxy()
         self._wake = asyncio.Event()
         self._machine = Machine(ground, self._front, self._wake.set)
         self._file = FollowedFile(options.file)
@@ -144,8 +144,8 @@ class Up:
             self._machine.service_url = self._url()
         self._wake.set()
 
-    def _give(self, loaded: Loaded) -> None:
-        self._machine.given = Given(loaded.secrets, loaded.config_maps)
+    def _give(self, loaded: LoadedService) -> None:
+        self._machine.given = ManifestObjects(loaded.secrets, loaded.config_maps)
 
     def _told_to_go(self) -> None:
         self._signals += 1

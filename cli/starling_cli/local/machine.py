@@ -12,34 +12,34 @@ from pathlib import Path
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Observed, Service, Settings
 
-from starling_cli.local.front import Front
-from starling_cli.local.launch import Launch, Place, launch
+from starling_cli.local.front import LocalProxy
+from starling_cli.local.launch import Launch, PodPlacement, launch
 from starling_cli.local.leaders import LocalLeaders
 from starling_cli.local.observe import observe
 from starling_cli.local.pod import LocalPod, PodRunner
 from starling_cli.local.ports import LOCALHOST, free_ports
 from starling_cli.local.reports import follow_reports, report_client
-from starling_cli.local.sources import Map
+from starling_cli.local.sources import PathMap
 from starling_cli.local.store import Store
 from starling_cli.local.volumes import LaunchError, Object, Objects, bring_late
-from starling_cli.local.workload import Missing, missing_pods, surplus_pods
+from starling_cli.local.workload import MissingPod, missing_pods, surplus_pods
 
 SETTINGS = Settings(agent_image="this installation of starling")
 
 
 @dataclass(frozen=True)
-class Ground:
+class MachineFolders:
     """What a machine stands on: its private folder, where logs and downloads go, and what paths mean here."""
 
     folder: Path
     logs: Path
     weights: Path
-    maps: tuple[Map, ...]
+    maps: tuple[PathMap, ...]
     manifest: str
 
 
 @dataclass
-class Given:
+class ManifestObjects:
     """Objects of the manifest's file that pods refer to. Replaced when the file changes."""
 
     secrets: Mapping[str, Object] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class Given:
 class Machine:
     """`changed` is called whenever something happened that the plan may want to know."""
 
-    def __init__(self, ground: Ground, front: Front, changed: Callable[[], None]) -> None:
+    def __init__(self, ground: MachineFolders, front: LocalProxy, changed: Callable[[], None]) -> None:
         self.store = Store(ground.folder / "children")
-        self.given = Given()
+        self.given = ManifestObjects()
         self.service_url = ""
         self._ground = ground
         self._front = front
@@ -130,7 +130,7 @@ class Machine:
         if runner is not None and runner.pod.uid == delete.uid:
             runner.stop(delete.grace_seconds)
 
-    def _start(self, missing: Missing) -> None:
+    def _start(self, missing: MissingPod) -> None:
         folder = self._ground.folder / "pods" / missing.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pod = LocalPod(
@@ -163,7 +163,7 @@ class Machine:
             leader_port = self._leader_port(pod.group_uid)
             pod.admin_port = leader_port if pod.number == 0 else pod.admin_port
         ground = self._ground
-        place = Place(
+        place = PodPlacement(
             folder=pod.folder,
             scratch=pod.scratch,
             weights=ground.weights,

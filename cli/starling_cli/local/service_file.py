@@ -7,14 +7,14 @@ from pathlib import Path
 from starling_operator.plan.observed import Service
 
 from starling_cli.local.documents import Document, DocumentError, objects_of_kind, one_service, read_documents
-from starling_cli.local.sources import Map, SourceError, check_source, claim_folder
+from starling_cli.local.sources import PathMap, SourceError, check_source, claim_folder
 from starling_cli.local.volumes import Object
 
 DEFAULT_NAMESPACE = "default"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedService:
     """`service.spec` is None where the file cannot be used, and `service.spec_error` says why."""
 
     service: Service
@@ -22,14 +22,14 @@ class Loaded:
     config_maps: Mapping[str, Object] = field(default_factory=dict)
 
 
-def load_service(file: Path, name: str | None, maps: Sequence[Map]) -> Loaded:
+def load_service(file: Path, name: str | None, maps: Sequence[PathMap]) -> LoadedService:
     """Never raises: a file that is half written is told, and read again when it changes."""
     try:
         documents = read_documents(file)
         service = service_of(one_service(documents, str(file), name))
     except DocumentError as error:
-        return Loaded(_unusable(name or "", str(error)))
-    return Loaded(_checked(service, maps), objects_of_kind(documents, "Secret"), objects_of_kind(documents, "ConfigMap"))
+        return LoadedService(_unusable(name or "", str(error)))
+    return LoadedService(_checked(service, maps), objects_of_kind(documents, "Secret"), objects_of_kind(documents, "ConfigMap"))
 
 
 def service_of(document: Document) -> Service:
@@ -48,7 +48,7 @@ def service_of(document: Document) -> Service:
     )
 
 
-def _checked(service: Service, maps: Sequence[Map]) -> Service:
+def _checked(service: Service, maps: Sequence[PathMap]) -> Service:
     if service.spec is None:
         return service
     folder = service.spec.kv_cache.tiers.filesystem

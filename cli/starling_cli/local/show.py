@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from rich.console import Console
     from starling_operator.plan.decision import Event
 
-    from starling_cli.local.view import View
+    from starling_cli.local.view import ServiceView
 
 QUIET_SECONDS = 4.0
 """While it is not ready, nobody has to doubt for longer than five."""
 
 
-class Show(Protocol):
+class StatusDisplay(Protocol):
     """`view` may come often and unchanged; `beat` comes about once a second; `close` leaves the terminal as it was."""
 
     def note(self, text: str) -> None: ...
     def event(self, event: "Event") -> None: ...
-    def view(self, view: "View") -> None: ...
+    def view(self, view: "ServiceView") -> None: ...
     def beat(self) -> None: ...
     def close(self) -> None: ...
 
 
-def make_show(as_json: bool) -> Show:
+def make_show(as_json: bool) -> StatusDisplay:
     from rich.console import Console
 
     if as_json:
@@ -40,7 +40,7 @@ class JsonShow:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._last: View | None = None
+        self._last: ServiceView | None = None
 
     def _write(self, kind: str, content: dict[str, Any]) -> None:
         self._out.write(json.dumps({"time": round(time.time(), 3), "kind": kind, **content}) + "\n")
@@ -52,7 +52,7 @@ class JsonShow:
     def event(self, event: "Event") -> None:
         self._write("event", {"type": event.type, "reason": event.reason, "message": event.message})
 
-    def view(self, view: "View") -> None:
+    def view(self, view: "ServiceView") -> None:
         if view != self._last:
             self._last = view
             self._write("status", asdict(view))
@@ -71,7 +71,7 @@ class LineShow:
         self._out = out
         self._told: dict[str, str] = {}
         self._told_at = time.monotonic()
-        self._last: View | None = None
+        self._last: ServiceView | None = None
 
     def _line(self, text: str) -> None:
         self._out.write(text + "\n")
@@ -84,7 +84,7 @@ class LineShow:
     def event(self, event: "Event") -> None:
         self._line(f"{event.type.lower()} {event.reason}: {event.message}")
 
-    def view(self, view: "View") -> None:
+    def view(self, view: "ServiceView") -> None:
         self._last = view
         lines = {"": f"{view.service}: {view.headline}", "trouble": view.trouble}
         lines |= {row.pod: _describe(row) for row in view.rows}
@@ -118,7 +118,7 @@ class TableShow:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
-        self._view: View | None = None
+        self._view: ServiceView | None = None
         self._began = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -128,7 +128,7 @@ class TableShow:
         style = "yellow" if event.type == "Warning" else "dim"
         self._console.print(f"{event.reason}: {event.message}", markup=False, style=style)
 
-    def view(self, view: "View") -> None:
+    def view(self, view: "ServiceView") -> None:
         self._view = view
         self.beat()
 
@@ -140,7 +140,7 @@ class TableShow:
         self._live.stop()
 
 
-def _drawn(view: "View", seconds: float) -> Any:
+def _drawn(view: "ServiceView", seconds: float) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -14,14 +14,14 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Map:
+class PathMap:
     """`prefix` is an absolute path, or pvc://CLAIM; `folder` stands in its place here."""
 
     prefix: str
     folder: Path
 
 
-def parse_map(text: str) -> Map:
+def parse_map(text: str) -> PathMap:
     """FROM=TO. Raises ValueError with what is possible."""
     prefix, separator, folder = text.partition("=")
     is_claim = prefix.startswith(CLAIM) and len(prefix) > len(CLAIM) and "/" not in prefix.removeprefix(CLAIM)
@@ -30,16 +30,16 @@ def parse_map(text: str) -> Map:
     target = Path(folder).expanduser().resolve()
     if not target.is_dir():
         raise ValueError(f"{text!r}: there is no folder {target}")
-    return Map(prefix if is_claim else prefix.rstrip("/") or "/", target)
+    return PathMap(prefix if is_claim else prefix.rstrip("/") or "/", target)
 
 
-def default_maps(manifest: Path, here: Path) -> tuple[Map, ...]:
+def default_maps(manifest: Path, here: Path) -> tuple[PathMap, ...]:
     """The image's models are looked for in ./models, and beside the manifest and above it, as in a clone of the repository."""
     folders = (here, manifest.resolve().parent, manifest.resolve().parent.parent)
-    return tuple(Map(IMAGE_MODELS, folder / "models") for folder in folders)
+    return tuple(PathMap(IMAGE_MODELS, folder / "models") for folder in folders)
 
 
-def map_path(path: str, maps: Sequence[Map]) -> Path:
+def map_path(path: str, maps: Sequence[PathMap]) -> Path:
     """An absolute path of the pod as one of this machine: itself if it is there, else the first mapping that leads to something.
 
     Raises SourceError with every place that was tried.
@@ -52,19 +52,19 @@ def map_path(path: str, maps: Sequence[Map]) -> Path:
     raise SourceError(f"there is no {tried}; name another path, use hf://org/name, or add --map {path}=FOLDER")
 
 
-def _under(path: str, entry: Map) -> Path | None:
+def _under(path: str, entry: PathMap) -> Path | None:
     if path == entry.prefix:
         return entry.folder
     prefix = entry.prefix.rstrip("/") + "/"
     return entry.folder / path.removeprefix(prefix) if path.startswith(prefix) else None
 
 
-def node_folder(path: str, maps: Sequence[Map]) -> Path:
+def node_folder(path: str, maps: Sequence[PathMap]) -> Path:
     """A folder of the node that a pod runs on: what is mapped there, else the same one here."""
     return next((found for entry in maps if (found := _under(path, entry))), Path(path))
 
 
-def claim_folder(claim: str, maps: Sequence[Map], instead: str = "") -> Path:
+def claim_folder(claim: str, maps: Sequence[PathMap], instead: str = "") -> Path:
     """Raises SourceError: there are no PersistentVolumeClaims here. `instead`: what else is possible."""
     for entry in maps:
         if entry.prefix == f"{CLAIM}{claim}":
@@ -75,7 +75,7 @@ def claim_folder(claim: str, maps: Sequence[Map], instead: str = "") -> Path:
     )
 
 
-def check_source(source: str, maps: Sequence[Map]) -> None:
+def check_source(source: str, maps: Sequence[PathMap]) -> None:
     """Raises SourceError for a spec.model.source that cannot be had here."""
     if source.startswith(CLAIM):
         claim, _, path = source.removeprefix(CLAIM).partition("/")

@@ -10,7 +10,7 @@ from starling_cli.local.pod import LocalPod
 
 
 @dataclass(frozen=True)
-class Row:
+class PodRow:
     """One pod."""
 
     pod: str
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class View:
+class ServiceView:
     """The whole picture. `trouble`: the manifest on disk cannot be used, and why."""
 
     service: str
@@ -36,7 +36,7 @@ class View:
     message: str
     stalled: bool
     groups: str
-    rows: tuple[Row, ...]
+    rows: tuple[PodRow, ...]
     trouble: str = ""
     stopping: bool = False
 
@@ -60,9 +60,9 @@ def view_of(
     pods: Sequence[LocalPod],
     trouble: str,
     stopping: bool,
-) -> View:
+) -> ServiceView:
     ready, stalled, available = (_condition(status, name) for name in ("Ready", "Stalled", "Available"))
-    return View(
+    return ServiceView(
         service=service,
         model=model,
         url=url,
@@ -83,9 +83,9 @@ def _condition(status: InferenceServiceStatus, name: str) -> Condition:
     return next((entry for entry in status.conditions if entry.type == name), missing)
 
 
-def _row(pod: LocalPod) -> Row:
+def _row(pod: LocalPod) -> PodRow:
     report = pod.report
-    return Row(
+    return PodRow(
         pod=pod.name,
         phase=_phase(pod, report),
         progress=describe_progress(report.progress) if report and report.progress else "",

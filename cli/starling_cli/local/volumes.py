@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starling_cli.local.sources import Map, SourceError, claim_folder, node_folder
+from starling_cli.local.sources import PathMap, SourceError, claim_folder, node_folder
 
 Object = dict[str, Any]
 
@@ -50,7 +50,7 @@ def mount_all(
     template: Object,
     container: Object,
     objects: Objects,
-    maps: Sequence[Map],
+    maps: Sequence[PathMap],
     folder: Path,
     kept: Mapping[str, Path],
 ) -> tuple[Mount, ...]:
@@ -76,7 +76,7 @@ def mount_all(
     return tuple(mounts)
 
 
-def _materialize(volume: Object, objects: Objects, maps: Sequence[Map], folder: Path) -> Path:
+def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], folder: Path) -> Path:
     field = f"volumes[{volume['name']}]"
     if "emptyDir" in volume:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -109,7 +109,7 @@ def bring_late(template: Object, objects: Objects, folder: Path) -> None:
             _materialize(volume, objects, (), mounted)
 
 
-def _node_folder(source: Object, maps: Sequence[Map]) -> Path:
+def _node_folder(source: Object, maps: Sequence[PathMap]) -> Path:
     found = node_folder(source["path"], maps)
     if source.get("type") == "DirectoryOrCreate":
         found.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from starling_cli.local.pod import LocalPod
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPod:
     """A pod that a StatefulSet wants and that is not there."""
 
     name: str
@@ -20,7 +20,7 @@ class Missing:
     number: int
 
 
-def missing_pods(groups: Mapping[str, Manifest], pods: Iterable[LocalPod]) -> list[Missing]:
+def missing_pods(groups: Mapping[str, Manifest], pods: Iterable[LocalPod]) -> list[MissingPod]:
     """A pod that is still going keeps its name; its successor waits for that."""
     taken = {pod.name for pod in pods}
     return [pod for group in groups.values() for pod in _wanted(group) if pod.name not in taken]
@@ -32,9 +32,9 @@ def surplus_pods(groups: Mapping[str, Manifest], pods: Iterable[LocalPod]) -> li
     return [pod for pod in pods if (pod.name, pod.group_uid) not in wanted]
 
 
-def _wanted(group: Manifest) -> list[Missing]:
+def _wanted(group: Manifest) -> list[MissingPod]:
     meta = group["metadata"]
     return [
-        Missing(f"{meta['name']}-{number}", meta["name"], meta["uid"], meta["labels"][labels.REVISION], number)
+        MissingPod(f"{meta['name']}-{number}", meta["name"], meta["uid"], meta["labels"][labels.REVISION], number)
         for number in range(int(group["spec"]["replicas"]))
     ]

@@ -13,7 +13,7 @@ ABSENT = "not set"
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """One field. Values are those after defaults."""
 
     field: str
@@ -29,7 +29,7 @@ class Difference:
     """effects: what happens to the pods, in sentences; empty when nothing changes at all."""
 
     service: str
-    changes: tuple[Change, ...]
+    changes: tuple[FieldChange, ...]
     effects: tuple[str, ...]
 
 
@@ -91,10 +91,10 @@ def _dumped(spec: InferenceServiceSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True)
 
 
-def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
+def _changes(path: str, before: Any, after: Any) -> Iterator[FieldChange]:
     """Leaf by leaf; lists are compared as a whole."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys((*before, *after)):
             yield from _changes(f"{path}.{key}", before.get(key, ABSENT), after.get(key, ABSENT))
     elif before != after:
-        yield Change(path, before, after)
+        yield FieldChange(path, before, after)

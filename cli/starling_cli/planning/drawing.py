@@ -4,7 +4,7 @@ from starling_crds.layout import elastic_sizes
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.observed import Manifest
 
-from starling_cli.planning.planned import Group, Planned
+from starling_cli.planning.planned import PlannedGroup, PlannedService
 from starling_cli.planning.ranks import Rank, ranks_of
 from starling_cli.planning.tree import Branch
 
@@ -12,7 +12,7 @@ MAX_NODES, MAX_GROUPS, MAX_SIZES = 16, 16, 16
 """More than this is told as a number: the others look the same."""
 
 
-def draw(planned: Planned) -> Branch:
+def draw(planned: PlannedService) -> Branch:
     service, layout = planned.service, planned.layout
     assert service.spec is not None
     root = Branch(f"InferenceService {service.namespace}/{service.name}: {service.spec.model.source}")
@@ -39,7 +39,7 @@ def _sizes(spec: InferenceServiceSpec) -> str:
     return f"elastic: {unit} may be {shown} without a rolling update"
 
 
-def _draw_group(parent: Branch, group: Group, planned: Planned, whole: bool) -> None:
+def _draw_group(parent: Branch, group: PlannedGroup, planned: PlannedService, whole: bool) -> None:
     kinds = ", ".join(_describe(child).split(" ")[0] for child in group.children)
     branch = parent.add(f"group {group.name} ({kinds}){'' if whole else ', as the first'}")
     if not whole:

@@ -16,7 +16,7 @@ Children = dict[tuple[str, str], Manifest]
 
 
 @dataclass(frozen=True)
-class Group:
+class PlannedGroup:
     """One copy of the model: its own two children."""
 
     name: str
@@ -24,14 +24,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedService:
     """`refused` says why the operator would not act on it although the API server takes it; None: it would."""
 
     service: Service
     layout: GroupLayout
     spec_hash: str
     shared: tuple[Manifest, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[PlannedGroup, ...]
     refused: str | None
 
     @property
@@ -43,7 +43,7 @@ class CannotPlan(Exception):
     """No pods can be made of this spec; the message names the field."""
 
 
-def plan_of(service: Service, agent_image: str) -> Planned:
+def plan_of(service: Service, agent_image: str) -> PlannedService:
     """`service.spec` must be there. Raises CannotPlan."""
     spec = service.spec
     assert spec is not None
@@ -53,12 +53,12 @@ def plan_of(service: Service, agent_image: str) -> Planned:
         raise CannotPlan(message)
     children = tuple(_grown(service, settings).values())
     groups = [child["metadata"]["name"] for child in children if child["kind"] == "StatefulSet"]
-    return Planned(
+    return PlannedService(
         service=service,
         layout=group_layout(spec.parallelism, spec.accelerators.per_node),
         spec_hash=spec_hash(spec),
         shared=tuple(child for child in children if _group_of(child) is None),
-        groups=tuple(Group(name, tuple(child for child in children if _group_of(child) == name)) for name in groups),
+        groups=tuple(PlannedGroup(name, tuple(child for child in children if _group_of(child) == name)) for name in groups),
         refused=message if reason else None,
     )
 

@@ -10,7 +10,7 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.torch_paged import rotate
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.products import bmm, linear
-from starling_engine.model_config.mla_shape import QUERY_ROWS, Span, plan_forms, spans
+from starling_engine.model_config.mla_shape import QUERY_ROWS, QuerySpan, plan_forms, spans
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class TorchMla(MlaBackend):
 
 
 def attend_absorbed(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: Sequence[Span], out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: Sequence[QuerySpan], out: torch.Tensor
 ) -> None:
     """Fills the rows of `batch` (as `plan_forms` makes it) in `out` [T, H, value_dim].
 
@@ -75,7 +75,7 @@ def attend_absorbed(
 
 
 def attend_expanded(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, span: Span, out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, span: QuerySpan, out: torch.Tensor
 ) -> None:
     """Fills the rows of one sequence in `out` [T, H, value_dim], a few heads at a time."""
     shape, own = layer.shape, slice(span.start, span.start + span.queries)

@@ -11,7 +11,7 @@ from starling_engine.kernels import mla, mla_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
 from starling_engine.kernels.paged_attention import sms
-from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, Span, spans
+from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, QuerySpan, spans
 
 SHORT = 32
 """Queries of a sequence that take the absorbed form whatever it costs: the expanded one has more launches than they have work."""
@@ -54,7 +54,7 @@ class TritonMla(MlaBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SequenceRun:
     """Neighbouring sequences `first_row` to `last_row` of a step, of the tokens `start` to `stop`, with at most `longest` each."""
 
     first_row: int
@@ -76,21 +76,21 @@ class Run:
 class RunPlan:
     """What attends in the absorbed form, some sequences at once, and what in the expanded one, one by one."""
 
-    absorbed: list[Run]
-    expanded: list[Span]
+    absorbed: list[SequenceRun]
+    expanded: list[QuerySpan]
 
 
-def plan_runs(step: Sequence[Span], shape: MlaShape) -> RunPlan:
+def plan_runs(step: Sequence[QuerySpan], shape: MlaShape) -> RunPlan:
     """Chooses each sequence's form. Those between two expanded ones are a run, so that nothing has to be gathered."""
     plan = RunPlan([], [])
     for span in step:
         if span.queries > max(SHORT, shape.most_absorbed(span.context)):
             plan.expanded.append(span)
             continue
-        run = Run(span.row, span.row, span.start, span.start + span.queries, span.queries)
+        run = SequenceRun(span.row, span.row, span.start, span.start + span.queries, span.queries)
         if plan.absorbed and plan.absorbed[-1].stop == span.start:
             last = plan.absorbed.pop()
-            run = Run(last.first_row, span.row, last.start, run.stop, max(last.longest, span.queries))
+            run = SequenceRun(last.first_row, span.row, last.start, run.stop, max(last.longest, span.queries))
         plan.absorbed.append(run)
     return plan
 
@@ -115,7 +115,7 @@ def attend_expanded(
     layer: MlaWeights,
     kv: torch.Tensor,
     meta: AttentionMetadata,
-    span: Span,
+    span: QuerySpan,
     out: torch.Tensor,
 ) -> None:
     """Fills the rows of one sequence in `out` [T, H, value_dim], as many heads at a time as fit into SCRATCH."""

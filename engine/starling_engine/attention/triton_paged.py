@@ -6,7 +6,7 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
 from starling_engine.kernels.cascade import cascade_attention
-from starling_engine.kernels.paged_attention import Call, attend, sms
+from starling_engine.kernels.paged_attention import AttentionCall, attend, sms
 from starling_engine.kernels.store import qk_norm_rope_store
 
 
@@ -28,7 +28,7 @@ class TritonAttention:
         q = qk_norm_rope_store(
             qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots, **scales
         )
-        call = Call(
+        call = AttentionCall(
             q=q,
             kv=kv,
             block_tables=meta.block_tables,

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Abort, Add, Deltas, FromCore, FromFrontend, Hello, Loading, Member, Ping, Pong
+from starling_engine.core.messages import Abort, Add, Deltas, EpochNotice, FromCore, FromFrontend, Hello, Loading, Ping, Pong
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
 from starling_engine.request import EngineRequest
@@ -223,7 +223,7 @@ class CoreClient:
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats, self.taking = message, message.stats, message.taking
                 self.sleep_state = message.sleep
-            case Member(membership, taking):
+            case EpochNotice(membership, taking):
                 self.taking = taking
                 if self.hello is not None:
                     self.hello = msgspec.structs.replace(self.hello, membership=membership)

@@ -9,7 +9,7 @@ from starling_engine.delta import MOVED, Delta
 from starling_engine.executor.base import Executor
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
-from starling_engine.kv_offload.manager import Offload
+from starling_engine.kv_offload.manager import OffloadManager
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
@@ -28,7 +28,7 @@ from starling_engine.topology.epoch import (
     Rearranged,
     Switched,
 )
-from starling_engine.topology.layout import Membership
+from starling_engine.topology.layout import EpochMembership
 from starling_engine.worker.report import WorkerReport
 
 COLLECT_SECONDS = 0.2
@@ -41,7 +41,7 @@ class EngineCore:
     """`executor` must be ready; `report` is what it said of its memory."""
 
     def __init__(self, config: EngineConfig, executor: Executor, report: WorkerReport) -> None:
-        self.membership = Membership.first(config.worker.layout)
+        self.membership = EpochMembership.first(config.worker.layout)
         self.executor = executor
         self.ledger = report.ledger
         self.start_seconds = report.seconds
@@ -205,13 +205,13 @@ class EngineCore:
         self.taking = plan.dp is not None
         own = replace(self.membership.layout, data=1).world_size
         workers = tuple(member * own + rank for member in plan.members for rank in range(own))
-        self.membership = Membership(number, replace(self.membership.layout, data=plan.data), workers)
+        self.membership = EpochMembership(number, replace(self.membership.layout, data=plan.data), workers)
 
 
-def _offload(config: EngineConfig, kv: KVManager) -> Offload | None:
+def _offload(config: EngineConfig, kv: KVManager) -> OffloadManager | None:
     worker = config.worker
     if worker.tiers is None:
         return None
     model = load_model_config(Path(worker.model_path))
     size = chunk_bytes(model, worker) * worker.layout.world_size
-    return Offload(kv, worker.tiers, host_slots(model, worker), size, config.scheduler.preempt)
+    return OffloadManager(kv, worker.tiers, host_slots(model, worker), size, config.scheduler.preempt)

@@ -10,7 +10,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.sleep import Sleep, SleepState, Slept, WakeUp
 from starling_engine.tokens import ID_BYTES, pack, unpack
 from starling_engine.topology.epoch import EpochAnswer, EpochOrder, Rearranged
-from starling_engine.topology.layout import Membership
+from starling_engine.topology.layout import EpochMembership
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -43,7 +43,7 @@ class Ping(msgspec.Struct, tag="ping"):
     """A frontend says that it is there; the core answers with Pong at once, also while a step runs."""
 
 
-class Shutdown(msgspec.Struct, tag="shutdown"):
+class ShutdownCore(msgspec.Struct, tag="shutdown"):
     """The frontend that started the core asks it to end."""
 
 
@@ -51,7 +51,7 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forgets every cached block that no request uses."""
 
 
-FromFrontend = Add | Abort | Ping | Shutdown | ResetPrefixCache | Sleep | WakeUp | EpochOrder
+FromFrontend = Add | Abort | Ping | ShutdownCore | ResetPrefixCache | Sleep | WakeUp | EpochOrder
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -72,7 +72,7 @@ class Hello(msgspec.Struct, tag="hello"):
     incarnation: str
     max_tokens_per_request: int
     max_tokens: int
-    membership: Membership
+    membership: EpochMembership
     store: int
     ledger: Ledger
     stats: Stats
@@ -103,11 +103,11 @@ class Loading(msgspec.Struct, tag="loading"):
     joining: str = ""
 
 
-class Member(msgspec.Struct, tag="member"):
+class EpochNotice(msgspec.Struct, tag="member"):
     """The core is in another epoch than it was, or leaves it. One that is in none takes no request."""
 
-    membership: Membership
+    membership: EpochMembership
     taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | Member | SleepState | Slept | Rearranged | EpochAnswer
+FromCore = Deltas | Hello | Pong | Loading | EpochNotice | SleepState | Slept | Rearranged | EpochAnswer

@@ -21,17 +21,17 @@ from starling_engine.core.messages import (
     Abort,
     Add,
     Deltas,
+    EpochNotice,
     FromCore,
     FromFrontend,
     Hello,
     Loading,
-    Member,
     Ping,
     Pong,
     ResetPrefixCache,
-    Shutdown,
+    ShutdownCore,
 )
-from starling_engine.core.sleeper import Sleeper
+from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
@@ -67,7 +67,7 @@ class CoreProcess:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
-        self._sleeper: Sleeper | None = None
+        self._sleeper: CoreSleeper | None = None
         """There with the core."""
         self._told = SleepState()
         self.incarnation = uuid.uuid4().hex
@@ -98,7 +98,7 @@ class CoreProcess:
                 self._receive(LOADING_POLL_MS)
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
-                    self._sleeper = Sleeper(self.core)
+                    self._sleeper = CoreSleeper(self.core)
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None and self._sleeper is not None
@@ -156,7 +156,7 @@ class CoreProcess:
         match message:
             case Ping():
                 self._answer_ping(identity)
-            case Shutdown():
+            case ShutdownCore():
                 self.stopping = True
             case _ if self.core is None or self._sleeper is None:
                 logger.warning("%s came before the core was ready", type(message).__name__)
@@ -223,19 +223,19 @@ class CoreProcess:
         self._leader = None if isinstance(order, Abandon) else (number, identity)
         deltas = self.core.order(order)
         if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
-            self._tell_all(Member(self.core.membership, taking=False))
+            self._tell_all(EpochNotice(self.core.membership, taking=False))
         self._send_deltas(deltas)
 
     def _send_answers(self, answers: list[EpochAnswer]) -> None:
         assert self.core is not None
         for answer in answers:
             if isinstance(answer, Switched):
-                self._tell_all(Member(self.core.membership, self.core.taking))
+                self._tell_all(EpochNotice(self.core.membership, self.core.taking))
             if self._leader is not None and self._leader[0] == answer.number:  # else of one that was abandoned
                 self._send(self._leader[1], answer)
                 self._leader = None
 
-    def _go_on_sleeping(self, sleeper: Sleeper) -> None:
+    def _go_on_sleeping(self, sleeper: CoreSleeper) -> None:
         """All hear of it before whoever asked is answered: they send no request, or some again."""
         answers = sleeper.step()
         if sleeper.state != self._told:
@@ -248,7 +248,7 @@ class CoreProcess:
         if self._publisher is not None and core.events is not None and (events := core.events.take()):
             self._publisher.publish(events)
 
-    def _tell_all(self, message: Member | Rearranged | SleepState | Pong) -> None:
+    def _tell_all(self, message: EpochNotice | Rearranged | SleepState | Pong) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 

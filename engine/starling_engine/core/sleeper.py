@@ -5,25 +5,36 @@ from dataclasses import dataclass
 
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.delta import Delta
-from starling_engine.sleep import TAGS, Release, Rested, Restore, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
+from starling_engine.sleep import (
+    TAGS,
+    MemoryOrderDone,
+    ReleaseMemory,
+    RestoreMemory,
+    Sleep,
+    SleepOrder,
+    SleepState,
+    Slept,
+    Tag,
+    WakeUp,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SleepRequest:
     """`by` is the frontend that gets the answer; None for what the core asks of itself."""
 
     order: SleepOrder
     by: bytes | None
 
 
-class Sleeper:
+class CoreSleeper:
     """Stepped with its core, in the same thread."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._asleep: frozenset[Tag] = frozenset()
         self._level = 0
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[SleepRequest] = deque()
         self._under_way = False
         """Whether the workers have been told of the first of these."""
         self._answers: list[tuple[bytes, Slept]] = []
@@ -51,7 +62,7 @@ class Sleeper:
                 return []
             if order.mode == "abort":
                 ended = self._core.scheduler.end_all("abort")
-        self._asked.append(Asked(order, by))
+        self._asked.append(SleepRequest(order, by))
         return ended
 
     def step(self) -> list[tuple[bytes, Slept]]:
@@ -68,15 +79,15 @@ class Sleeper:
 
     def _begin(self, order: SleepOrder) -> None:
         if isinstance(order, WakeUp):
-            self._core.executor.rest(Restore(order.tags))
+            self._core.executor.rest(RestoreMemory(order.tags))
         elif self._core.uses_device:  # what was computed is first saved where there is a tier for it
             return
         else:
             self._core.scheduler.forget_device()
-            self._core.executor.rest(Release(order.level))
+            self._core.executor.rest(ReleaseMemory(order.level))
         self._under_way = True
 
-    def _end(self, asked: Asked, rested: Rested) -> None:
+    def _end(self, asked: SleepRequest, rested: MemoryOrderDone) -> None:
         if isinstance(asked.order, WakeUp):
             if rested.error is None:
                 self._asleep -= set(asked.order.tags)
@@ -86,6 +97,6 @@ class Sleeper:
             self._level = max(asked.order.level, self._level) if "weights" in before else asked.order.level
             if rested.error is not None:  # some ranks may have done it
                 undo = WakeUp(0, [tag for tag in TAGS if tag not in before])
-                self._asked.appendleft(Asked(undo, None))
+                self._asked.appendleft(SleepRequest(undo, None))
         if asked.by is not None:
             self._answers.append((asked.by, Slept(asked.order.number, error=rested.error)))

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from starling_engine.topology.epoch import Loaded
+from starling_engine.topology.epoch import ExpertLoads
 
 Stage = Literal["waiting", "preparing", "committing", "releasing"]
 """Where a change stands."""
 
 
 @dataclass(slots=True)
-class Change:
+class SizeChange:
     """One change of size: what it has come to, and how many seconds each of its stages took."""
 
     target: int
     tell: Callable[[Stage], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    loaded: dict[str, Loaded] = field(default_factory=dict)
+    loaded: dict[str, ExpertLoads] = field(default_factory=dict)
     """The experts that ranks loaded for it, by where they came from."""
     stage: Stage | None = None
     _since: float = 0.0

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from starling_engine.elastic.change import Change
+from starling_engine.elastic.change import SizeChange
 from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.elastic.members import Cores, Member
+from starling_engine.elastic.members import CoreMember, CorePool
 from starling_engine.elastic.plans import leaving_plan, make_plans
 from starling_engine.elastic.waiting import at_once, to_its_end
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
-from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Loaded, Prepare, Prepared, merge_loaded
+from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, ExpertLoads, Prepare, Prepared, merge_loaded
 from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.elastic")
@@ -19,8 +19,8 @@ logger = logging.getLogger("starling.elastic")
 class Coordinator:
     """One change at a time. `patience` is how long, in seconds, ranks wait for each other."""
 
-    def __init__(self, space: ExpertSpace, cores: Cores, patience: float) -> None:
-        self.members: list[Member] = []
+    def __init__(self, space: ExpertSpace, cores: CorePool, patience: float) -> None:
+        self.members: list[CoreMember] = []
         """Of the serving epoch, by data parallel rank."""
         self.epoch = 0
         self.placement: Placement | None = None
@@ -29,7 +29,7 @@ class Coordinator:
         self._patience = patience
         self._numbers = 0
         self._ids = 0
-        self._current: Change | None = None
+        self._current: SizeChange | None = None
         self._failure: str | None = None
         """Why the group cannot go on: a commit was begun and not finished."""
 
@@ -48,7 +48,7 @@ class Coordinator:
         if self.dead is not None:
             raise EngineDead(self.dead)
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: SizeChange) -> None:
         """To `change.target` cores. Cancelling the task before the commit undoes it; later it is too late, and is forgotten.
 
         Raises EpochFailed when it came to nothing and the old epoch goes on, and EngineDead when the group can not go on. Of the
@@ -65,7 +65,7 @@ class Coordinator:
         finally:
             self._current = None
 
-    async def _resize(self, change: Change) -> None:
+    async def _resize(self, change: SizeChange) -> None:
         change.enter("waiting")
         joiners = await self._launch(change.target - self.data)
         try:
@@ -78,14 +78,14 @@ class Coordinator:
             raise
         await to_its_end(self._finish(change, plan, members, leavers))
 
-    async def _finish(self, change: Change, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
+    async def _finish(self, change: SizeChange, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
         change.enter("committing")
         await self._commit(plan, members, leavers)
         change.enter("releasing")
         await self._release(leavers)
         change.end_stage()
 
-    async def _launch(self, count: int) -> list[Member]:
+    async def _launch(self, count: int) -> list[CoreMember]:
         if count <= 0:
             return []
         try:
@@ -95,12 +95,12 @@ class Coordinator:
                 raise
             raise EpochFailed(f"new engine cores: {error}") from error
         self._ids += count
-        return [Member(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
+        return [CoreMember(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
 
-    async def _release(self, members: list[Member]) -> None:
+    async def _release(self, members: list[CoreMember]) -> None:
         await self._cores.release([member.client for member in members])
 
-    async def _prepare(self, change: Change, members: list[Member], leavers: list[Member]) -> EpochPlan:
+    async def _prepare(self, change: SizeChange, members: list[CoreMember], leavers: list[CoreMember]) -> EpochPlan:
         """All are ready to switch, or nothing has changed."""
         self._numbers += 1
         placement = self._space.place(self._placement_now(), len(members))
@@ -126,7 +126,7 @@ class Coordinator:
         told = self.members[0].client.rearranged.get(self.epoch, {})
         return Placement(first.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(first.layers)))
 
-    async def _commit(self, plan: EpochPlan, members: list[Member], leavers: list[Member]) -> None:
+    async def _commit(self, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
         """From here there is no way back: ranks that have switched wait for those that have not."""
         try:
             await at_once([member.client.order(Commit(plan.number)) for member in members + leavers])
@@ -138,14 +138,14 @@ class Coordinator:
         self.members, self.epoch, self.placement = members, plan.number, plan.placement
         logger.info("epoch %d serves with %d data parallel ranks", plan.number, len(members))
 
-    async def _abandon(self, number: int, members: list[Member]) -> None:
+    async def _abandon(self, number: int, members: list[CoreMember]) -> None:
         for member in members:
             if member.client.failure is None:
                 with suppress(StarlingError):
                     await member.client.send(Abandon(number))
 
 
-def _log_loaded(number: int, loaded: Mapping[str, Loaded]) -> None:
+def _log_loaded(number: int, loaded: Mapping[str, ExpertLoads]) -> None:
     parts = [f"{part.experts} from {source} at {part.rate / 1e6:.0f} MB/s" for source, part in loaded.items() if part.experts]
     if parts:
         logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(parts))

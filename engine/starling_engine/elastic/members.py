@@ -8,7 +8,7 @@ from starling_engine.core.client import CoreClient
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class CoreMember:
     """A core of the group, with an id that never changes, and the address of its node."""
 
     id: int
@@ -22,7 +22,7 @@ class Member:
         return self.client.hello.store
 
 
-class Cores(Protocol):
+class CorePool(Protocol):
     """Where cores come from and go to."""
 
     async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:

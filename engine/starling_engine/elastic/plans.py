@@ -5,13 +5,13 @@ from itertools import groupby
 
 import msgspec
 
-from starling_engine.elastic.members import Member
+from starling_engine.elastic.members import CoreMember
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.placement import Placement
 from starling_engine.topology.rendezvous import Rendezvous
 
 
-def make_plans(number: int, members: Sequence[Member], placement: Placement, patience: float, served: int) -> list[EpochPlan]:
+def make_plans(number: int, members: Sequence[CoreMember], placement: Placement, patience: float, served: int) -> list[EpochPlan]:
     """Each member's plan for epoch `number`, in their order, which is that of their data parallel ranks.
 
     They meet at the first one's store, where each waits `patience` seconds for another. `served` as in `EpochPlan`.

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from starling_engine.kv_offload.orders import Done, Order, Standing
-from starling_engine.sleep import Rested, RestOrder
+from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
+from starling_engine.sleep import MemoryOrderDone, RestOrder
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.worker.report import Phase, WorkerReport
@@ -66,7 +66,7 @@ class Executor(Protocol):
         """Has all ranks give memory back, or take it again. Comes after all steps, and the next one after `rested` has answered."""
         ...
 
-    def rested(self) -> Rested | None:
+    def rested(self) -> MemoryOrderDone | None:
         """What came of it, once all ranks have answered."""
         ...
 
@@ -74,11 +74,11 @@ class Executor(Protocol):
         """Has chunks moved on all ranks, beside the steps."""
         ...
 
-    def moved(self, timeout: float) -> list[Done]:
+    def moved(self, timeout: float) -> list[TransferDone]:
         """What all ranks have moved, or could not, since the last call; waits for the first one at most `timeout` seconds."""
         ...
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> TierStatus | None:
         """How the tiers outside stand on all ranks, where that has changed since the last call without anything being moved."""
         ...
 

@@ -9,14 +9,14 @@ from starling_engine import errors
 from starling_engine.errors import PeerLost, RankLost, StarlingError
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.topology.layout import ParallelLayout
-from starling_engine.worker.counters import Count, Counters
+from starling_engine.worker.counters import ProgressCount, ProgressCounters
 
 LAST_WORD_SECONDS = 2.0
 """That the last message of a process which has ended may need to come."""
 LOOK_SECONDS = 0.05
 
 
-class Health:
+class ExecutorHealth:
     """`limit` is how long, in seconds, all may stand still that are to do something. `hear` takes what ranks have said, and waits
     for it so many seconds at most. With `lockstep`, ranks also wait for those of other groups.
     """
@@ -24,7 +24,7 @@ class Health:
     def __init__(
         self,
         layout: ParallelLayout,
-        counters: Counters,
+        counters: ProgressCounters,
         remote: RemoteRanks,
         limit: float,
         hear: Callable[[float], None],
@@ -41,9 +41,9 @@ class Health:
         self._lockstep = lockstep
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
-        self._seen: tuple[list[Count], float] = ([], time.monotonic())
+        self._seen: tuple[list[ProgressCount], float] = ([], time.monotonic())
 
-    def counts(self) -> list[Count]:
+    def counts(self) -> list[ProgressCount]:
         """By rank; of those on other nodes as they said last."""
         own, told = self._counters.read(), self._remote.counts
         return [told.get(rank, count) for rank, count in enumerate(own)]

@@ -13,15 +13,15 @@ import zmq
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost, StarlingError
-from starling_engine.executor.health import Health
+from starling_engine.executor.health import ExecutorHealth
 from starling_engine.executor.remote import RemoteRanks
-from starling_engine.executor.results import Results
+from starling_engine.executor.results import StepResults
 from starling_engine.ipc import child
 from starling_engine.ipc.listening import listen
 from starling_engine.kv.layer_specs import kv_groups
-from starling_engine.kv_offload.orders import Done, Order, Standing, merge, merge_standing
+from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone, merge, merge_standing
 from starling_engine.model_config.config import load_model_config
-from starling_engine.sleep import Rested, RestOrder, of_all_ranks
+from starling_engine.sleep import MemoryOrderDone, RestOrder, of_all_ranks
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.epoch import (
     Abandon,
@@ -35,24 +35,24 @@ from starling_engine.topology.epoch import (
     merge_loaded,
 )
 from starling_engine.topology.rendezvous import Rendezvous
-from starling_engine.worker.counters import Counters
+from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import (
     Allocate,
-    Beat,
     Execute,
     Executed,
-    Failed,
     FromWorker,
+    Heartbeat,
     Idle,
     Joined,
-    Moves,
-    Planned,
-    Ready,
+    MemoryPlanned,
     Start,
     Stop,
     ToWorker,
-    Working,
-    move_identity,
+    TransferChunks,
+    WorkerFailed,
+    WorkerPhase,
+    WorkerReady,
+    transfer_identity,
 )
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -79,24 +79,24 @@ class ProcessExecutor:
         self._patience = patience
         self._ranks = config.layout.world_size
         self._folder = folder
-        self._counters = Counters(self._folder / "progress", self._ranks)
+        self._counters = ProgressCounters(self._folder / "progress", self._ranks)
         self._phases = [Phase("starting") for _ in range(self._ranks)]
         self._planned: dict[int, int] = {}
         """KV blocks that each rank has room for."""
-        self._ready: dict[int, Ready] = {}
-        self._results = Results(self._ranks)
+        self._ready: dict[int, WorkerReady] = {}
+        self._results = StepResults(self._ranks)
         self._answers: list[EpochAnswer] = []
         self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
         """By kind and epoch, what ranks have answered of which not all have."""
         self._balances: list[Balance | Rearranged] = []
         self._movers: set[int] = set()
         """Ranks that take orders to move chunks."""
-        self._partly_done: dict[int, list[Done]] = {}
-        self._moved: list[Done] = []
-        self._standing: dict[int, Standing] = {}
+        self._partly_done: dict[int, list[TransferDone]] = {}
+        self._moved: list[TransferDone] = []
+        self._standing: dict[int, TierStatus] = {}
         """By rank, the newest."""
         self._stands_anew = False
-        self._rested: dict[int, Rested] = {}
+        self._rested: dict[int, MemoryOrderDone] = {}
         """By rank, of those that have answered."""
         self._checked = 0.0
         self._ordered = False
@@ -114,7 +114,7 @@ class ProcessExecutor:
         self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
         # Ranks that wait for those of another core know for whom, so they are to give up first.
         limit = 2 * patience if config.lockstep else patience
-        self._health = Health(config.layout, self._counters, self._remote, limit, self._take, lockstep=config.lockstep)
+        self._health = ExecutorHealth(config.layout, self._counters, self._remote, limit, self._take, lockstep=config.lockstep)
         self.joining = ""
         self._joined: set[int] = set()
         self._store = 0
@@ -180,7 +180,7 @@ class ProcessExecutor:
     def rest(self, order: RestOrder) -> None:
         self._tell(order)
 
-    def rested(self) -> Rested | None:
+    def rested(self) -> MemoryOrderDone | None:
         self._take(0)
         if len(self._rested) < self._ranks:
             return None
@@ -197,17 +197,17 @@ class ProcessExecutor:
         return self._results.pop() if self._results.ready else None
 
     def move(self, orders: list[Order]) -> None:
-        encoded = self._encode(Moves(orders))
+        encoded = self._encode(TransferChunks(orders))
         for rank in range(self._ranks):
-            self._send_to(move_identity(rank), rank, encoded)
+            self._send_to(transfer_identity(rank), rank, encoded)
 
-    def moved(self, timeout: float) -> list[Done]:
+    def moved(self, timeout: float) -> list[TransferDone]:
         if not self._moved:
             self._take(timeout)
         moved, self._moved = self._moved, []
         return moved
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> TierStatus | None:
         if not self._stands_anew or len(self._standing) < self._ranks:
             return None
         self._stands_anew = False
@@ -279,30 +279,30 @@ class ProcessExecutor:
         match message:
             case Joined(host, store):
                 self._join(rank, host, store)
-            case Beat():
+            case Heartbeat():
                 self._remote.take(rank, message)
-            case Working(phase, done, total):
+            case WorkerPhase(phase, done, total):
                 self._phases[rank] = Phase(phase, done, total)
-            case Planned(num_blocks):
+            case MemoryPlanned(num_blocks):
                 self._take_plan(rank, num_blocks)
-            case Ready():
+            case WorkerReady():
                 self._ready[rank] = message
             case Executed(result):
                 self._results.take(rank, result)
-            case Rested():
+            case MemoryOrderDone():
                 self._rested[rank] = message
             case Prepared() | Unprepared() | Switched():
                 self._take_answer(message)
             case Balance() | Rearranged():
                 self._balances.append(message)
-            case Moves():
+            case TransferChunks():
                 self._movers.add(rank)
-            case Done():
+            case TransferDone():
                 self._take_done(message)
-            case Standing():
+            case TierStatus():
                 self._standing[rank] = message
                 self._stands_anew = True
-            case Failed(kind, text):
+            case WorkerFailed(kind, text):
                 raise self._health.failure(rank, kind, text)
 
     def _join(self, rank: int, host: str, store: int) -> None:
@@ -330,7 +330,7 @@ class ProcessExecutor:
             self._answers.append(_of_all(same) if isinstance(answer, Prepared) else answer)
             del self._answered[type(answer), answer.number]
 
-    def _take_done(self, done: Done) -> None:
+    def _take_done(self, done: TransferDone) -> None:
         same = self._partly_done.setdefault(done.job, [])
         same.append(done)
         if len(same) == self._ranks:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import zmq
 
 from starling_engine.errors import RankLost
-from starling_engine.worker.counters import Count
-from starling_engine.worker.messages import Beat, beat_identity
+from starling_engine.worker.counters import ProgressCount
+from starling_engine.worker.messages import Heartbeat, heartbeat_identity
 
 
 class RemoteRanks:
@@ -18,11 +18,11 @@ class RemoteRanks:
         self._socket = socket
         self._patience = patience
         self._hosts: dict[int, str] = {}
-        self._counts: dict[int, Count] = {}
+        self._counts: dict[int, ProgressCount] = {}
         self._heard: dict[int, float] = {}
 
     @property
-    def counts(self) -> Mapping[int, Count]:
+    def counts(self) -> Mapping[int, ProgressCount]:
         """Of those that have spoken."""
         return self._counts
 
@@ -32,7 +32,7 @@ class RemoteRanks:
     def join(self, rank: int, host: str) -> None:
         self._hosts[rank] = host
 
-    def take(self, rank: int, beat: Beat) -> None:
+    def take(self, rank: int, beat: Heartbeat) -> None:
         self._counts[rank] = beat.count
         self._heard[rank] = time.monotonic()
 
@@ -49,7 +49,7 @@ class RemoteRanks:
     def _is_connected(self, rank: int) -> bool:
         """A ROUTER says at once when nobody of that name is there."""
         try:
-            self._socket.send_multipart((beat_identity(rank), b""), zmq.DONTWAIT)
+            self._socket.send_multipart((heartbeat_identity(rank), b""), zmq.DONTWAIT)
         except zmq.Again:
             return True  # it reads nothing now; silence will tell
         except zmq.ZMQError:

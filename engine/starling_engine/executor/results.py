@@ -10,7 +10,7 @@ ALIKE_SECONDS = 3.0
 """How much later than another a rank may say that the same step failed."""
 
 
-class Results:
+class StepResults:
     """In the order of the plans: that a step failed is known when all `ranks` have said so, by when a later one may have ended."""
 
     def __init__(self, ranks: int) -> None:

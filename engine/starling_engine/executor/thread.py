@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import import_for_good
-from starling_engine.kv_offload.orders import Done, Order, Standing
-from starling_engine.sleep import Release, Rested, RestOrder, Restore
+from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
+from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestOrder, RestoreMemory
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
 from starling_engine.worker.report import Phase, WorkerReport
 
 if TYPE_CHECKING:
-    from starling_engine.kv_offload.transfers import Transfers
+    from starling_engine.kv_offload.transfers import TransferThreads
     from starling_engine.worker.worker import Worker
 
 SHUTDOWN_SECONDS = 5.0
@@ -26,14 +26,14 @@ class ThreadExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._plans: queue.SimpleQueue[StepPlan | RestOrder | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[StepResult | Rested | Done | Standing] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[StepResult | MemoryOrderDone | TransferDone | TierStatus] = queue.SimpleQueue()
         self._results: deque[StepResult] = deque()
-        self._moved: list[Done] = []
-        self._standing: Standing | None = None
-        self._rested: Rested | None = None
+        self._moved: list[TransferDone] = []
+        self._standing: TierStatus | None = None
+        self._rested: MemoryOrderDone | None = None
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
-        self._transfers: Transfers | None = None
+        self._transfers: TransferThreads | None = None
         self._failure: BaseException | None = None
         """What ended the worker after it was ready."""
         self._phase = Phase("starting")
@@ -90,7 +90,7 @@ class ThreadExecutor:
     def rest(self, order: RestOrder) -> None:
         self._plans.put(order)
 
-    def rested(self) -> Rested | None:
+    def rested(self) -> MemoryOrderDone | None:
         self._take(0)
         rested, self._rested = self._rested, None
         return rested
@@ -100,13 +100,13 @@ class ThreadExecutor:
         for order in orders:
             self._transfers.order(order)
 
-    def moved(self, timeout: float) -> list[Done]:
+    def moved(self, timeout: float) -> list[TransferDone]:
         if not self._moved:
             self._take(timeout)
         moved, self._moved = self._moved, []
         return moved
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> TierStatus | None:
         self._take(0)
         standing, self._standing = self._standing, None
         return standing
@@ -116,11 +116,11 @@ class ThreadExecutor:
         with suppress(queue.Empty):
             answer = self._answers.get(timeout=timeout) if timeout else self._answers.get_nowait()
             while True:
-                if isinstance(answer, Done):
+                if isinstance(answer, TransferDone):
                     self._moved.append(answer)
-                elif isinstance(answer, Standing):
+                elif isinstance(answer, TierStatus):
                     self._standing = answer
-                elif isinstance(answer, Rested):
+                elif isinstance(answer, MemoryOrderDone):
                     self._rested = answer
                 else:
                     self._results.append(answer)
@@ -163,11 +163,11 @@ class ThreadExecutor:
                 worker.transfers.close()
 
     def _serve(self, worker: "Worker") -> None:
-        from starling_engine.worker.result_pump import Answering
+        from starling_engine.worker.result_pump import ResultPump
 
-        answering = Answering(self._answer, self._fail)
+        answering = ResultPump(self._answer, self._fail)
         while (plan := self._plans.get()) is not None:
-            if isinstance(plan, Release | Restore):
+            if isinstance(plan, ReleaseMemory | RestoreMemory):
                 self._answers.put(worker.rest(plan))
             else:
                 answering.add(worker.begin(plan))

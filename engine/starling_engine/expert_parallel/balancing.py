@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from starling_engine.config import WorkerConfig
-from starling_engine.expert_parallel.eplb_search import Found, Search, find
-from starling_engine.expert_parallel.expert_peers import Peer
+from starling_engine.expert_parallel.eplb_search import FoundPlacement, PlacementSearch, find
+from starling_engine.expert_parallel.expert_peers import ExpertPeer
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.model_config.moe import MoeConfig
@@ -31,7 +31,7 @@ class Moving:
     """A rearrangement under way. `found` is known to the first rank only."""
 
     before: Placement
-    found: Found | None
+    found: FoundPlacement | None
     since: float
     flipped: int = 0
     held_up: float = 0.0
@@ -64,8 +64,8 @@ class Balancing:
         self._stage = config.layout.coordinates(config.rank).pp
         self._epoch = self._nodes = 0
         self._addresses: Sequence[str] = ()
-        self._search: Search | None = None
-        self._offer: Found | None = None
+        self._search: PlacementSearch | None = None
+        self._offer: FoundPlacement | None = None
         self._moving: Moving | None = None
         self._paused = False
         self._gave_up = False
@@ -125,7 +125,7 @@ class Balancing:
         assert placement is not None and window is not None
         if counts is not None and counts.any() and self._search is None:
             slots, nodes, groups = self._slots, self._nodes, self._moe.routing.num_groups
-            self._search = Search(lambda: find(counts, placement, rows, slots, nodes, groups))
+            self._search = PlacementSearch(lambda: find(counts, placement, rows, slots, nodes, groups))
 
     def _has_offer(self) -> bool:
         if self._search is not None and self._search.done:
@@ -139,7 +139,7 @@ class Balancing:
         assert self._ranks.placement is not None
         moving = self._moving = Moving(self._ranks.placement, self._offer, time.monotonic())
         self._offer = None
-        peers = [Peer(address, dict(enumerate(moving.before.held(rank)))) for rank, address in enumerate(self._addresses)]
+        peers = [ExpertPeer(address, dict(enumerate(moving.before.held(rank)))) for rank, address in enumerate(self._addresses)]
         self._rearrangement.start(placement, self._ranks.rank, REST, lambda _: peers)
         moving.held_up = time.monotonic() - moving.since
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 import torch
 import zmq
 
-from starling_engine.expert_parallel.wakeup_sockets import Bells
+from starling_engine.expert_parallel.wakeup_sockets import WakeupSockets
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
@@ -40,7 +40,7 @@ class Epoch:
         host = nearby(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, place.pp))
         self._devices = join_nccl(host, store, name, plan.rendezvous, device) if device.type == "cuda" and shard.count > 1 else None
         self.ranks: Communicator = self._devices or host
-        self.bells = Bells(context, store, name, shard, plan.rendezvous)
+        self.bells = WakeupSockets(context, store, name, shard, plan.rendezvous)
         store.set(f"{name}/experts/{shard.index}", address)
         self.addresses = [store.get(f"{name}/experts/{ep}").decode() for ep in range(shard.count)]
         """Of all ranks' ExpertServers."""
@@ -51,7 +51,7 @@ class Epoch:
             self._devices.close()
 
 
-class Turn(Enum):
+class SyncDecision(Enum):
     """What comes of meeting the others."""
 
     RUN = auto()
@@ -62,7 +62,7 @@ class Turn(Enum):
     """No step: all are in the next epoch now."""
 
 
-class Lockstep:
+class DpSync:
     """This rank's steps among the others'.
 
     Before each step all tell each other whether they have a plan. While anybody has one, all take the step, those without one to
@@ -111,7 +111,7 @@ class Lockstep:
             self._awake = True
         return self._awake or has_plan or bool(self._committed)
 
-    def turn(self, *, has_plan: bool, says: tuple[int, int] = (0, 0)) -> Turn:
+    def turn(self, *, has_plan: bool, says: tuple[int, int] = (0, 0)) -> SyncDecision:
         """Meets the others. `says` is for them to hear, and keeps nobody awake. Raises RankLost when one does not come."""
         epoch = self.epoch
         assert epoch is not None, "in no epoch there is nobody to meet"
@@ -121,12 +121,12 @@ class Lockstep:
         self._step += 1
         if int(rows[:, 1].min()) > epoch.plan.number:
             self._switch()
-            return Turn.SWITCHED
+            return SyncDecision.SWITCHED
         self.said = rows[:, 2:]
         self._awake = bool(rows[:, :2].any())
         # Messages reach the ranks of a core at different times; they run a plan together or not at all.
         ready = rows[:, 0].view(epoch.plan.data, -1).all(1)
-        return Turn.RUN if ready[epoch.dp] else Turn.SERVE
+        return SyncDecision.RUN if ready[epoch.dp] else SyncDecision.SERVE
 
     def _switch(self) -> None:
         """The first step of an epoch is taken by all, so that nobody has to be rung for."""

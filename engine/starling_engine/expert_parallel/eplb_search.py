@@ -9,14 +9,14 @@ import numpy as np
 
 from starling_engine.expert_parallel.eplb import rebalance
 from starling_engine.expert_parallel.expert_load import Ints, as_holds, evenness, rank_loads
-from starling_engine.platforms.priority import be_nice
+from starling_engine.platforms.priority import lower_priority
 from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.parallel")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPlacement:
     """`before` is how even the ranks' work was, as they counted it, `after` how even the same load would be (see `evenness`)."""
 
     placement: Placement
@@ -24,7 +24,7 @@ class Found:
     after: float
 
 
-def find(counts: Ints, placement: Placement, rows: Sequence[int], slots: int, nodes: int, groups: int) -> Found:
+def find(counts: Ints, placement: Placement, rows: Sequence[int], slots: int, nodes: int, groups: int) -> FoundPlacement:
     """counts [ranks, rows, experts] of tokens that each rank's experts were given -> `placement` with these rows rebalanced.
 
     `slots`, `nodes` and `groups` as in `rebalance`. Rows that would gain too little stay as they are.
@@ -35,14 +35,14 @@ def find(counts: Ints, placement: Placement, rows: Sequence[int], slots: int, no
     new = dict(zip(rows, there.layers, strict=True))
     layers = tuple(new.get(row, layer) for row, layer in enumerate(placement.layers))
     after = evenness(rank_loads(load, as_holds(there.layers, placement.num_experts)))
-    return Found(Placement(placement.num_experts, layers), evenness(counts.sum(2).T), after)
+    return FoundPlacement(Placement(placement.num_experts, layers), evenness(counts.sum(2).T), after)
 
 
-class Search:
+class PlacementSearch:
     """A thread that finds; `found` stays None where that fails."""
 
-    def __init__(self, look: Callable[[], Found]) -> None:
-        self.found: Found | None = None
+    def __init__(self, look: Callable[[], FoundPlacement]) -> None:
+        self.found: FoundPlacement | None = None
         self._look = look
         self._thread = threading.Thread(target=self._run, name="eplb", daemon=True)
         self._thread.start()
@@ -52,7 +52,7 @@ class Search:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        be_nice()
+        lower_priority()
         try:
             self.found = self._look()
         except Exception:

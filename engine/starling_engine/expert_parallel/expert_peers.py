@@ -10,7 +10,7 @@ import torch
 import zmq
 
 from starling_engine.errors import EpochFailed, WeightError
-from starling_engine.expert_parallel.expert_server import PIECE, Read
+from starling_engine.expert_parallel.expert_server import PIECE, ReadExpert
 from starling_engine.layers.experts import Experts
 from starling_engine.topology.epoch import PEERS
 
@@ -21,25 +21,25 @@ PATIENCE = 2.0
 LOOK_MS = 20
 
 
-class Peer(msgspec.Struct, frozen=True):
+class ExpertPeer(msgspec.Struct, frozen=True):
     """A rank whose `ExpertServer` is at `address`, and the experts that it holds, by layer."""
 
     address: str
     holds: dict[int, tuple[int, ...]]
 
 
-FindPeers = Callable[[Callable[[], bool]], Sequence[Peer]]
+FindPeers = Callable[[Callable[[], bool]], Sequence[ExpertPeer]]
 """Those that are there; may wait a little for them, as long as its argument does not say that all was cancelled."""
 
 
-class FromPeers:
+class PeerExperts:
     """An ExpertSource. Used by one thread; `close` ends its connections."""
 
     name = PEERS
 
     def __init__(self, find: FindPeers) -> None:
         self._find = find
-        self._peers: list[Peer] | None = None
+        self._peers: list[ExpertPeer] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
@@ -61,7 +61,7 @@ class FromPeers:
     def close(self) -> None:
         self._context.destroy(0)
 
-    def _holders(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> list[Peer]:
+    def _holders(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> list[ExpertPeer]:
         if self._peers is None:
             self._peers = list(self._find(cancelled))
         return [peer for peer in self._peers if expert in peer.holds.get(layer, ())]
@@ -74,19 +74,19 @@ class FromPeers:
         for part, start in wanted:
             if len(asked) == IN_FLIGHT:
                 _take_piece(socket, asked.popleft(), cancelled)
-            socket.send(self._encode(Read(layer, expert, part, start, layout)))
+            socket.send(self._encode(ReadExpert(layer, expert, part, start, layout)))
             asked.append(places[part][start : start + PIECE])
         for place in asked:
             _take_piece(socket, place, cancelled)
 
-    def _socket(self, peer: Peer) -> zmq.Socket[bytes]:
+    def _socket(self, peer: ExpertPeer) -> zmq.Socket[bytes]:
         if peer.address not in self._sockets:
             socket = self._sockets[peer.address] = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.IPV6, "[" in peer.address)
             socket.connect(peer.address)
         return self._sockets[peer.address]
 
-    def _forget(self, peer: Peer) -> None:
+    def _forget(self, peer: ExpertPeer) -> None:
         """Answers that come too late go nowhere."""
         assert self._peers is not None
         self._peers.remove(peer)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 
 from starling_engine.config import WorkerConfig
 from starling_engine.expert_parallel.expert_notices import ExpertNotices
-from starling_engine.expert_parallel.expert_peers import FindPeers, Peer
+from starling_engine.expert_parallel.expert_peers import ExpertPeer, FindPeers
 from starling_engine.expert_parallel.expert_server import ExpertServer
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.gloo import join_store
 from starling_engine.topology.epoch import EpochPlan
 
 
-class Holders:
+class ExpertPublisher:
     """One rank's part. A rank that leaves takes part too: what it holds is what the others lack."""
 
     def __init__(self, config: WorkerConfig, experts: Mapping[int, Experts]) -> None:
@@ -29,7 +29,7 @@ class Holders:
         """What is here, if there is anything. Raises RankLost when nobody is where the epoch's ranks meet."""
         holds = self._server.holds()
         if any(holds.values()):
-            self._notices(plan).post(Peer(self.address, holds))
+            self._notices(plan).post(ExpertPeer(self.address, holds))
 
     def before(self, plan: EpochPlan) -> FindPeers | None:
         """Finds the ranks that serve before the epoch; None where there are none."""
@@ -37,7 +37,7 @@ class Holders:
         if not expected:
             return None
 
-        def find(cancelled: Callable[[], bool]) -> list[Peer]:
+        def find(cancelled: Callable[[], bool]) -> list[ExpertPeer]:
             return self._notices(plan).read(expected, cancelled)
 
         return find

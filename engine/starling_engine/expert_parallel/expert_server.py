@@ -9,7 +9,7 @@ import zmq
 
 from starling_engine.ipc.listening import listen
 from starling_engine.layers.experts import Experts
-from starling_engine.platforms.priority import be_nice
+from starling_engine.platforms.priority import lower_priority
 
 logger = logging.getLogger("starling.parallel")
 
@@ -17,7 +17,7 @@ PIECE = 1 << 18
 """Bytes of an answer. Between two of them whatever else wants the interpreter gets it."""
 
 
-class Read(msgspec.Struct, array_like=True):
+class ReadExpert(msgspec.Struct, array_like=True):
     """Asks for PIECE bytes, or what is left, of tensor `part` of an expert, from `start` on; `layout` as in `Experts`.
 
     Answered by two frames: why it cannot be had, in words, or nothing; and the bytes.
@@ -30,7 +30,7 @@ class Read(msgspec.Struct, array_like=True):
     layout: str
 
 
-_decode = msgspec.msgpack.Decoder(Read).decode
+_decode = msgspec.msgpack.Decoder(ReadExpert).decode
 
 
 class ExpertServer:
@@ -62,7 +62,7 @@ class ExpertServer:
         self._thread.join()
 
     def _run(self, host: str) -> None:
-        be_nice()
+        lower_priority()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its threads are as nice as who makes its first socket
         socket = self._context.socket(zmq.ROUTER)
         try:
@@ -89,7 +89,7 @@ class ExpertServer:
         refusal, piece = self._read(wanted)
         socket.send_multipart([identity, refusal.encode(), piece], copy=False)
 
-    def _read(self, wanted: Read) -> tuple[str, memoryview | bytes]:
+    def _read(self, wanted: ReadExpert) -> tuple[str, memoryview | bytes]:
         if wanted.layer not in self._experts:
             return f"layer {wanted.layer} is not here", b""
         if wanted.layout != self._layouts[wanted.layer]:

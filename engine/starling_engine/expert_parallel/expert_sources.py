@@ -9,7 +9,7 @@ from typing import Protocol
 
 from starling_engine.errors import WeightError
 from starling_engine.layers.experts import Experts
-from starling_engine.topology.epoch import CHECKPOINT, Loaded
+from starling_engine.topology.epoch import CHECKPOINT, ExpertLoads
 from starling_engine.weights.slot import WeightSource
 
 logger = logging.getLogger("starling.parallel")
@@ -37,7 +37,7 @@ class ExpertSource(Protocol):
     def close(self) -> None: ...
 
 
-class FromCheckpoint:
+class CheckpointExperts:
     """An ExpertSource: what loads the model at its start, too."""
 
     name = CHECKPOINT
@@ -56,7 +56,7 @@ class FromCheckpoint:
 
 
 @dataclass(slots=True)
-class Speeds:
+class SourceSpeeds:
     """How fast sources have been, by name: bytes a second of the last experts, 0 for one that did not come."""
 
     rates: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=PROBES)))
@@ -78,12 +78,12 @@ class FastestSource:
 
     name = "the fastest"
 
-    def __init__(self, sources: Sequence[ExpertSource], speeds: Speeds | None = None) -> None:
+    def __init__(self, sources: Sequence[ExpertSource], speeds: SourceSpeeds | None = None) -> None:
         """`speeds` of those that were used before it."""
-        self.loaded = {source.name: Loaded() for source in sources}
+        self.loaded = {source.name: ExpertLoads() for source in sources}
         """By the source's name."""
         self._sources = sources
-        self._speeds = speeds or Speeds()
+        self._speeds = speeds or SourceSpeeds()
 
     def has(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> bool:
         return any(source.has(layer, expert, cancelled) for source in self._sources)
@@ -118,7 +118,7 @@ class FastestSource:
             self._speeds.rates[source.name].clear()
             self._speeds.rates[source.name].append(0.0)
             raise
-        got = Loaded(1, experts.bytes_each, time.monotonic() - began)
+        got = ExpertLoads(1, experts.bytes_each, time.monotonic() - began)
         self.loaded[source.name].add(got)
         self._speeds.rates[source.name].append(got.rate)
 

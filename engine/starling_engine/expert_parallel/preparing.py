@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import zmq
 
 from starling_engine.expert_parallel.dp_sync import Epoch
-from starling_engine.platforms.priority import be_nice
+from starling_engine.platforms.priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 
 
 @dataclass(slots=True)
-class Preparation:
+class EpochPreparation:
     """`epoch` is None for a rank that leaves, or where `error` says why there is none."""
 
     plan: EpochPlan
@@ -28,7 +28,7 @@ Make = Callable[[EpochPlan, Callable[[], bool]], Epoch | None]
 """Called with the plan, and with what says whether it is still wanted."""
 
 
-class Preparer:
+class EpochPreparer:
     """Each preparation runs in a thread; the worker's own takes what came of it. `socket` is readable when there is something."""
 
     ADDRESS = "inproc://prepared"
@@ -36,15 +36,15 @@ class Preparer:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], make: Make) -> None:
         self._context = context
         self._make = make
-        self._current: Preparation | None = None
-        self._made: SimpleQueue[Preparation] = SimpleQueue()
+        self._current: EpochPreparation | None = None
+        self._made: SimpleQueue[EpochPreparation] = SimpleQueue()
         self.socket = context.socket(zmq.PULL)
         self.socket.bind(self.ADDRESS)
 
     def start(self, plan: EpochPlan) -> None:
         """Takes the place of one that is under way."""
         self.cancel()
-        self._current = Preparation(plan)
+        self._current = EpochPreparation(plan)
         threading.Thread(target=self._run, args=(self._current,), name=f"epoch-{plan.number}", daemon=True).start()
 
     def cancel(self) -> None:
@@ -52,7 +52,7 @@ class Preparer:
             self._current.cancelled = True
             self._current = None
 
-    def take(self) -> Preparation | None:
+    def take(self) -> EpochPreparation | None:
         """What has been made, if it is still wanted."""
         wanted = None
         while self.socket.poll(0):
@@ -64,8 +64,8 @@ class Preparer:
                 made.epoch.close()
         return wanted
 
-    def _run(self, preparation: Preparation) -> None:
-        be_nice()
+    def _run(self, preparation: EpochPreparation) -> None:
+        lower_priority()
         began = time.monotonic()
         try:
             preparation.epoch = self._make(preparation.plan, lambda: preparation.cancelled)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import torch
 
 from starling_engine.errors import EpochFailed
-from starling_engine.expert_parallel.expert_peers import FindPeers, FromPeers
+from starling_engine.expert_parallel.expert_peers import FindPeers, PeerExperts
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks
-from starling_engine.expert_parallel.expert_sources import ExpertSource, FastestSource, FromCheckpoint, Speeds
+from starling_engine.expert_parallel.expert_sources import CheckpointExperts, ExpertSource, FastestSource, SourceSpeeds
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.platforms.priority import be_nice
-from starling_engine.topology.epoch import Loaded
+from starling_engine.platforms.priority import lower_priority
+from starling_engine.topology.epoch import ExpertLoads
 from starling_engine.topology.placement import Placement
 from starling_engine.weights.slot import WeightSource
 
@@ -43,7 +43,7 @@ class ExpertLoading:
         self._thread.join()
 
     def _run(self, experts: Mapping[int, Experts], missing: Mapping[int, list[int]], source: ExpertSource) -> None:
-        be_nice()
+        lower_priority()
         try:
             with torch.inference_mode():
                 for row, wanted in missing.items():
@@ -82,7 +82,7 @@ class Rearrangement:
         self._placement: Placement | None = None
         self._loading: ExpertLoading | None = None
         self._fastest: FastestSource | None = None
-        self._speeds = Speeds()
+        self._speeds = SourceSpeeds()
         """Within an epoch: a rearrangement may be of two experts."""
         self._flipped = 0
 
@@ -112,7 +112,7 @@ class Rearrangement:
         return (0, 0) if self._loading is None else (self._loading.loaded, self._loading.total)
 
     @property
-    def loaded(self) -> dict[str, Loaded]:
+    def loaded(self) -> dict[str, ExpertLoads]:
         """What has come from each source, since the last start."""
         return self._fastest.loaded if self._fastest is not None else {}
 
@@ -125,8 +125,8 @@ class Rearrangement:
         held = placement.held(rank)
         missing = {row: [e for e in held[row] if e not in self._experts[row].taken] for row in self.rows}
         self._placement, self._flipped = placement, 0
-        peers = [FromPeers(find_peers)] if find_peers is not None else []
-        self._fastest = FastestSource([FromCheckpoint(self._source), *peers], self._speeds)
+        peers = [PeerExperts(find_peers)] if find_peers is not None else []
+        self._fastest = FastestSource([CheckpointExperts(self._source), *peers], self._speeds)
         self._loading = ExpertLoading(self._experts, missing, self._fastest, rest)
 
     def flip_to(self, count: int) -> None:
@@ -143,7 +143,7 @@ class Rearrangement:
         """All layers change over. Raises ConfigError for ranks that the placement does not fit."""
         assert self.ready == self.num_layers
         self._finish(communicator)
-        self._speeds = Speeds()
+        self._speeds = SourceSpeeds()
 
     def cancel(self) -> None:
         """Waits for the expert that is being loaded; does nothing when no rearrangement is under way."""

@@ -7,7 +7,7 @@ from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
 
-class Bells:
+class WakeupSockets:
     """One socket to listen on, and one to each of the others. Used by one thread at a time."""
 
     def __init__(

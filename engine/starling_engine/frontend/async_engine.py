@@ -12,14 +12,14 @@ from starling_engine.args import EngineArgs
 from starling_engine.config import EngineConfig
 from starling_engine.core.messages import Loading
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.elastic.change import Change, Stage
+from starling_engine.elastic.change import SizeChange, Stage
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
-from starling_engine.frontend.cores import Cores
+from starling_engine.frontend.cores import CoreClients
+from starling_engine.frontend.request_progress import RequestProgress, raise_failure
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
-from starling_engine.frontend.run import Run, raise_failure
 from starling_engine.frontend.sleeping import put_to_sleep, sleep_level, wake
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.model_config.config import ModelConfig
@@ -27,7 +27,7 @@ from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, Req
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import check_level, check_mode, check_tags
-from starling_engine.topology.node_placement import Here
+from starling_engine.topology.node_placement import NodePlacement
 
 Prompt = str | list[int]
 
@@ -39,12 +39,12 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.config = config
-        self.cores = Cores(config, host)
+        self.cores = CoreClients(config, host)
         self._seeds = random.Random(config.seed)
 
     @classmethod
     async def start(
-        cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None, here: Here | None = None
+        cls, args: EngineArgs, on_phase: Callable[[Loading], None] | None = None, here: NodePlacement | None = None
     ) -> "AsyncEngine":
         """Starts an engine core for each data parallel rank, each in a process of its own, and waits until they are ready.
 
@@ -71,7 +71,7 @@ class AsyncEngine:
         """The first epoch of cores that hold the experts among them."""
         experts = ExpertSpace.of(self.model_config, self.config)
         self.cores.coordinator = Coordinator(experts, self.cores.own, self.config.progress_timeout)
-        await self.cores.coordinator.resize(Change(data))
+        await self.cores.coordinator.resize(SizeChange(data))
 
     @classmethod
     async def attach(cls, args: EngineArgs, addresses: Sequence[str]) -> "AsyncEngine":
@@ -95,7 +95,7 @@ class AsyncEngine:
         """
         if self.cores.coordinator is None or not self.config.worker.elastic:
             raise ConfigError("only an engine that was started with it can change its size", "enable_elastic_ep")
-        change = Change(data, tell)
+        change = SizeChange(data, tell)
         await self.cores.coordinator.resize(change)
         return change.seconds
 
@@ -227,13 +227,13 @@ class AsyncEngine:
         cache_salt: str | None,
         *,
         cumulative: bool,
-    ) -> "Run":
+    ) -> "RequestProgress":
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=1)
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
-        run = Run(lambda: self.cores.choose(ids, cache_salt), assembler)
+        run = RequestProgress(lambda: self.cores.choose(ids, cache_salt), assembler)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",

@@ -11,7 +11,7 @@ SPARE_LOAD = 8
 """How much more loaded than the least one a core may be to get a prompt whose beginning it has cached: two waiting requests."""
 
 
-class Core(Protocol):
+class BalancedCore(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -31,7 +31,7 @@ class Balancer:
     def __init__(self) -> None:
         self._chosen: OrderedDict[int, str] = OrderedDict()
 
-    def choose(self, cores: Sequence[Core], prompt: Sequence[int], salt: str | None = None) -> int:
+    def choose(self, cores: Sequence[BalancedCore], prompt: Sequence[int], salt: str | None = None) -> int:
         """Index of the core for `prompt` (token ids), the first of those that are equal. One that failed only when all have."""
         if len(cores) == 1:
             return 0
@@ -45,7 +45,7 @@ class Balancer:
             self._chosen.popitem(last=False)
         return chosen
 
-    def _known(self, cores: Sequence[Core], prefixes: list[int], most: int, default: int) -> int:
+    def _known(self, cores: Sequence[BalancedCore], prefixes: list[int], most: int, default: int) -> int:
         """The core that took the longest of the prefixes, if it is still there and not busier than `most`."""
         name = next((self._chosen[p] for p in reversed(prefixes) if p in self._chosen), None)
         fits = (i for i, core in enumerate(cores) if core.name == name and core.failure is None and core.load <= most)

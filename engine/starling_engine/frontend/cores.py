@@ -14,15 +14,15 @@ from starling_engine.delta import Stats, add
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.errors import EngineAsleep, EngineDead
 from starling_engine.frontend.balance import Balancer
-from starling_engine.frontend.own_cores import OwnCores
+from starling_engine.frontend.own_cores import LocalCores
 from starling_engine.ledger import Ledger
 from starling_engine.sleep import ASLEEP
-from starling_engine.topology.layout import Membership
+from starling_engine.topology.layout import EpochMembership
 
 LEAVING_LOOK_SECONDS = 0.2
 
 
-class Cores:
+class CoreClients:
     """Those that this frontend started (`own`), those that it attached to, and those of other nodes, which come and go.
 
     Lives on the event loop that made it.
@@ -31,7 +31,7 @@ class Cores:
     def __init__(self, config: EngineConfig, host: str | None = None) -> None:
         self._config = config
         self._context = zmq.asyncio.Context()
-        self.own = OwnCores(self._context, config, host)
+        self.own = LocalCores(self._context, config, host)
         self.coordinator: Coordinator | None = None
         """Of own cores that hold the experts among them."""
         self._attached: list[CoreClient] = []
@@ -161,7 +161,7 @@ class Cores:
         return min((hello.max_tokens_per_request for hello in self._hellos), default=self._config.scheduler.max_model_len)
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> EpochMembership:
         """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank.
 
         Those that share experts have one membership among them.
@@ -170,7 +170,7 @@ class Cores:
         if self._config.worker.lockstep:
             return max(each, key=lambda membership: membership.epoch)
         layout = replace(each[0].layout, data=len(each))
-        return Membership(each[0].epoch, layout, tuple(range(layout.world_size)))
+        return EpochMembership(each[0].epoch, layout, tuple(range(layout.world_size)))
 
     @property
     def _hellos(self) -> list[Hello]:

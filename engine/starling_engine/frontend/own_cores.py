@@ -8,14 +8,14 @@ import zmq.asyncio
 from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Loading, Shutdown
+from starling_engine.core.messages import Loading, ShutdownCore
 from starling_engine.delta import Stats, add_totals
 from starling_engine.elastic.waiting import at_once
 
 HOST = "127.0.0.1"
 
 
-class OwnCores:
+class LocalCores:
     """Started and ended in any number. `host` as in `CoreHandle`."""
 
     def __init__(self, context: "zmq.asyncio.Context", config: EngineConfig, host: str | None = None) -> None:
@@ -59,7 +59,7 @@ class OwnCores:
         """Open requests end with them."""
         for client in clients:
             if client.failure is None and client.hello is not None:
-                await client.send(Shutdown())
+                await client.send(ShutdownCore())
         for client in clients:
             await client.close()
         for client in clients:

@@ -21,7 +21,7 @@ from starling_engine.frontend.chat import ChatRenderer
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.frames import read_frame, write_frame
 from starling_engine.frontend.render_child import RenderLimits
-from starling_engine.frontend.run import RETRY_AFTER
+from starling_engine.frontend.request_progress import RETRY_AFTER
 
 _log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "starling_engine.frontend.render_child")

@@ -12,12 +12,12 @@ from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.sleep import STEPS_WITH_OTHERS
 from starling_engine.topology.layout import ParallelLayout
-from starling_engine.topology.node_placement import Here
+from starling_engine.topology.node_placement import NodePlacement
 from starling_engine.topology.placement import even_slots
 from starling_engine.weights.hub import resolve_model
 
 
-def resolve(args: EngineArgs, here: Here | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
+def resolve(args: EngineArgs, here: NodePlacement | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
     """Finds the model (downloading it when it is a hub id) and settles every "auto". Without `here` all ranks share this machine.
 
     Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not go with it.

@@ -12,8 +12,8 @@ import tokenizers
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer, ChatTemplates, Message
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
+from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
-from starling_engine.frontend.twin import TwinTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class Tokenizer:
         )
 
     @cached_property
-    def _twin(self) -> TwinTokenizer:
-        return TwinTokenizer(self.backend, self.renderer.control.spellings)
+    def _twin(self) -> EscapingTokenizer:
+        return EscapingTokenizer(self.backend, self.renderer.control.spellings)
 
     def _spell(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)

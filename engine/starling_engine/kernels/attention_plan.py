@@ -47,7 +47,7 @@ CASCADE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Tiles:
+class AttentionTiles:
     """rows of a query block, keys that a program takes at once, and what Triton is to make of it."""
 
     rows: int
@@ -61,7 +61,7 @@ class Tiles:
         return self.rows // group
 
 
-def decode_tiles(head_dim: int, itemsize: int, rows: int) -> Tiles | None:
+def decode_tiles(head_dim: int, itemsize: int, rows: int) -> AttentionTiles | None:
     """For sequences of at most so many rows, which make one query block: bound by memory. None where they are too many.
 
     `itemsize` of the queries, in bytes.
@@ -70,21 +70,21 @@ def decode_tiles(head_dim: int, itemsize: int, rows: int) -> Tiles | None:
         return None
     rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
     if itemsize > 2:
-        return Tiles(rows, 32, 8, 2)
-    return Tiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
+        return AttentionTiles(rows, 32, 8, 2)
+    return AttentionTiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
 
 
-def prefill_tiles(head_dim: int, itemsize: int) -> Tiles:
+def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
     """For all others: bound by the tensor cores."""
     if itemsize > 2:
-        return Tiles(32, 16, 8, 2)
+        return AttentionTiles(32, 16, 8, 2)
     if head_dim <= 64:
-        return Tiles(128, 64, 8, 3, 128)
-    return Tiles(128, 32, 8, 3, 128) if head_dim <= 128 else Tiles(128, 32, 8, 3)
+        return AttentionTiles(128, 64, 8, 3, 128)
+    return AttentionTiles(128, 32, 8, 3, 128) if head_dim <= 128 else AttentionTiles(128, 32, 8, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class AttentionShape:
     """A step for one layer. `itemsize` of the queries, in bytes; `cached` of keys and values, where theirs is another."""
 
     tokens: int
@@ -101,12 +101,12 @@ class Shape:
         return self.heads // self.kv_heads
 
 
-def decode_segments(shape: Shape, longest: int, sms: int) -> int:
+def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
     """Parts of each context, where every sequence is one query block; `longest` is the longest context that is possible."""
     return _segments(shape.sequences * shape.kv_heads, longest, BLOCKS_PER_SM * sms)
 
 
-def prefix_segments(shape: Shape, shared: int, sms: int) -> int:
+def prefix_segments(shape: AttentionShape, shared: int, sms: int) -> int:
     """Parts of a prefix that all queries attend to in tiles for prefill, of which an SM holds one at a time."""
     return _segments(_prefix_blocks(shape) * shape.kv_heads, shared, sms)
 
@@ -123,7 +123,7 @@ def _segments(programs: int, longest: int, wanted: int) -> int:
     return segments
 
 
-def _prefix_blocks(shape: Shape) -> int:
+def _prefix_blocks(shape: AttentionShape) -> int:
     return -(-shape.tokens // prefill_tiles(shape.head_dim, shape.itemsize).tokens(shape.group))
 
 
@@ -140,7 +140,7 @@ def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.
     return int(differs.argmax()) if differs.any() else full
 
 
-def cascade_pays(shape: Shape, shared: int, sms: int) -> bool:
+def cascade_pays(shape: AttentionShape, shared: int, sms: int) -> bool:
     """Whether to attend to `shared` common keys apart, for all sequences at once.
 
     That reads the shared pages once for each query block of the prefix instead of once a sequence. For it, each query writes and

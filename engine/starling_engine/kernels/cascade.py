@@ -7,11 +7,11 @@ and each sequence over what follows. `attention_plan.cascade_pays` says when tha
 from torch import Tensor
 
 from starling_engine.kernels.attention_plan import decode_segments, decode_tiles, prefill_tiles, prefix_segments
-from starling_engine.kernels.paged_attention import Call, Part, launch, sms
+from starling_engine.kernels.paged_attention import AttentionCall, AttentionScope, launch, sms
 from starling_engine.kernels.split_attention import Partial, merge
 
 
-def cascade_attention(call: Call, shared: int, max_query_len: int) -> Tensor:
+def cascade_attention(call: AttentionCall, shared: int, max_query_len: int) -> Tensor:
     """As `paged_attention`, where all sequences share their first `shared` keys and every query comes after them. No window."""
     assert not call.window and 0 < shared < call.longest
     shape, cores = call.shape, sms(call.q.device)
@@ -20,6 +20,6 @@ def cascade_attention(call: Call, shared: int, max_query_len: int) -> Tensor:
     first = prefix_segments(shape, shared, cores)
     rest = 1 if narrow is None else decode_segments(shape, call.longest - shared, cores)
     partial = Partial.empty(call.q, first + rest)
-    launch(call, Part(prefix=shared), wide, partial, first)
-    launch(call, Part(one_block=narrow is not None, suffix=shared), narrow or wide, partial, rest, segment_base=first)
+    launch(call, AttentionScope(prefix=shared), wide, partial, first)
+    launch(call, AttentionScope(one_block=narrow is not None, suffix=shared), narrow or wide, partial, rest, segment_base=first)
     return merge(partial, call.q.dtype)

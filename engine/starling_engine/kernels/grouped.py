@@ -14,7 +14,7 @@ from starling_engine.kernels.grouping import Blocks, cut
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ProgramTile:
     """Columns and depth of a program's tile, and how it is run."""
 
     columns: int
@@ -24,29 +24,29 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class ExpertTiles:
     """`rows` pairs a block. A program of `gate_up` has its columns twice, of gate and of up."""
 
     rows: int
-    gate_up: Tile
-    down: Tile
+    gate_up: ProgramTile
+    down: ProgramTile
 
 
-FEW = Tiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
+FEW = ExpertTiles(16, ProgramTile(32, 128, 4, 4), ProgramTile(64, 128, 4, 4))
 """Bound by the weights' bytes: narrow tiles make programs enough to keep all of memory busy even for one token (8 experts of
 [2 * 768, 2048] make 192), and three stages of 16 KiB are on their way in each."""
 
-SOME = Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))
+SOME = ExpertTiles(64, ProgramTile(64, 64, 4, 4), ProgramTile(128, 64, 4, 4))
 """The fewest rows that Hopper's wgmma takes; still about as long reading as multiplying."""
 
-MANY = Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))
+MANY = ExpertTiles(128, ProgramTile(128, 64, 8, 3), ProgramTile(256, 64, 8, 3))
 """Bound by multiplying: 128 x 256 sums are as many as two warpgroups hold, and each weight read serves 128 rows."""
 
-WIDE = Tiles(16, Tile(32, 32, 4, 2), Tile(64, 32, 4, 2))
+WIDE = ExpertTiles(16, ProgramTile(32, 32, 4, 2), ProgramTile(64, 32, 4, 2))
 """fp32 has no matrix units without loss; tiles are what registers hold."""
 
 
-def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> ExpertTiles:
     """By the rows that an expert gets on average.
 
     An expert with more rows than a block has is read again, though from the cache; one with fewer multiplies for nothing.
@@ -65,7 +65,7 @@ def experts(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    tiles: Tiles,
+    tiles: ExpertTiles,
 ) -> torch.Tensor:
     """As `ExpertsMethod.apply`, of gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype.
 
@@ -99,7 +99,7 @@ def _launch(
     slots: torch.Tensor,
     blocks: Blocks,
     most_rows: int,
-    tile: Tile,
+    tile: ProgramTile,
     *more: torch.Tensor | int,
     **constants: int,
 ) -> None:

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from starling_engine.kernels.attention_kernel import attention_kernel
-from starling_engine.kernels.attention_plan import Shape, Tiles, decode_segments, decode_tiles, prefill_tiles
+from starling_engine.kernels.attention_plan import AttentionShape, AttentionTiles, decode_segments, decode_tiles, prefill_tiles
 from starling_engine.kernels.split_attention import Partial, merge
 
 NO_LIMIT = 1 << 30
@@ -21,7 +21,7 @@ SMS_OF_H200 = 132
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class AttentionCall:
     """What every launch for one layer and step has in common; for the fields see `paged_attention`."""
 
     q: Tensor
@@ -52,9 +52,9 @@ class Call:
         return self.q.shape[1] // self.kv.shape[2]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> AttentionShape:
         tokens, heads, dim = self.q.shape
-        return Shape(
+        return AttentionShape(
             tokens=tokens,
             sequences=self.sequences,
             heads=heads,
@@ -72,7 +72,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class AttentionScope:
     """Which queries and keys a launch is for; all of them unless said otherwise.
 
     Sequences whose queries count from `shortest` to `longest`, and their keys from `suffix` on; or, with `prefix`, all tokens and
@@ -106,7 +106,7 @@ def paged_attention(
     float8_e4m3fn: its keys and values are worth that times key_scale and value_scale. What is launched depends on shapes and on
     max_query_len (at most T, where it is not known) alone. Tokens that no sequence owns are left as they come.
     """
-    call = Call(
+    call = AttentionCall(
         q=q,
         kv=kv,
         block_tables=block_tables,
@@ -121,15 +121,15 @@ def paged_attention(
     return attend(call, len(q) if max_query_len is None else max_query_len)
 
 
-def attend(call: Call, max_query_len: int) -> Tensor:
+def attend(call: AttentionCall, max_query_len: int) -> Tensor:
     """As `paged_attention`."""
     tiles = decode_tiles(call.q.shape[2], call.q.itemsize, max_query_len * call.group)
     return _attend_mixed(call) if tiles is None else _attend_short(call, tiles)
 
 
-def _attend_short(call: Call, tiles: Tiles) -> Tensor:
+def _attend_short(call: AttentionCall, tiles: AttentionTiles) -> Tensor:
     """Every sequence fits in one query block; its context is split where that leaves the device idle."""
-    part = Part(one_block=True)
+    part = AttentionScope(one_block=True)
     segments = decode_segments(call.shape, call.longest, sms(call.q.device))
     if segments == 1:
         out = torch.empty_like(call.q)
@@ -140,20 +140,27 @@ def _attend_short(call: Call, tiles: Tiles) -> Tensor:
     return merge(partial, call.q.dtype)
 
 
-def _attend_mixed(call: Call) -> Tensor:
+def _attend_mixed(call: AttentionCall) -> Tensor:
     """Long queries in tiles for prefill, and beside them, in tiles of their own, sequences that fit in one small block."""
     dim, itemsize = call.q.shape[2], call.q.itemsize
     out = torch.empty_like(call.q)
     small = decode_tiles(dim, itemsize, call.group)
     assert small is not None
     short = small.tokens(call.group) if call.sequences > 1 else 0
-    launch(call, Part(shortest=short + 1), prefill_tiles(dim, itemsize), out)
+    launch(call, AttentionScope(shortest=short + 1), prefill_tiles(dim, itemsize), out)
     if short:
-        launch(call, Part(one_block=True, longest=short), small, out)
+        launch(call, AttentionScope(one_block=True, longest=short), small, out)
     return out
 
 
-def launch(call: Call, part: Part, tiles: Tiles, out: Tensor | Partial, segments: int = 1, segment_base: int = 0) -> None:
+def launch(
+    call: AttentionCall,
+    part: AttentionScope,
+    tiles: AttentionTiles,
+    out: Tensor | Partial,
+    segments: int = 1,
+    segment_base: int = 0,
+) -> None:
     """Starts the kernel. Results go to out [T, H, D], or to the segments from segment_base on of partial results."""
     tokens, heads, dim = call.q.shape
     kv_heads, block_size = call.kv.shape[2:4]

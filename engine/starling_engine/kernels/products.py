@@ -54,7 +54,7 @@ def _has_mkldnn_fp16() -> bool:
 @functools.cache
 def _has_mkldnn() -> bool:
     """Builds of torch for other processors may lack oneDNN, and with it the questions about dtypes."""
-    built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    built_in: bool = torch.backends.mkldnn.is_available()
     return built_in
 
 

@@ -11,7 +11,7 @@ FORM = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(?:/(
 LARGEST_PORT = 65535 - REPLAY_PORT
 
 
-class Endpoint(NamedTuple):
+class EventEndpoint(NamedTuple):
     """`host` is * for all addresses of this machine, a name, or an address (of version 6 in brackets)."""
 
     host: str
@@ -24,10 +24,10 @@ class Endpoint(NamedTuple):
         return self.host == "*" or ":" in self.host
 
 
-def parse_endpoint(text: str) -> Endpoint:
+def parse_endpoint(text: str) -> EventEndpoint:
     """Raises ConfigError that says the form."""
     match = FORM.fullmatch(text)
     if match is None or not 0 < int(match[2]) <= LARGEST_PORT:
         form = f"tcp://*:PORT or tcp://ADDRESS:PORT, and /TOPIC if listeners want one; PORT is at most {LARGEST_PORT}"
         raise ConfigError(f"must be {form}, got {text!r}", "kv_events")
-    return Endpoint(match[1], int(match[2]), match[3] or "")
+    return EventEndpoint(match[1], int(match[2]), match[3] or "")

@@ -22,7 +22,7 @@ Medium = Literal["GPU", "CPU"]
 """vLLM's words for the device, whatever it is, and for the CPU tier."""
 
 
-class Span(msgspec.Struct, gc=False):
+class BlockSpan(msgspec.Struct, gc=False):
     """Blocks that follow each other in one prefix, after the block `parent` (None: they begin it).
 
     `tokens` are those of all of them, and empty where nobody is told. `salts` are of the whole prefix: what besides the adapter
@@ -35,12 +35,12 @@ class Span(msgspec.Struct, gc=False):
     adapter: str | None
     salts: tuple[str, ...]
 
-    def after(self, count: int) -> "Span":
+    def after(self, count: int) -> "BlockSpan":
         """Without its first blocks."""
         if not count:
             return self
         tokens = self.tokens[len(self.tokens) // len(self.names) * count :]
-        return Span(self.names[count:], self.names[count - 1], tokens, self.adapter, self.salts)
+        return BlockSpan(self.names[count:], self.names[count - 1], tokens, self.adapter, self.salts)
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -97,7 +97,7 @@ class EventLog:
         """Blocks that are told to be there, each once for every medium and group."""
         self.emptied()
 
-    def stored(self, group: int, span: Span, medium: Medium = "GPU") -> None:
+    def stored(self, group: int, span: BlockSpan, medium: Medium = "GPU") -> None:
         """These blocks are there from now on, which they were not."""
         self._held += len(span.names)
         parent = None if span.parent is None else block_hash(span.parent)

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from starling_engine.kv.events import EventLog, Span
+from starling_engine.kv.events import BlockSpan, EventLog
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from starling_engine.kv.spec import KVGroup, peak_blocks
@@ -16,7 +16,7 @@ from starling_engine.step import BlockCopy
 
 
 @dataclass(slots=True)
-class Holding:
+class SequenceBlocks:
     """The blocks of one sequence. `tables[g][i]` is the physical block of logical block i in group g; all have equal length."""
 
     tables: list[list[int]]
@@ -82,8 +82,8 @@ class KVManager:
         self._search_order = sorted(range(len(groups)), key=lambda g: bool(groups[g].spec.window))
         """Full groups first: where one of them has nothing, windows need not be looked through."""
 
-    def holding(self, root: bytes) -> Holding:
-        return Holding([[] for _ in self.groups], HashChain(root, self.block_size), window_starts=[0] * len(self.groups))
+    def holding(self, root: bytes) -> SequenceBlocks:
+        return SequenceBlocks([[] for _ in self.groups], HashChain(root, self.block_size), window_starts=[0] * len(self.groups))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at its peak, over all groups."""
@@ -106,7 +106,7 @@ class KVManager:
         """Free blocks that nobody has been promised."""
         return self.pool.num_free - self.reserved
 
-    def find_prefix(self, holding: Holding, tokens: Sequence[int]) -> list[list[int]]:
+    def find_prefix(self, holding: SequenceBlocks, tokens: Sequence[int]) -> list[list[int]]:
         """The longest cached prefix that every group has, at most all tokens but one. Takes no reference.
 
         Returns block tables [group][logical block]; blocks that a window does not need are NULL_BLOCK.
@@ -140,7 +140,7 @@ class KVManager:
         found = (self.pool.find(group, name) for name in names[first:])
         return [NULL_BLOCK] * first + [block for block in found if block is not None]
 
-    def admit(self, holding: Holding, tables: list[list[int]], num_tokens: int, headroom: int = 0) -> bool:
+    def admit(self, holding: SequenceBlocks, tables: list[list[int]], num_tokens: int, headroom: int = 0) -> bool:
         """Takes the found blocks and reserves the rest of `num_tokens`.
 
         Returns False, with nothing taken, when fewer than `headroom` blocks would be left for others to grow into.
@@ -159,7 +159,7 @@ class KVManager:
         self.reserved += rest
         return True
 
-    def grow(self, holding: Holding, num_tokens: int) -> list[list[int]]:
+    def grow(self, holding: SequenceBlocks, num_tokens: int) -> list[list[int]]:
         """Makes the tables cover `num_tokens` tokens; returns the new blocks of each group. Raises OutOfBlocks."""
         missing = -(-num_tokens // self.block_size) - holding.num_blocks
         if missing <= 0:
@@ -184,7 +184,7 @@ class KVManager:
             for first, table in zip(firsts, tables, strict=True)
         ]
 
-    def make_room(self, holding: Holding, num_tokens: int) -> None:
+    def make_room(self, holding: SequenceBlocks, num_tokens: int) -> None:
         """Makes the tables cover `num_tokens` tokens that come from elsewhere, as far as a next token reads them.
 
         What was reserved is enough for that.
@@ -197,7 +197,7 @@ class KVManager:
             self.reserved -= count - unread
             table += [NULL_BLOCK] * unread + self.pool.take(count - unread)
 
-    def fork_tables(self, parent: Holding, num_tokens: int) -> list[list[int]] | None:
+    def fork_tables(self, parent: SequenceBlocks, num_tokens: int) -> list[list[int]] | None:
         """The parent's blocks that hold the first `num_tokens` tokens; None if a window of it has moved past them."""
         count = -(-num_tokens // self.block_size)
         tables = [table[:count] for table in parent.tables]
@@ -206,7 +206,7 @@ class KVManager:
                 return None
         return tables
 
-    def make_writable(self, holding: Holding, position: int) -> list[BlockCopy]:
+    def make_writable(self, holding: SequenceBlocks, position: int) -> list[BlockCopy]:
         """Copy-on-write: gives the sequence blocks of its own where `position` would be written into shared ones."""
         index, copies = position // self.block_size, []
         for group, table in enumerate(holding.tables):
@@ -220,7 +220,7 @@ class KVManager:
                 table[index] = own
         return copies
 
-    def leave_window(self, holding: Holding, num_computed: int) -> None:
+    def leave_window(self, holding: SequenceBlocks, num_computed: int) -> None:
         """Frees the blocks that no token from `num_computed` on can read. It is asked after every step, and mostly has none."""
         if num_computed < holding.leaves_at or not self._windows:
             return
@@ -237,7 +237,7 @@ class KVManager:
         ends = ((holding.window_starts[group] + 1) * self.block_size + self.groups[group].spec.window for group in self._windows)
         holding.leaves_at = min(ends) - 1
 
-    def _promise_again(self, holding: Holding, freed: int) -> None:
+    def _promise_again(self, holding: SequenceBlocks, freed: int) -> None:
         """What a window has left goes to the same sequence, as far as its known tokens still want blocks."""
         missing = -(-holding.known_tokens // self.block_size) - holding.num_blocks
         more = min(freed, missing * len(self.groups) - holding.reserved)
@@ -245,7 +245,7 @@ class KVManager:
             holding.reserved += more
             self.reserved += more
 
-    def forget_own(self, holding: Holding) -> list[bytes]:
+    def forget_own(self, holding: SequenceBlocks) -> list[bytes]:
         """Takes back the names that the sequence itself has given: returns them."""
         names = holding.chain.names[holding.found_blocks : holding.cached_blocks]
         for index, name in enumerate(names, holding.found_blocks):
@@ -255,7 +255,7 @@ class KVManager:
         holding.cached_blocks = min(holding.cached_blocks, holding.found_blocks)
         return names
 
-    def remember(self, holding: Holding, tokens: Sequence[int], num_confirmed: int) -> None:
+    def remember(self, holding: SequenceBlocks, tokens: Sequence[int], num_confirmed: int) -> None:
         """Names the blocks that are full of confirmed tokens, so that others can find them."""
         full = num_confirmed // self.block_size
         if not self.prefix_caching or full <= holding.cached_blocks:
@@ -269,14 +269,14 @@ class KVManager:
                         self.log.stored(group, self.span(holding, tokens, index, 1))
         holding.cached_blocks = full
 
-    def span(self, holding: Holding, tokens: Sequence[int], first: int, count: int) -> Span:
+    def span(self, holding: SequenceBlocks, tokens: Sequence[int], first: int, count: int) -> BlockSpan:
         """Of `count` named blocks from the `first`-th on; the tokens are packed, as the CPU tier keeps them for long."""
         names, end = holding.chain.names, first + count
         parent = names[first - 1] if first else None
         told = array("I", tokens[first * self.block_size : end * self.block_size]) if self.log is not None else ()
-        return Span(names[first:end], parent, told, holding.adapter, holding.salts)
+        return BlockSpan(names[first:end], parent, told, holding.adapter, holding.salts)
 
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: SequenceBlocks) -> None:
         """Gives everything back; the end of a sequence becomes free first, so that its beginning stays cached longest."""
         for table in holding.tables:
             for block in reversed(table):

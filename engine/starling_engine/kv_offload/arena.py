@@ -8,7 +8,7 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.host_memory import anonymous, pin
-from starling_engine.platforms.priority import be_nice
+from starling_engine.platforms.priority import lower_priority
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: gives memory its pages as if it had been written, and changes nothing in it."""
@@ -49,7 +49,7 @@ class Arena:
             raise ConfigError(f"{error}; set it lower", "kv_cpu_bytes") from error
 
     def _populate(self) -> None:
-        be_nice()
+        lower_priority()
         libc, start, size = ctypes.CDLL(None), self._memory.data_ptr(), self._memory.nbytes
         for at in range(0, size, POPULATED_AT_ONCE):
             count = min(POPULATED_AT_ONCE, size - at)

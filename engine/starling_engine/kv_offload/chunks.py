@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from starling_engine.kv.events import Span
-from starling_engine.kv.manager import Holding, KVManager, agreed_length
+from starling_engine.kv.events import BlockSpan
+from starling_engine.kv.manager import KVManager, SequenceBlocks, agreed_length
 from starling_engine.kv_offload.primary import Chunk
 from starling_engine.kv_offload.secondary.base import CHUNK
 
@@ -18,16 +18,16 @@ class ChunkMap:
         self._kv = kv
         self._specs = [group.spec for group in kv.groups]
 
-    def names(self, holding: Holding, tokens: Sequence[int]) -> list[bytes]:
+    def names(self, holding: SequenceBlocks, tokens: Sequence[int]) -> list[bytes]:
         """Of the chunks that end before the last token."""
         holding.chain.extend(tokens, len(tokens))
         return holding.chain.names[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
 
-    def span(self, holding: Holding, tokens: Sequence[int], at: int) -> Span:
+    def span(self, holding: SequenceBlocks, tokens: Sequence[int], at: int) -> BlockSpan:
         """The blocks of the chunk at this place of the prefix."""
         return self._kv.span(holding, tokens, at * self.blocks, self.blocks)
 
-    def on_device(self, holding: Holding, tokens: Sequence[int]) -> int:
+    def on_device(self, holding: SequenceBlocks, tokens: Sequence[int]) -> int:
         """Chunks of the prefix that the device has whole."""
         return len(self._kv.find_prefix(holding, tokens)[0]) // self.blocks
 

@@ -3,15 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from starling_engine.kv.events import Span
+from starling_engine.kv.events import BlockSpan
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.costs import Costs
-from starling_engine.kv_offload.jobs import Job, Jobs
-from starling_engine.kv_offload.orders import ChunkMove, StoreChunks
-from starling_engine.kv_offload.primary import Chunk, HostIndex
+from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.orders import ChunkCopy, StoreChunks
+from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK
-from starling_engine.kv_offload.write_back import Keeps
+from starling_engine.kv_offload.write_back import WriteBack
 from starling_engine.request_state import Gate, RequestState
 
 STORE_BATCH = 16
@@ -20,17 +20,19 @@ MIN_BLANK = 1 / 8
 """Share of the device's blocks that are to be free without losing anything; below it, what is cached is copied to the CPU tier."""
 
 
-class Saves:
+class Demotions:
     """`keeps` has what was copied written outside; None without tiers there."""
 
-    def __init__(self, kv: KVManager, chunks: ChunkMap, host: HostIndex, jobs: Jobs, costs: Costs, keeps: Keeps | None) -> None:
+    def __init__(
+        self, kv: KVManager, chunks: ChunkMap, host: PrimaryIndex, jobs: TransferJobs, costs: Costs, keeps: WriteBack | None
+    ) -> None:
         self._kv = kv
         self._map = chunks
         self._host = host
         self._jobs = jobs
         self._costs = costs
         self._keeps = keeps
-        self._unsaved: OrderedDict[Chunk, Span] = OrderedDict()
+        self._unsaved: OrderedDict[Chunk, BlockSpan] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with their blocks."""
         self._headroom = 0
         """Blocks that running requests may need next."""
@@ -69,7 +71,7 @@ class Saves:
             self._unsaved.pop(chunk, None)
         self._store((chunk, self._map.span(request.holding, request.tokens, at)) for chunk, at in needed)
 
-    def stored(self, job: Job, done: list[bool], seconds: float) -> None:
+    def stored(self, job: TransferJob, done: list[bool], seconds: float) -> None:
         """An order has been answered: what has come to slots is passed on, and the next ones follow."""
         for chunk, there in zip(job.chunks, done, strict=True):
             self._host.settle(chunk, arrived=there)
@@ -91,7 +93,7 @@ class Saves:
     def _save(self) -> None:
         if self._jobs.of(StoreChunks) or not (self._keeps is not None or self._under_pressure()):
             return
-        batch: list[tuple[Chunk, Span]] = []
+        batch: list[tuple[Chunk, BlockSpan]] = []
         while self._unsaved and len(batch) < STORE_BATCH:
             chunk, span = self._unsaved.popitem(last=False)
             if self._found_blocks(chunk, span.names):  # else it takes no other one's place
@@ -103,9 +105,9 @@ class Saves:
         pool = self._kv.pool
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
-    def _store(self, chunks: Iterable[tuple[Chunk, Span]]) -> None:
+    def _store(self, chunks: Iterable[tuple[Chunk, BlockSpan]]) -> None:
         """Has chunks, with their blocks, copied to slots: as far as there is room for them, and use."""
-        moves: list[ChunkMove] = []
+        moves: list[ChunkCopy] = []
         stored: list[Chunk] = []
         blocks: list[int] = []
         for chunk, span in chunks:
@@ -115,11 +117,11 @@ class Saves:
                 continue
             for block in found:
                 self._kv.pool.share(block)
-            moves.append(ChunkMove(slot, chunk[0], 0, found))
+            moves.append(ChunkCopy(slot, chunk[0], 0, found))
             stored.append(chunk)
             blocks += found
         if moves:
-            self._jobs.add(Job(StoreChunks(self._jobs.number(), self.confirmed_step, moves), stored, blocks))
+            self._jobs.add(TransferJob(StoreChunks(self._jobs.number(), self.confirmed_step, moves), stored, blocks))
 
     def _found_blocks(self, chunk: Chunk, names: list[bytes]) -> list[int]:
         """Empty when it is in a slot already, or not all of it is on the device."""

@@ -10,7 +10,7 @@ from starling_engine.request_state import Gate, RequestState
 
 
 @dataclass(slots=True)
-class Job:
+class TransferJob:
     """One order that has not been answered. `blocks` are pinned on the device till then, as `chunks` are in their slots."""
 
     order: Order
@@ -40,12 +40,12 @@ class Job:
         self.waiting = []
 
 
-class Jobs:
+class TransferJobs:
     """Numbers orders, and keeps those that are to be sent and those that are on their way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, TransferJob] = {}
         self._orders: list[Order] = []
         self._number = 0
 
@@ -54,13 +54,13 @@ class Jobs:
         self._number += 1
         return self._number
 
-    def add(self, job: Job) -> Job:
+    def add(self, job: TransferJob) -> TransferJob:
         job.began = self._clock()
         self._jobs[job.order.job] = job
         self._orders.append(job.order)
         return job
 
-    def end(self, number: int) -> Job:
+    def end(self, number: int) -> TransferJob:
         return self._jobs.pop(number)
 
     def take_orders(self) -> list[Order]:
@@ -72,23 +72,23 @@ class Jobs:
         """Seconds, as ages are counted."""
         return self._clock()
 
-    def older_than(self, seconds: float) -> list[Job]:
+    def older_than(self, seconds: float) -> list[TransferJob]:
         end = self._clock() - seconds
         return [job for job in self._jobs.values() if job.began < end]
 
-    def age(self, job: Job) -> float:
+    def age(self, job: TransferJob) -> float:
         """Seconds since it was ordered."""
         return self._clock() - job.began
 
-    def of(self, kind: type[Order]) -> list[Job]:
+    def of(self, kind: type[Order]) -> list[TransferJob]:
         return [job for job in self._jobs.values() if isinstance(job.order, kind)]
 
-    def bringing(self, kind: type[Order], chunks: Iterable[Chunk]) -> list[Job]:
+    def bringing(self, kind: type[Order], chunks: Iterable[Chunk]) -> list[TransferJob]:
         """Those of a kind that bring any of these chunks."""
         wanted = set(chunks)
         return [job for job in self.of(kind) if not wanted.isdisjoint(job.chunks)]
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[TransferJob]:
         return iter(self._jobs.values())
 
     def __len__(self) -> int:

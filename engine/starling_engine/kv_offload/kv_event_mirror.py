@@ -3,22 +3,22 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from starling_engine.kv.events import EventLog, Span
+from starling_engine.kv.events import BlockSpan, EventLog
 
 
-class Told:
+class KVEventMirror:
     """Of one HostIndex. Prefixes that part inside a chunk have chunks with the same first blocks: these are told of once, with the
     first of those chunks, and are there until the last of them goes. So a listener counts nothing: a block is there or not.
     """
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._spans: dict[tuple[int, bytes], Span] = {}
+        self._spans: dict[tuple[int, bytes], BlockSpan] = {}
         """Of the chunks that have a slot, the blocks."""
         self._chunks: Counter[tuple[int, bytes]] = Counter()
         """Of the blocks that are told to be there, how many chunks have them."""
 
-    def coming(self, chunk: tuple[int, bytes], span: Span) -> None:
+    def coming(self, chunk: tuple[int, bytes], span: BlockSpan) -> None:
         """Nothing is said until it is there."""
         self._spans[chunk] = span
 

@@ -4,9 +4,9 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import NULL_BLOCK
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.costs import Costs
-from starling_engine.kv_offload.jobs import Job, Jobs
-from starling_engine.kv_offload.orders import ChunkMove, LoadChunks
-from starling_engine.kv_offload.primary import HostIndex
+from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.orders import ChunkCopy, LoadChunks
+from starling_engine.kv_offload.primary import PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request_state import Gate, RequestState
 
@@ -14,7 +14,7 @@ from starling_engine.request_state import Gate, RequestState
 class Loads:
     """What slots have beyond the `hit` blocks that a request finds on the device."""
 
-    def __init__(self, kv: KVManager, chunks: ChunkMap, host: HostIndex, jobs: Jobs, costs: Costs) -> None:
+    def __init__(self, kv: KVManager, chunks: ChunkMap, host: PrimaryIndex, jobs: TransferJobs, costs: Costs) -> None:
         self._kv = kv
         self._map = chunks
         self._host = host
@@ -50,15 +50,15 @@ class Loads:
         for chunk, at in self._map.needed(names, hit // size, count):
             table = holding.tables[chunk[0]][max(at * size, hit) : (at + 1) * size]
             wanted = [block for block in table if block != NULL_BLOCK]
-            moves.append(ChunkMove(self._host.pin(chunk), chunk[0], size - len(wanted), wanted))
+            moves.append(ChunkCopy(self._host.pin(chunk), chunk[0], size - len(wanted), wanted))
             chunks.append(chunk)
             blocks += wanted
         for block in blocks:
             self._kv.pool.share(block)
         order = LoadChunks(self._jobs.number(), after, moves)
-        self._jobs.add(Job(order, chunks, blocks)).park(request, Gate.KV_LOAD)
+        self._jobs.add(TransferJob(order, chunks, blocks)).park(request, Gate.KV_LOAD)
 
-    def loaded(self, job: Job, done: list[bool], seconds: float) -> list[RequestState]:
+    def loaded(self, job: TransferJob, done: list[bool], seconds: float) -> list[RequestState]:
         """An order has been answered; returns the request that cannot have what it was promised, if there is one."""
         for chunk in job.chunks:
             self._host.unpin(chunk)

@@ -10,41 +10,49 @@ from starling_engine.config import Preempt, TiersConfig
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.costs import Costs
-from starling_engine.kv_offload.counts import Counts
-from starling_engine.kv_offload.demotions import Saves
-from starling_engine.kv_offload.jobs import Jobs
-from starling_engine.kv_offload.kv_event_mirror import Told
+from starling_engine.kv_offload.demotions import Demotions
+from starling_engine.kv_offload.jobs import TransferJobs
+from starling_engine.kv_offload.kv_event_mirror import KVEventMirror
 from starling_engine.kv_offload.loads import Loads
-from starling_engine.kv_offload.orders import Done, FetchChunks, FindChunks, KeepChunks, LoadChunks, Order, StoreChunks
-from starling_engine.kv_offload.pin_quota import Claims
-from starling_engine.kv_offload.primary import HostIndex
-from starling_engine.kv_offload.promotions import Fetches
-from starling_engine.kv_offload.write_back import Keeps
+from starling_engine.kv_offload.orders import (
+    LoadChunks,
+    LookUpChunks,
+    Order,
+    PromoteChunks,
+    StoreChunks,
+    TransferDone,
+    WriteBackChunks,
+)
+from starling_engine.kv_offload.pin_quota import PinQuota
+from starling_engine.kv_offload.primary import PrimaryIndex
+from starling_engine.kv_offload.promotions import Promotions
+from starling_engine.kv_offload.stats import OffloadStats
+from starling_engine.kv_offload.write_back import WriteBack
 from starling_engine.request_state import RequestState
 
 HUNG_SECONDS = 30.0
 """After so long, no answer of the tiers outside is expected any moment."""
 
 
-class Offload:
+class OffloadManager:
     """Of one scheduler, which asks its parts. `slots` is the size of the CPU tier in chunks, `chunk_bytes` what one has on all
     ranks together.
     """
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        told = Told(kv.log) if kv.log is not None else None
-        chunks, host, jobs = ChunkMap(kv), HostIndex(slots, config.cpu_policy, told), Jobs()
-        claims = Claims(host)
+        told = KVEventMirror(kv.log) if kv.log is not None else None
+        chunks, host, jobs = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, told), TransferJobs()
+        claims = PinQuota(host)
         self._kv = kv
         self._host = host
         self._jobs = jobs
         self._claims = claims
         self.costs = Costs(preempt)
-        self.counts = Counts(config, host, chunk_bytes)
-        self._keeps = Keeps(host, jobs, self.costs, self.counts) if config.far else None
-        self.fetches = Fetches(chunks, host, jobs, claims, self.costs, self.counts, far=config.far)
+        self.counts = OffloadStats(config, host, chunk_bytes)
+        self._keeps = WriteBack(host, jobs, self.costs, self.counts) if config.far else None
+        self.fetches = Promotions(chunks, host, jobs, claims, self.costs, self.counts, far=config.far)
         self.loads = Loads(kv, chunks, host, jobs, self.costs)
-        self.saves = Saves(kv, chunks, host, jobs, self.costs, self._keeps)
+        self.saves = Demotions(kv, chunks, host, jobs, self.costs, self._keeps)
 
     @property
     def moving(self) -> bool:
@@ -61,7 +69,7 @@ class Offload:
     def writing(self) -> bool:
         """Whether something is on its way to the tiers outside, or to be, that is not held up by one that hangs."""
         hung = self._jobs.older_than(HUNG_SECONDS)
-        under_way = [job for job in (*self._jobs.of(StoreChunks), *self._jobs.of(KeepChunks)) if job not in hung]
+        under_way = [job for job in (*self._jobs.of(StoreChunks), *self._jobs.of(WriteBackChunks)) if job not in hung]
         return self._keeps is not None and (bool(under_way) or self.saves.urgent or self._keeps.waiting)
 
     @property
@@ -97,22 +105,22 @@ class Offload:
         """Those that have not been sent."""
         return self._jobs.take_orders()
 
-    def take(self, done: Done) -> list[RequestState]:
+    def take(self, done: TransferDone) -> list[RequestState]:
         """An order has been carried out, or not; returns the requests that cannot have what they were promised."""
         job = self._jobs.end(done.job)
         for block in reversed(job.blocks):  # a prefix is to lose its end first
             self._kv.pool.release(block)
         failed: list[RequestState] = []
         match job.order:
-            case FindChunks():
+            case LookUpChunks():
                 self.fetches.found(job, done.done)
-            case FetchChunks():
+            case PromoteChunks():
                 self.fetches.fetched(job, done.done)
             case LoadChunks():
                 failed = self.loads.loaded(job, done.done, done.seconds)
             case StoreChunks():
                 self.saves.stored(job, done.done, done.seconds)
-            case KeepChunks():
+            case WriteBackChunks():
                 assert self._keeps is not None, "nobody else orders it"
                 self._keeps.kept(job, done.done, done.taken)
         self.counts.answered(job.order, done)
@@ -136,6 +144,6 @@ class Offload:
     def check_integrity(self, waiting: set[str]) -> None:
         """Asserts that slots, jobs and claims agree, and that these are of `waiting` requests."""
         self._host.check_integrity()
-        moved = sum(len(job.chunks) for job in self._jobs if not isinstance(job.order, FindChunks))
+        moved = sum(len(job.chunks) for job in self._jobs if not isinstance(job.order, LookUpChunks))
         assert self._host.num_pins == moved + self._claims.num_pins
         assert self._claims.requests <= waiting

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from starling_engine.kv_offload.secondary.base import FarCounters
+from starling_engine.kv_offload.secondary.base import TierCounters
 
 
-class ChunkMove(msgspec.Struct, frozen=True, array_like=True):
+class ChunkCopy(msgspec.Struct, frozen=True, array_like=True):
     """Between the slot and `blocks` of KV group `group`: those of the chunk from its `first`-th on."""
 
     slot: int
@@ -14,7 +14,7 @@ class ChunkMove(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[int]
 
 
-class ChunkAt(msgspec.Struct, frozen=True, array_like=True):
+class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
     """A chunk by its name, and the slot that it is in or is to come to."""
 
     slot: int
@@ -29,7 +29,7 @@ class StoreChunks(msgspec.Struct, frozen=True, tag="store"):
 
     job: int
     after: int
-    moves: list[ChunkMove]
+    moves: list[ChunkCopy]
 
 
 class LoadChunks(msgspec.Struct, frozen=True, tag="load"):
@@ -37,37 +37,37 @@ class LoadChunks(msgspec.Struct, frozen=True, tag="load"):
 
     job: int
     after: int
-    moves: list[ChunkMove]
+    moves: list[ChunkCopy]
 
 
-class FindChunks(msgspec.Struct, frozen=True, tag="find"):
+class LookUpChunks(msgspec.Struct, frozen=True, tag="find"):
     """Which of these the tiers outside have; slots do not matter."""
 
     job: int
-    chunks: list[ChunkAt]
+    chunks: list[ChunkSlot]
 
 
-class FetchChunks(msgspec.Struct, frozen=True, tag="fetch"):
+class PromoteChunks(msgspec.Struct, frozen=True, tag="fetch"):
     """Tiers outside -> slots."""
 
     job: int
-    chunks: list[ChunkAt]
+    chunks: list[ChunkSlot]
 
 
-class KeepChunks(msgspec.Struct, frozen=True, tag="keep"):
+class WriteBackChunks(msgspec.Struct, frozen=True, tag="keep"):
     """Slots -> tiers outside."""
 
     job: int
-    chunks: list[ChunkAt]
+    chunks: list[ChunkSlot]
 
 
-Order = StoreChunks | LoadChunks | FindChunks | FetchChunks | KeepChunks
+Order = StoreChunks | LoadChunks | LookUpChunks | PromoteChunks | WriteBackChunks
 
 
-class FarReport(msgspec.Struct, array_like=True):
+class TierReport(msgspec.Struct, array_like=True):
     """What a rank did with a tier outside; all but `held` only grows. Queries and hits are chunks that requests asked for."""
 
-    held: FarCounters
+    held: TierCounters
     queries: int = 0
     hits: int = 0
     read_bytes: int = 0
@@ -76,7 +76,7 @@ class FarReport(msgspec.Struct, array_like=True):
     write_seconds: float = 0.0
 
 
-class Done(msgspec.Struct, tag="done"):
+class TransferDone(msgspec.Struct, tag="done"):
     """A job has ended: for each of its moves or chunks, whether it was done (or found). `seconds` it took, without waiting.
 
     `far` is how the tiers outside stand now, by name. `taken` is, of what went to them or came from them, for how many seconds
@@ -86,39 +86,39 @@ class Done(msgspec.Struct, tag="done"):
     job: int
     done: list[bool]
     seconds: float = 0.0
-    far: dict[str, FarReport] = {}
+    far: dict[str, TierReport] = {}
     taken: float = 0.0
 
 
-class Standing(msgspec.Struct, tag="standing"):
+class TierStatus(msgspec.Struct, tag="standing"):
     """How the tiers outside stand now, by name: told when that has changed, for others write and evict there too, and so does what
     goes on beside the orders.
     """
 
-    far: dict[str, FarReport]
+    far: dict[str, TierReport]
 
 
-def merge_standing(told: list[Standing]) -> Standing:
+def merge_standing(told: list[TierStatus]) -> TierStatus:
     """Of all ranks."""
-    return Standing(_merge_far([each.far for each in told]))
+    return TierStatus(_merge_far([each.far for each in told]))
 
 
-def merge(answers: list[Done]) -> Done:
+def merge(answers: list[TransferDone]) -> TransferDone:
     """Of all ranks: what one could not do is not done. All look into one folder or store, and ask for the same chunks."""
     done = [all(each) for each in zip(*(answer.done for answer in answers), strict=True)]
     far = _merge_far([answer.far for answer in answers])
     seconds, taken = max(answer.seconds for answer in answers), max(answer.taken for answer in answers)
-    return Done(answers[0].job, done, seconds, far, taken)
+    return TransferDone(answers[0].job, done, seconds, far, taken)
 
 
-def _merge_far(ranks: list[dict[str, FarReport]]) -> dict[str, FarReport]:
+def _merge_far(ranks: list[dict[str, TierReport]]) -> dict[str, TierReport]:
     return {name: _merge([reports[name] for reports in ranks]) for name in ranks[0]}
 
 
-def _merge(reports: list[FarReport]) -> FarReport:
+def _merge(reports: list[TierReport]) -> TierReport:
     held = [report.held for report in reports]
-    return FarReport(
-        FarCounters(
+    return TierReport(
+        TierCounters(
             max(h.bytes for h in held),
             max(h.objects for h in held),
             sum(h.evicted for h in held),

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from starling_engine.kv_offload.primary import Chunk, HostIndex
+from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.write_back import most_kept
 
 
 @dataclass(slots=True)
-class Claim:
+class PinnedChunks:
     """Of one request."""
 
     chunks: dict[Chunk, bool] = field(default_factory=dict)
@@ -20,15 +20,15 @@ class Claim:
     """When it was first passed over."""
 
 
-class Claims:
+class PinQuota:
     """By request. Together they have half of the slots at most, unless one alone wants more: the rest is for what is stored.
 
     A request for which there is no room is put off: it asks when its turn comes.
     """
 
-    def __init__(self, host: HostIndex) -> None:
+    def __init__(self, host: PrimaryIndex) -> None:
         self._host = host
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, PinnedChunks] = {}
         self._wanted: Counter[Chunk] = Counter()
         """By how many requests."""
         self._full = False
@@ -39,7 +39,7 @@ class Claims:
         more = sum(1 for chunk in chunks if chunk not in self._wanted)
         if not more:
             return True
-        own, slots = self._claims.get(request, Claim()).chunks, self._host.num_slots
+        own, slots = self._claims.get(request, PinnedChunks()).chunks, self._host.num_slots
         enough = min(len(own) + more, slots - most_kept(slots))  # whoever wants more has what there is
         alone = len(self._wanted) == len(own)
         return (alone or len(self._wanted) + more <= slots // 2) and enough <= slots - self._host.num_pinned + sum(own.values())
@@ -89,7 +89,7 @@ class Claims:
     def forget(self, request: str) -> None:
         """It is admitted, or has ended."""
         self._full = False
-        claim = self._claims.pop(request, Claim())
+        claim = self._claims.pop(request, PinnedChunks())
         for chunk, pinned in claim.chunks.items():
             self._wanted[chunk] -= 1
             if not self._wanted[chunk]:
@@ -102,10 +102,10 @@ class Claims:
         for request, claim in list(self._claims.items()):
             self.forget(request)
             if claim.asks is not None:
-                self._claims[request] = Claim(asks=claim.asks, since=claim.since)
+                self._claims[request] = PinnedChunks(asks=claim.asks, since=claim.since)
 
-    def _of(self, request: str) -> Claim:
-        return self._claims.setdefault(request, Claim())
+    def _of(self, request: str) -> PinnedChunks:
+        return self._claims.setdefault(request, PinnedChunks())
 
     @property
     def requests(self) -> set[str]:

@@ -3,21 +3,21 @@
 from collections.abc import Container, Iterable
 
 from starling_engine.config import EvictionPolicy
-from starling_engine.kv.events import Span
+from starling_engine.kv.events import BlockSpan
 from starling_engine.kv_offload.eviction import Eviction, make_eviction
-from starling_engine.kv_offload.kv_event_mirror import Told
+from starling_engine.kv_offload.kv_event_mirror import KVEventMirror
 
 Chunk = tuple[int, bytes]
 """KV group, and the chain's value at the chunk's end."""
 
 
-class HostIndex:
+class PrimaryIndex:
     """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and never given up meanwhile.
 
     What is there (`has`) is `told`, where somebody listens.
     """
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy, told: Told | None = None) -> None:
+    def __init__(self, num_slots: int, policy: EvictionPolicy, told: KVEventMirror | None = None) -> None:
         self.num_slots = num_slots
         self.evictions = 0
         self.full = 0
@@ -58,7 +58,7 @@ class HostIndex:
         """Whether it is there or on its way."""
         return chunk in self._slots
 
-    def take(self, chunk: Chunk, span: Span) -> int | None:
+    def take(self, chunk: Chunk, span: BlockSpan) -> int | None:
         """A pinned slot for a chunk that is to come, at the cost of another one; None when all slots are pinned."""
         assert chunk not in self._slots, "asked for once"
         if not self._free:

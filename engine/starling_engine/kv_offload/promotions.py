@@ -3,13 +3,13 @@
 from starling_engine.kv_offload.bypass import Bypass
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.costs import Costs
-from starling_engine.kv_offload.counts import Counts
-from starling_engine.kv_offload.jobs import Job, Jobs
-from starling_engine.kv_offload.lookups import Ask, Asks
-from starling_engine.kv_offload.orders import ChunkAt, FetchChunks, FindChunks
-from starling_engine.kv_offload.pin_quota import Claims
-from starling_engine.kv_offload.primary import Chunk, HostIndex
+from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.lookups import Lookup, Lookups
+from starling_engine.kv_offload.orders import ChunkSlot, LookUpChunks, PromoteChunks
+from starling_engine.kv_offload.pin_quota import PinQuota
+from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.request_state import RequestState
 
 FETCH_SECONDS = 3.0
@@ -18,7 +18,7 @@ FETCH_BATCH = 16
 """Chunks that are brought by one order, and so are of use as soon as they have come, however late those behind them are."""
 
 
-class Fetches:
+class Promotions:
     """A request is parked until the tiers outside have said what they have, and again until that has come.
 
     From then on it claims its chunks, which stay in their slots until it is admitted; one that finds no room for them is put off
@@ -28,13 +28,21 @@ class Fetches:
     """
 
     def __init__(
-        self, chunks: ChunkMap, host: HostIndex, jobs: Jobs, claims: Claims, costs: Costs, counts: Counts, *, far: bool
+        self,
+        chunks: ChunkMap,
+        host: PrimaryIndex,
+        jobs: TransferJobs,
+        claims: PinQuota,
+        costs: Costs,
+        counts: OffloadStats,
+        *,
+        far: bool,
     ) -> None:
         self._map = chunks
         self._host = host
         self._jobs = jobs
         self._claims = claims
-        self._asks = Asks(chunks, jobs, costs)
+        self._asks = Lookups(chunks, jobs, costs)
         self._bypass = Bypass(costs)
         self._counts = counts
         self._far = far
@@ -57,7 +65,7 @@ class Fetches:
         if passes:
             self._counts.passed_by()
         if not passes or self._probes():
-            self._ask(Ask(request, names, first, is_probe=passes), asked)
+            self._ask(Lookup(request, names, first, is_probe=passes), asked)
         return True
 
     def put_back(self, request: RequestState) -> None:
@@ -92,14 +100,14 @@ class Fetches:
 
     # ---- answers ----
 
-    def found(self, job: Job, done: list[bool]) -> None:
+    def found(self, job: TransferJob, done: list[bool]) -> None:
         """The tiers outside have said which chunks of an order they have."""
         found = {chunk for chunk, has in zip(job.chunks, done, strict=True) if has}
         for ask in self._asks.of(job) if found else ():
             self._fetch(ask, found)
         self._asks.end_order(job)
 
-    def fetched(self, job: Job, done: list[bool]) -> None:
+    def fetched(self, job: TransferJob, done: list[bool]) -> None:
         """Chunks have come, or have not. Those that have stay for those that wait for them, as far as they are of their prefix."""
         for chunk, there in zip(job.chunks, done, strict=True):
             self._host.settle(chunk, arrived=there)
@@ -113,17 +121,17 @@ class Fetches:
 
     # ---- what is asked ----
 
-    def _ask(self, ask: Ask, wanted: list[Chunk]) -> None:
+    def _ask(self, ask: Lookup, wanted: list[Chunk]) -> None:
         """Waits for those that are on their way, and has the others looked for."""
         self._asks.begin(ask)
         self._await_coming(ask, wanted)
         unknown = [chunk for chunk in wanted if not self._host.expects(chunk)]
         if unknown:
-            order = FindChunks(self._jobs.number(), [ChunkAt(-1, *chunk) for chunk in unknown])
-            ask.await_job(self._jobs.add(Job(order, unknown)))
+            order = LookUpChunks(self._jobs.number(), [ChunkSlot(-1, *chunk) for chunk in unknown])
+            ask.await_job(self._jobs.add(TransferJob(order, unknown)))
         self._asks.end_idle(ask)
 
-    def _fetch(self, ask: Ask, found: set[Chunk]) -> None:
+    def _fetch(self, ask: Lookup, found: set[Chunk]) -> None:
         """Has the longest prefix that there is brought to slots, of as much as there are."""
         request, names = ask.request, ask.names
         if not ask.is_probe:  # else its request is likely to have computed some of it meanwhile
@@ -143,18 +151,18 @@ class Fetches:
             self._claims.claim(request.record.id, needed)
         self._bring(ask, missing)
 
-    def _bring(self, ask: Ask, places: dict[Chunk, int]) -> None:
+    def _bring(self, ask: Lookup, places: dict[Chunk, int]) -> None:
         """Orders as many of these chunks, with their places in the prefix, as there are slots for: its beginning first."""
-        coming: list[tuple[Chunk, ChunkAt]] = []
+        coming: list[tuple[Chunk, ChunkSlot]] = []
         for chunk, at in places.items():
             slot = self._host.take(chunk, self._map.span(ask.request.holding, ask.request.tokens, at))
             if slot is None:
                 break
-            coming.append((chunk, ChunkAt(slot, *chunk)))
+            coming.append((chunk, ChunkSlot(slot, *chunk)))
         for start in range(0, len(coming), FETCH_BATCH):
             batch = coming[start : start + FETCH_BATCH]
-            order = FetchChunks(self._jobs.number(), [at for _, at in batch])
-            ask.await_job(self._jobs.add(Job(order, [chunk for chunk, _ in batch])))
+            order = PromoteChunks(self._jobs.number(), [at for _, at in batch])
+            ask.await_job(self._jobs.add(TransferJob(order, [chunk for chunk, _ in batch])))
 
     # ---- whether to ask ----
 
@@ -168,15 +176,15 @@ class Fetches:
 
     # ---- what is on its way ----
 
-    def _await_coming(self, ask: Ask, chunks: list[Chunk]) -> None:
+    def _await_coming(self, ask: Lookup, chunks: list[Chunk]) -> None:
         """Of these chunks, what is being fetched for others; the rest of what is expected is no gain of this one."""
         ask.there = set(filter(self._host.expects, chunks)) - ask.came
-        for job in self._jobs.bringing(FetchChunks, chunks):
+        for job in self._jobs.bringing(PromoteChunks, chunks):
             ask.await_job(job)
             ask.there.difference_update(job.chunks)
 
-    def _late(self) -> list[Job]:
-        return [job for job in self._jobs.older_than(FETCH_SECONDS) if isinstance(job.order, FindChunks | FetchChunks)]
+    def _late(self) -> list[TransferJob]:
+        return [job for job in self._jobs.older_than(FETCH_SECONDS) if isinstance(job.order, LookUpChunks | PromoteChunks)]
 
     def _hang(self) -> bool:
         """Whether the tiers outside do: nobody else is to wait for them."""

@@ -8,10 +8,10 @@ from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.arena import Arena
 from starling_engine.kv_offload.copies import group_pages
-from starling_engine.kv_offload.orders import Done, Standing
-from starling_engine.kv_offload.secondary.opening import open_outside
+from starling_engine.kv_offload.orders import TierStatus, TransferDone
+from starling_engine.kv_offload.secondary.open import open_outside
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
-from starling_engine.kv_offload.transfers import Transfers
+from starling_engine.kv_offload.transfers import TransferThreads
 from starling_engine.model_config.config import ModelConfig
 
 
@@ -20,12 +20,12 @@ def open_tiers(
     model: ModelConfig,
     groups: Sequence[KVGroup],
     kv: Sequence[torch.Tensor],
-    answer: Callable[[Done | Standing], None],
-) -> Transfers | None:
+    answer: Callable[[TransferDone | TierStatus], None],
+) -> TransferThreads | None:
     """None where the configuration has none. `kv` has the pages of the layers that are here. Raises ConfigError."""
     if config.tiers is None:
         return None
     apart = bool(kv) and kv[0].device.type != "cpu"
     arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=apart)
     outside = open_outside(config.tiers, model, config)
-    return Transfers(group_pages(groups, kv), arena, outside, answer, processors=0 if apart else config.num_threads)
+    return TransferThreads(group_pages(groups, kv), arena, outside, answer, processors=0 if apart else config.num_threads)

@@ -13,18 +13,18 @@ from starling_engine.errors import RankLost
 from starling_engine.kv_offload.arena import Arena
 from starling_engine.kv_offload.copies import CopyStream, GroupPages, load_chunk, store_chunk
 from starling_engine.kv_offload.orders import (
-    ChunkAt,
-    Done,
-    FetchChunks,
-    FindChunks,
-    KeepChunks,
+    ChunkSlot,
     LoadChunks,
+    LookUpChunks,
     Order,
-    Standing,
+    PromoteChunks,
     StoreChunks,
+    TierStatus,
+    TransferDone,
+    WriteBackChunks,
 )
-from starling_engine.kv_offload.secondary.share import FarShare
-from starling_engine.platforms.priority import be_nice
+from starling_engine.kv_offload.secondary.share import SecondaryTiers
+from starling_engine.platforms.priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 
@@ -47,10 +47,10 @@ Moving = TypeVar("Moving", StoreChunks, LoadChunks)
 Works = queue.SimpleQueue[Callable[[], None]]
 
 
-class FarJob:
+class ChunkwiseJob:
     """Chunks of one order, each done by whichever thread is free; the last one answers."""
 
-    def __init__(self, order: FetchChunks | KeepChunks, answer: Callable[[Done], None]) -> None:
+    def __init__(self, order: PromoteChunks | WriteBackChunks, answer: Callable[[TransferDone], None]) -> None:
         self.order = order
         self._answer = answer
         self._done = [False] * len(order.chunks)
@@ -66,10 +66,10 @@ class FarJob:
             self._left -= 1
             last = not self._left
         if last:
-            self._answer(Done(self.order.job, self._done, self._seconds, taken=self._cpu_seconds))
+            self._answer(TransferDone(self.order.job, self._done, self._seconds, taken=self._cpu_seconds))
 
 
-class Transfers:
+class TransferThreads:
     """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are; `processors` are
     those of the host with which they compute; 0 where they compute on a device of their own.
 
@@ -81,8 +81,8 @@ class Transfers:
         self,
         pages: Sequence[GroupPages],
         arena: Arena,
-        far: FarShare | None,
-        answer: Callable[[Done | Standing], None],
+        far: SecondaryTiers | None,
+        answer: Callable[[TransferDone | TierStatus], None],
         first_step: int = 0,
         *,
         processors: int = 0,
@@ -120,11 +120,11 @@ class Transfers:
                 self._stores.put(order)
             case LoadChunks():
                 self._loads.put(order)
-            case FindChunks():
+            case LookUpChunks():
                 self._finds.put(lambda: self._find(order))
-            case FetchChunks():
+            case PromoteChunks():
                 self._put_each(self._reads, order, self._fetch)
-            case KeepChunks():
+            case WriteBackChunks():
                 self._put_each(self._writes, order, self._keep)
 
     def finished(self, step_id: int) -> None:
@@ -151,7 +151,7 @@ class Transfers:
     # ---- between pages and slots ----
 
     def _store(self) -> None:
-        be_nice()
+        lower_priority()
         stream = CopyStream(self._device)
         while True:
             self._copy(self._in_time(self._stores.get()), store_chunk, stream)
@@ -183,18 +183,18 @@ class Transfers:
             logger.exception("chunks could not be copied")
             done = False
         self._copying.pop(name, None)
-        self._answer(Done(order.job, [done] * len(order.moves), time.perf_counter() - began))
+        self._answer(TransferDone(order.job, [done] * len(order.moves), time.perf_counter() - began))
 
     # ---- between slots and the tiers outside ----
 
-    def _put_each(self, works: Works, order: FetchChunks | KeepChunks, work: Callable[[ChunkAt], bool]) -> None:
+    def _put_each(self, works: Works, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool]) -> None:
         assert self._far is not None, "asked for where there is one"
         before = self._far.cpu_elsewhere
-        job = FarJob(order, lambda done: self._answer_moved(done, before))
+        job = ChunkwiseJob(order, lambda done: self._answer_moved(done, before))
         for at, chunk in enumerate(order.chunks):
             works.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
 
-    def _do(self, job: FarJob, at: int, chunk: ChunkAt, work: Callable[[ChunkAt], bool]) -> None:
+    def _do(self, job: ChunkwiseJob, at: int, chunk: ChunkSlot, work: Callable[[ChunkSlot], bool]) -> None:
         began, cpu_began = time.perf_counter(), time.thread_time()
         try:
             done = work(chunk)
@@ -203,7 +203,7 @@ class Transfers:
             done = False
         job.finish(at, done, time.perf_counter() - began, time.thread_time() - cpu_began)
 
-    def _find(self, order: FindChunks) -> None:
+    def _find(self, order: LookUpChunks) -> None:
         assert self._far is not None, "asked for where there is one"
         began = time.perf_counter()
         try:
@@ -211,35 +211,35 @@ class Transfers:
         except Exception:
             logger.exception("chunks could not be looked for")
             found = [False] * len(order.chunks)
-        self._answer_far(Done(order.job, found, time.perf_counter() - began))
+        self._answer_far(TransferDone(order.job, found, time.perf_counter() - began))
 
-    def _fetch(self, chunk: ChunkAt) -> bool:
+    def _fetch(self, chunk: ChunkSlot) -> bool:
         assert self._far is not None, "asked for where there is one"
         return self._far.fetch((chunk.group, chunk.name), self._bytes(chunk))
 
-    def _keep(self, chunk: ChunkAt) -> bool:
+    def _keep(self, chunk: ChunkSlot) -> bool:
         assert self._far is not None, "asked for where there is one"
         return self._far.keep((chunk.group, chunk.name), self._bytes(chunk))
 
-    def _bytes(self, chunk: ChunkAt) -> memoryview:
+    def _bytes(self, chunk: ChunkSlot) -> memoryview:
         return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
 
-    def _answer_moved(self, done: Done, elsewhere: float) -> None:
+    def _answer_moved(self, done: TransferDone, elsewhere: float) -> None:
         """`done` has the processor time of the threads here; the tiers had taken so much `elsewhere` before."""
         assert self._far is not None
         done.taken = self._per_second * (done.taken + max(0.0, self._far.cpu_elsewhere - elsewhere))
         self._answer_far(done)
 
-    def _answer_far(self, done: Done) -> None:
+    def _answer_far(self, done: TransferDone) -> None:
         assert self._far is not None
         done.far = self._far.reports()
         self._answer(done)
 
-    def _report(self, far: FarShare) -> None:
+    def _report(self, far: SecondaryTiers) -> None:
         last = None
         while not self._closed.wait(REPORT_SECONDS):
             if (now := far.reports()) != last:
-                self._answer(Standing(now))
+                self._answer(TierStatus(now))
             last = now
 
     def _start_outside(self, works: Works, name: str, count: int, *, nice: bool = False) -> None:
@@ -259,6 +259,6 @@ class Transfers:
 
 def _go_outside(works: Works, *, nice: bool) -> None:
     if nice:
-        be_nice()
+        lower_priority()
     while True:
         works.get()()

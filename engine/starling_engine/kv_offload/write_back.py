@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from starling_engine.kv_offload.costs import Costs
-from starling_engine.kv_offload.counts import Counts
-from starling_engine.kv_offload.jobs import Job, Jobs
-from starling_engine.kv_offload.orders import ChunkAt, KeepChunks
-from starling_engine.kv_offload.primary import Chunk, HostIndex
+from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.orders import ChunkSlot, WriteBackChunks
+from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.secondary.breaker import Breaker
+from starling_engine.kv_offload.stats import OffloadStats
 
 KEEP_BATCH = 32
 """Chunks that are written outside by one order; there is one such order at a time."""
@@ -29,10 +29,10 @@ def most_kept(num_slots: int) -> int:
     return 1 + num_slots // 4
 
 
-class Keeps:
+class WriteBack:
     """In turns, so that most slots stay free to be used for others."""
 
-    def __init__(self, host: HostIndex, jobs: Jobs, costs: Costs, counts: Counts) -> None:
+    def __init__(self, host: PrimaryIndex, jobs: TransferJobs, costs: Costs, counts: OffloadStats) -> None:
         self._host = host
         self._jobs = jobs
         self._costs = costs
@@ -66,7 +66,7 @@ class Keeps:
         self._note(chunks)
         self._keep_beside_steps()
 
-    def kept(self, job: Job, done: list[bool], taken: float) -> None:
+    def kept(self, job: TransferJob, done: list[bool], taken: float) -> None:
         """An order has been answered."""
         for chunk in job.chunks:
             self._host.unpin(chunk)
@@ -95,13 +95,13 @@ class Keeps:
             self._keep(free=False)
 
     def _keep(self, *, free: bool) -> None:
-        if not self.waiting or self._jobs.of(KeepChunks) or not (free or self._costs.may_keep):
+        if not self.waiting or self._jobs.of(WriteBackChunks) or not (free or self._costs.may_keep):
             return
         kept = self._next(min(self._at_once(), most_kept(self._host.num_slots)))
         if kept:
             self._free, self._count = free, len(kept)
-            order = KeepChunks(self._jobs.number(), [ChunkAt(self._host.pin(chunk), *chunk) for chunk in kept])
-            self._jobs.add(Job(order, kept))
+            order = WriteBackChunks(self._jobs.number(), [ChunkSlot(self._host.pin(chunk), *chunk) for chunk in kept])
+            self._jobs.add(TransferJob(order, kept))
 
     def _next(self, count: int) -> list[Chunk]:
         """At most so many, those first that have waited longest."""

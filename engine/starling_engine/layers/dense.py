@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from starling_engine.kernels.products import linear
 from starling_engine.layers.activation import silu_and_mul
-from starling_engine.layers.linear import LinearShape, Part
+from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.topology.shard import Share
 
 
@@ -21,18 +21,18 @@ class StackedWeights:
         self.weight: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LinearPart]:
         shape = self.shape
-        found = [Part(shard, "weight", (rows, shape.ins)) for shard, rows in enumerate(shape.outs)]
+        found = [LinearPart(shard, "weight", (rows, shape.ins)) for shard, rows in enumerate(shape.outs)]
         if shape.bias:
-            found += [Part(shard, "bias", (self._added_here(rows),)) for shard, rows in enumerate(shape.outs)]
+            found += [LinearPart(shard, "bias", (self._added_here(rows),)) for shard, rows in enumerate(shape.outs)]
         return found
 
     def _added_here(self, rows: Share) -> Share:
         """Of the ranks that hold some columns each, the first adds the bias."""
         return rows if self.shape.ins.start == 0 else Share(0, 0, rows.whole)
 
-    def load(self, part: Part, tensor: torch.Tensor) -> None:
+    def load(self, part: LinearPart, tensor: torch.Tensor) -> None:
         rows = self.shape.rows(part.shard)
         if part.name == "weight":
             if self.weight is None:
@@ -57,13 +57,13 @@ class StackedWeights:
 class StackedMethod(ABC):
     """What the methods for plain weights share: the parts are stacked as they come, then brought to the method's own form."""
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         self._shape = shape
         self._staged = StackedWeights(shape, dtype, device)
         self._gate = silu_and_mul(dtype, device) if shape.gated else None
         return self._staged.parts()
 
-    def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
+    def load_shard(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self._staged.load(part, tensor)
 
     def finish(self) -> None:
@@ -100,7 +100,7 @@ class ExactLinear(DenseLinear):
 
     name = "exact"
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:  # noqa: ARG002
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:  # noqa: ARG002
         return super().create(shape, torch.float32, device)
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:

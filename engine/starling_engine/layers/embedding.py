@@ -13,7 +13,7 @@ Lookup = Callable[[torch.Tensor], torch.Tensor]
 """ids [T] int64, counted from the first row that this rank holds -> rows [T, hidden_size]."""
 
 
-class Embedding:
+class TokenEmbedding:
     """The rows `share` of a table [vocab_size, hidden_size] that is not tied to the head; a tied one is the head's `lookup`."""
 
     _table: torch.Tensor

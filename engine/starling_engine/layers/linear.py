@@ -56,7 +56,7 @@ class LinearShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinearPart:
     """One tensor that a method wants for module `shard`, named `name` after the module ("weight", "bias").
 
     `shares` is what it wants of each dimension of the checkpoint's tensor.
@@ -75,11 +75,11 @@ class LinearMethod(Protocol):
 
     name: str
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         """Names the parts to load. Allocates nothing yet: memory must not be taken for layers whose turn has not come."""
         ...
 
-    def load_shard(self, part: Part, tensor: torch.Tensor) -> None:
+    def load_shard(self, part: LinearPart, tensor: torch.Tensor) -> None:
         """Copies the part in, converting to the method's dtype."""
         ...
 
@@ -122,14 +122,14 @@ class Linear:
     def slots(self) -> dict[str, Slot]:
         return {self._name(part): part_slot(part.shares, partial(self._load, part)) for part in self._parts}
 
-    def _name(self, part: Part) -> str:
+    def _name(self, part: LinearPart) -> str:
         return f"{self.shape.names[part.shard]}.{part.name}"
 
     def _summed(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         assert self._add_up is not None
         return self._add_up(self.method.apply(x, torch.float32)).to(out_dtype or x.dtype)
 
-    def _load(self, part: Part, tensor: torch.Tensor) -> None:
+    def _load(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self.method.load_shard(part, tensor)
         self._missing -= 1
         # At once, not when the whole model is loaded: a method that packs holds both forms of one matrix only.

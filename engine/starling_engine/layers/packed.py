@@ -3,7 +3,7 @@
 import torch
 
 from starling_engine.layers.dense import StackedMethod
-from starling_engine.layers.linear import LinearShape, Part
+from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.native import ops
 from starling_engine.native.packed import PackedWeight
 
@@ -34,7 +34,7 @@ class MkldnnLinear(StackedMethod):
     _weight: torch.Tensor
     _bias: torch.Tensor | None
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[Part]:
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         assert not shape.lookup, "single rows cannot be read from oneDNN's layout"
         return super().create(shape, dtype, device)
 

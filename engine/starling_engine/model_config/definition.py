@@ -14,7 +14,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The small differences between decoders; see `ModelConfig`."""
+    """The small differences between decoders; see `ModelSourceConfig`."""
 
     qkv_bias: bool = False
     o_bias: bool = False

@@ -92,7 +92,7 @@ class MlaShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class QuerySpan:
     """One sequence's part of a step: row `row` of the block tables, `queries` tokens from `start` of the flat token axis, attending
     to `context` tokens, themselves included."""
 
@@ -102,21 +102,21 @@ class Span:
     context: int
 
 
-def spans(query_start: Sequence[int], context_lens: Sequence[int]) -> list[Span]:
+def spans(query_start: Sequence[int], context_lens: Sequence[int]) -> list[QuerySpan]:
     """The sequences of a step that have tokens in it; arguments as in `AttentionMetadata`."""
     ends = zip(query_start, query_start[1:], context_lens, strict=False)
-    return [Span(row, start, end - start, context) for row, (start, end, context) in enumerate(ends) if end > start]
+    return [QuerySpan(row, start, end - start, context) for row, (start, end, context) in enumerate(ends) if end > start]
 
 
 @dataclass(frozen=True, slots=True)
 class FormPlan:
     """Sequences that attend in the absorbed form, in batches, and those that attend in the expanded one, one by one."""
 
-    absorbed: list[list[Span]]
-    expanded: list[Span]
+    absorbed: list[list[QuerySpan]]
+    expanded: list[QuerySpan]
 
 
-def plan_forms(step: Sequence[Span], shape: MlaShape) -> FormPlan:
+def plan_forms(step: Sequence[QuerySpan], shape: MlaShape) -> FormPlan:
     """Chooses each sequence's form.
 
     Sequences of a batch have equally many queries and are padded to the longest context, its last; so neighbours in length go
@@ -124,7 +124,7 @@ def plan_forms(step: Sequence[Span], shape: MlaShape) -> FormPlan:
     """
     expanded = [span for span in step if span.queries > shape.most_absorbed(span.context)]
     absorbed = [span for span in step if span.queries <= shape.most_absorbed(span.context)]
-    batches: list[list[Span]] = []
+    batches: list[list[QuerySpan]] = []
     for span in sorted(absorbed, key=lambda span: (span.queries, span.context)):
         room = SCRATCH // shape.absorbed_elements(span.queries, span.context)
         if batches and batches[-1][0].queries == span.queries and len(batches[-1]) < room:

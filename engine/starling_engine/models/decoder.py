@@ -1,4 +1,4 @@
-"""The decoder: written once, driven by `ModelConfig`; every architecture of the registry runs through it."""
+"""The decoder: written once, driven by `ModelSourceConfig`; every architecture of the registry runs through it."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,7 +9,7 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.selector import Backend
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks
 from starling_engine.kv.layer_specs import stage_layers
-from starling_engine.layers.embedding import Embedding, Vocabulary
+from starling_engine.layers.embedding import TokenEmbedding, Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
@@ -177,7 +177,7 @@ class Decoder:
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows = self._vocabulary.share
         self._head = build.linear(stacked([names.embedding if tied else names.head], [rows], config.hidden_size, lookup=tied))
-        table = Embedding(names.embedding, rows, config.hidden_size, build.dtype, build.device)
+        table = TokenEmbedding(names.embedding, rows, config.hidden_size, build.dtype, build.device)
         self._embed = self._vocabulary.lookup(self._head.method.lookup if tied else table.forward)
         first: tuple[HasSlots, ...] = (self._head if tied else table,) if self.stage.first else ()
         last: tuple[HasSlots, ...] = (self._norm, self._head) if self.stage.last else ()

@@ -68,7 +68,7 @@ class Communicator(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """One rank: nothing to exchange."""
 
     shard = Shard()
@@ -94,4 +94,4 @@ class Alone:
         """It never waits."""
 
 
-ALONE = Alone()
+ALONE = SingleRank()

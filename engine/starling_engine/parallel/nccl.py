@@ -14,12 +14,17 @@ from torch._C._distributed_c10d import PrefixStore, Store, Work
 from starling_engine.errors import ConfigError, PeerLost
 from starling_engine.parallel.communicator import Arriving, Communicator, of_group
 from starling_engine.parallel.gloo import MAX_SENT
-from starling_engine.parallel.one_shot import OneShot
+from starling_engine.parallel.one_shot import OneShotAllReduce
 from starling_engine.topology.rendezvous import Rendezvous
 
 
 def join_nccl(
-    host: Communicator, store: Store, name: str, rendezvous: Rendezvous, device: torch.device, one_shot: OneShot | None = None
+    host: Communicator,
+    store: Store,
+    name: str,
+    rendezvous: Rendezvous,
+    device: torch.device,
+    one_shot: OneShotAllReduce | None = None,
 ) -> "NcclCommunicator":
     """The ranks of `host` once more, for tensors on `device`; `name` as in `GlooCommunicator`.
 
@@ -49,7 +54,7 @@ class NcclCommunicator:
 
     capturable = True
 
-    def __init__(self, host: Communicator, group: Any, device: torch.device, one_shot: OneShot | None = None) -> None:
+    def __init__(self, host: Communicator, group: Any, device: torch.device, one_shot: OneShotAllReduce | None = None) -> None:
         """`group` is a ProcessGroup of the same ranks in the same order."""
         self.shard = host.shard
         self._host = host

@@ -25,7 +25,7 @@ MAX_RANKS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class OneShot:
+class OneShotAllReduce:
     """Capturable, and the same for all ranks to the last bit: parts are added in their order, in fp32.
 
     A rank that is gone lets the others' kernels wait for ever; whoever counts the ranks' progress ends them.
@@ -51,14 +51,14 @@ class OneShot:
         return x
 
 
-def join_one_shot(host: Communicator, device: torch.device) -> OneShot | None:
+def join_one_shot(host: Communicator, device: torch.device) -> OneShotAllReduce | None:
     """All ranks of `host` get one, or none does; logs which, and why."""
     memory, reason = _join(host, device)
     if memory is None:
         logger.info("%d ranks sum by NCCL alone: %s", host.shard.count, reason)
         return None
     logger.info("%d ranks sum up to %d KiB in one kernel: they reach each other's memory", host.shard.count, MAX_BYTES >> 10)
-    return OneShot(torch.tensor(memory.addresses, dtype=torch.int64, device=device), host.shard.index, memory)
+    return OneShotAllReduce(torch.tensor(memory.addresses, dtype=torch.int64, device=device), host.shard.index, memory)
 
 
 def _join(host: Communicator, device: torch.device) -> tuple[PeerMemory | None, str]:

@@ -21,19 +21,19 @@ logger = logging.getLogger("starling.parallel")
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankCommunicators:
     """tensor: the ranks that split each matrix. pipeline: those that split the layers."""
 
     tensor: Communicator = ALONE
     pipeline: Communicator = ALONE
 
 
-def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.device) -> Ranks:
+def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.device) -> RankCommunicators:
     """Meets the other ranks of the layout, each with a device of its own where `device` is a GPU; raises RankLost when one does not
     come. `tick` as in `GlooCommunicator`.
     """
     if config.layout.world_size == 1:
-        return Ranks()
+        return RankCommunicators()
     assert config.rendezvous is not None, "ranks need a place to meet"
     rendezvous, layout = config.rendezvous, config.layout
     place = layout.coordinates(config.rank)
@@ -49,7 +49,7 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.dev
             return join_nccl(gloo, store, name, rendezvous, device, one_shot)
         return nearby(gloo, rendezvous) if sums else gloo
 
-    return Ranks(
+    return RankCommunicators(
         tensor=join(f"tensor/{place.pp}", place.tp, layout.tensor, sums=True),
         pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline, sums=False),
     )

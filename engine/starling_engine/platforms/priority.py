@@ -6,7 +6,7 @@ import threading
 NICENESS = 10
 
 
-def be_nice() -> None:
+def lower_priority() -> None:
     """Makes the calling thread, and those that it starts from now on, nicer. Only Linux has a niceness for each thread."""
     if hasattr(os, "sched_getaffinity"):
         thread = threading.get_native_id()

@@ -11,16 +11,16 @@ from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
-from starling_engine.kv_offload.manager import Offload
-from starling_engine.kv_offload.orders import Done
+from starling_engine.kv_offload.manager import OffloadManager
+from starling_engine.kv_offload.orders import TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request import EngineRequest
-from starling_engine.request_state import Gate, RequestState, Status
-from starling_engine.scheduler.naming import Naming
+from starling_engine.request_state import Gate, RequestState, RequestStatus
 from starling_engine.scheduler.prefill import PrefillBudget, shares
-from starling_engine.scheduler.prefix import Prefix, Prefixes
+from starling_engine.scheduler.prefix import PrefixHit, PrefixLookup
+from starling_engine.scheduler.prompt_hashing import PromptHashing
 from starling_engine.scheduler.queue import make_queue
-from starling_engine.scheduler.step_builder import Draft
+from starling_engine.scheduler.step_builder import StepBuilder
 from starling_engine.scheduler.suspects import Suspects
 from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("starling.scheduler")
 class Scheduler:
     """Owns requests, slots and block tables. Not thread-safe: one engine core drives it."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: Offload | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: OffloadManager | None = None) -> None:
         self.config = config
         self.kv = kv
         self.offload = offload
@@ -44,10 +44,10 @@ class Scheduler:
         self._forks: dict[str, list[RequestState]] = {}
         """By their parent's id, the requests that wait for its prompt."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
-        self._prefixes = Prefixes(kv, offload, self.requests)
-        self._naming = Naming()
+        self._prefixes = PrefixLookup(kv, offload, self.requests)
+        self._naming = PromptHashing()
         self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000, kv.block_size)
-        self._in_flight: dict[int, Draft] = {}
+        self._in_flight: dict[int, StepBuilder] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._freed_slots: list[int] = []
         self._step_id = 0
@@ -143,7 +143,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
-        draft = Draft(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
+        draft = StepBuilder(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
         if self.offload is not None:
             self.offload.begin_step(len(self.running), idle=not self.has_work)
         for request in self._naming.go_on(self.waiting):
@@ -163,14 +163,14 @@ class Scheduler:
         self._freed_slots = []
         return plan
 
-    def _plan_step(self, draft: Draft) -> None:
+    def _plan_step(self, draft: StepBuilder) -> None:
         """Decodes first, then prompts: those that are under way share with new requests."""
         preempted = self.stats.preemptions_total
         prompts: list[RequestState] = []
         self._plan_running(draft, prompts)
         self._plan_prompts(draft, prompts, admits=self.stats.preemptions_total == preempted)
 
-    def _plan_running(self, draft: Draft, prompts: list[RequestState]) -> None:
+    def _plan_running(self, draft: StepBuilder, prompts: list[RequestState]) -> None:
         """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
 
         With several pipeline stages a step takes its share of them, so that the other stages have steps of their own to work on,
@@ -182,7 +182,7 @@ class Scheduler:
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
-            if request.gates or request.status is not Status.RUNNING:  # one before it may have taken its blocks
+            if request.gates or request.status is not RequestStatus.RUNNING:  # one before it may have taken its blocks
                 continue
             if todo > 1:
                 prompts.append(request)
@@ -193,7 +193,7 @@ class Scheduler:
                     continue
                 draft.add_row(request, 1)
 
-    def _plan_prompts(self, draft: Draft, prompts: list[RequestState], *, admits: bool) -> None:
+    def _plan_prompts(self, draft: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
         """Prompts share what the decodes leave. Those that run already get what those that wait for it make no use of."""
         if len(self.running) > len(prompts):
             draft.budget = self._prefill.tokens(draft.budget)
@@ -207,13 +207,13 @@ class Scheduler:
         for request, share in zip(prompts, shares(draft.budget, wanted, self.kv.block_size), strict=True):
             self._plan_prompt(draft, request, share)
 
-    def _plan_prompt(self, draft: Draft, request: RequestState, most: int) -> None:
+    def _plan_prompt(self, draft: StepBuilder, request: RequestState, most: int) -> None:
         """The next chunk of a request that has several tokens to compute, `most` at most."""
         count = min(request.todo, most)
-        if count and request.status is Status.RUNNING and self._grow(draft, request, request.planned + count):
+        if count and request.status is RequestStatus.RUNNING and self._grow(draft, request, request.planned + count):
             draft.add_row(request, count)
 
-    def _admit_waiting(self, draft: Draft) -> None:
+    def _admit_waiting(self, draft: StepBuilder) -> None:
         """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
         if not draft.budget or not self._free_slots:
             return
@@ -221,7 +221,7 @@ class Scheduler:
             if not draft.budget or not self._free_slots or not self._admit(draft, request):
                 return
 
-    def _admit(self, draft: Draft, request: RequestState) -> bool:
+    def _admit(self, draft: StepBuilder, request: RequestState) -> bool:
         """False when no other is to be tried in its place; one that is to wait for its chunks is passed over."""
         prefix = self._prefixes.find(request)
         if prefix is None:
@@ -252,14 +252,14 @@ class Scheduler:
             text = "%s is put off: up to %d blocks wanted for %d tokens and %d left for others to grow into, %d free"
             logger.info(text, request.record.id, self.kv.blocks_for(length), length, headroom, self.kv.num_available)
 
-    def _load_prefix(self, request: RequestState, prefix: Prefix) -> None:
+    def _load_prefix(self, request: RequestState, prefix: PrefixHit) -> None:
         """The request has no part in steps until its blocks have come."""
         assert self.offload is not None, "nothing else has more than the device"
         self.kv.make_room(request.holding, prefix.length)
         hit = prefix.hit // self.kv.block_size
         self.offload.loads.load(request, hit, prefix.length // CHUNK, after=self._step_id - 1)
 
-    def _plan_first(self, draft: Draft, request: RequestState, prefix: Prefix) -> None:
+    def _plan_first(self, draft: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
         """Its first chunk, behind what it has found on the device."""
         holding = request.holding
         if prefix.forked:
@@ -270,7 +270,7 @@ class Scheduler:
         self.kv.grow(holding, prefix.hit + count)
         draft.add_row(request, count)
 
-    def _count_hits(self, request: RequestState, prefix: Prefix) -> None:
+    def _count_hits(self, request: RequestState, prefix: PrefixHit) -> None:
         self.stats.prefix_queries_total += len(request.tokens)
         self.stats.prefix_hits_total += prefix.hit
         if self.offload is not None:
@@ -281,7 +281,7 @@ class Scheduler:
 
     # ---- blocks ----
 
-    def _grow(self, draft: Draft, request: RequestState, num_tokens: int) -> bool:
+    def _grow(self, draft: StepBuilder, request: RequestState, num_tokens: int) -> bool:
         """Takes the blocks for `num_tokens`, preempting the least important requests while there are too few."""
         while True:
             try:
@@ -309,7 +309,7 @@ class Scheduler:
     def _preempt(self, request: RequestState) -> None:
         """Back to the queue; it will compute its tokens again (a prefix hit shortens that)."""
         self._leave_slot(request)
-        request.status = Status.WAITING
+        request.status = RequestStatus.WAITING
         request.planned = request.computed = request.pending = 0
         self.waiting.put_back(request)
         if self.offload is not None:
@@ -323,7 +323,7 @@ class Scheduler:
         if self.offload is not None:
             self.offload.fetches.forget(request)
         self.running.append(request)
-        request.status = Status.RUNNING
+        request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
 
     def _leave_slot(self, request: RequestState) -> None:
@@ -403,7 +403,7 @@ class Scheduler:
         return delta
 
     def _finish(self, request: RequestState) -> None:
-        if request.status is Status.RUNNING:
+        if request.status is RequestStatus.RUNNING:
             self._leave_slot(request)
         else:
             self.waiting.remove(request)
@@ -411,12 +411,12 @@ class Scheduler:
             request.run += 1
             if self.offload is not None:
                 self.offload.fetches.forget(request)
-        request.status = Status.FINISHED
+        request.status = RequestStatus.FINISHED
         self._suspects.clear(request)
         del self.requests[request.record.id]
         self._open_forks(request)
 
-    def move(self, done: Done) -> None:
+    def move(self, done: TransferDone) -> None:
         """Takes into account that chunks have moved, or have not."""
         assert self.offload is not None, "nothing else asks for moves"
         for request in self.offload.take(done):
@@ -436,7 +436,7 @@ class Scheduler:
 
     # ---- faults ----
 
-    def _blame(self, draft: Draft, error: str) -> list[Delta]:
+    def _blame(self, draft: StepBuilder, error: str) -> list[Delta]:
         """A step failed as a whole. Its only request is to blame; several run again by halves, until one fails alone."""
         current = [(r, start + count) for r, run, start, count in draft.rows() if r.run == run]
         if len(draft.requests) == 1:
@@ -452,14 +452,14 @@ class Scheduler:
         self._suspects.add([request for request, _ in current])
         return []
 
-    def _plan_trial(self, draft: Draft) -> None:
+    def _plan_trial(self, draft: StepBuilder) -> None:
         """A step of suspects alone, as many of those that are tried as fit. Streams wait for it as for any other."""
         if len(self.running) > len(self._suspects.tried):
             draft.budget = self._prefill.tokens(draft.budget)
         for request in tuple(self._suspects.tried):
             if not draft.budget:
                 break
-            if request.status is Status.RUNNING:
+            if request.status is RequestStatus.RUNNING:
                 self._plan_prompt(draft, request, draft.budget)
             elif self._free_slots:
                 self._admit(draft, request)

@@ -9,7 +9,7 @@ from starling_engine.tokens import pack
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """A plan that is being made, with the requests behind its rows and their run at that time."""
 
     step_id: int

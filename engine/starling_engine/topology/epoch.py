@@ -79,14 +79,14 @@ PEERS, CHECKPOINT = "peers", "checkpoint"
 """Where experts come from: other ranks that hold them, or the files."""
 
 
-class Loaded(msgspec.Struct):
+class ExpertLoads(msgspec.Struct):
     """Experts that came from one source; the seconds are those of each rank that loaded, in all."""
 
     experts: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
-    def add(self, other: "Loaded") -> None:
+    def add(self, other: "ExpertLoads") -> None:
         self.experts += other.experts
         self.bytes += other.bytes
         self.seconds += other.seconds
@@ -102,7 +102,7 @@ class Prepared(msgspec.Struct, tag="prepared"):
 
     number: int
     seconds: float
-    loaded: dict[str, Loaded] = {}
+    loaded: dict[str, ExpertLoads] = {}
 
 
 class Unprepared(msgspec.Struct, tag="unprepared"):
@@ -110,12 +110,12 @@ class Unprepared(msgspec.Struct, tag="unprepared"):
     error: str
 
 
-def merge_loaded(each: Iterable[Mapping[str, Loaded]]) -> dict[str, Loaded]:
+def merge_loaded(each: Iterable[Mapping[str, ExpertLoads]]) -> dict[str, ExpertLoads]:
     """By source, of all."""
-    total: dict[str, Loaded] = {}
+    total: dict[str, ExpertLoads] = {}
     for loaded in each:
         for source, part in loaded.items():
-            total.setdefault(source, Loaded()).add(part)
+            total.setdefault(source, ExpertLoads()).add(part)
     return total
 
 

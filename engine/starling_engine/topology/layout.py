@@ -41,7 +41,7 @@ class ParallelLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class EpochMembership:
     """A numbered set of workers: `workers[r]` is the id of the worker that is rank r in this epoch.
 
     Also a single worker has one. A message of another epoch is stale and refused.
@@ -52,5 +52,5 @@ class Membership:
     workers: tuple[int, ...]
 
     @classmethod
-    def first(cls, layout: ParallelLayout) -> "Membership":
+    def first(cls, layout: ParallelLayout) -> "EpochMembership":
         return cls(epoch=0, layout=layout, workers=tuple(range(layout.world_size)))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class NodePlacement:
     """One node's part.
 
     host    this node's address: its cores listen there for the other nodes' frontends

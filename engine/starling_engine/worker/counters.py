@@ -7,7 +7,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ProgressCount:
     """steps that a rank has finished, ticks within the one that it is at, and ticks in all."""
 
     steps: int
@@ -15,7 +15,7 @@ class Count:
     total: int
 
 
-class Counters:
+class ProgressCounters:
     """Three numbers a rank, in a file that every process of the node maps, or in this process alone."""
 
     def __init__(self, path: Path | None, ranks: int) -> None:
@@ -39,5 +39,5 @@ class Counters:
         self._values[rank, 1] = 0  # first, so that a rank which is stopped here is not taken for one that is ahead
         self._values[rank] += (1, 0, 1)
 
-    def read(self) -> list[Count]:
-        return [Count(*row) for row in self._values.tolist()]
+    def read(self) -> list[ProgressCount]:
+        return [ProgressCount(*row) for row in self._values.tolist()]

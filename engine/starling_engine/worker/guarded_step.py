@@ -8,19 +8,24 @@ from typing import TypeVar
 import torch
 
 from starling_engine.errors import DeviceLost, RankLost
-from starling_engine.kv_offload.transfers import Transfers
+from starling_engine.kv_offload.transfers import TransferThreads
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.pending_step import Finished, Launched
+from starling_engine.worker.pending_step import Finished, PendingStep
 
 logger = logging.getLogger("starling.worker")
 T = TypeVar("T")
 
 
-class Attempt:
+class GuardedStep:
     """Launched by `launch` as it is made. `transfers` hear when the step has ended."""
 
     def __init__(
-        self, plan: StepPlan, rank: int, device: torch.device, transfers: Transfers | None, launch: Callable[[StepPlan], Launched]
+        self,
+        plan: StepPlan,
+        rank: int,
+        device: torch.device,
+        transfers: TransferThreads | None,
+        launch: Callable[[StepPlan], PendingStep],
     ) -> None:
         self._plan = plan
         self._rank = rank

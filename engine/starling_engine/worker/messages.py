@@ -3,12 +3,12 @@
 import msgspec
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv_offload.orders import Done, Order, Standing
+from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
 from starling_engine.ledger import Ledger
-from starling_engine.sleep import Release, Rested, Restore
+from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
-from starling_engine.worker.counters import Count
+from starling_engine.worker.counters import ProgressCount
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -35,7 +35,7 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Allocate | Execute | Idle | Release | Restore | Prepare | Commit | Abandon | Stop
+ToWorker = Start | Allocate | Execute | Idle | ReleaseMemory | RestoreMemory | Prepare | Commit | Abandon | Stop
 
 
 class Joined(msgspec.Struct, tag="joined"):
@@ -49,13 +49,13 @@ class Joined(msgspec.Struct, tag="joined"):
     store: int = 0
 
 
-class Beat(msgspec.Struct, tag="beat"):
-    """How far a worker on another node is, every BEAT_SECONDS, from `beat_identity`."""
+class Heartbeat(msgspec.Struct, tag="beat"):
+    """How far a worker on another node is, every BEAT_SECONDS, from `heartbeat_identity`."""
 
-    count: Count
+    count: ProgressCount
 
 
-class Working(msgspec.Struct, tag="working"):
+class WorkerPhase(msgspec.Struct, tag="working"):
     """See `Phase`."""
 
     phase: str
@@ -63,13 +63,13 @@ class Working(msgspec.Struct, tag="working"):
     total: int = 0
 
 
-class Planned(msgspec.Struct, tag="planned"):
+class MemoryPlanned(msgspec.Struct, tag="planned"):
     """The weights are loaded, and so many KV blocks would fit."""
 
     num_blocks: int
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class WorkerReady(msgspec.Struct, tag="ready"):
     """See `WorkerReport`; the seconds are this rank's."""
 
     ledger: Ledger
@@ -84,42 +84,42 @@ class Executed(msgspec.Struct, tag="executed"):
     result: StepResult
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class WorkerFailed(msgspec.Struct, tag="failed"):
     """The worker cannot go on. `kind` is the error's class among `starling_engine.errors`, if it is one of them."""
 
     kind: str
     message: str
 
 
-class Moves(msgspec.Struct, tag="moves"):
-    """Chunks to move between tiers, to `move_identity`. From there without any, it says that orders are taken from now on."""
+class TransferChunks(msgspec.Struct, tag="moves"):
+    """Chunks to move between tiers, to `transfer_identity`. From there without any, it says that orders are taken from now on."""
 
     orders: list[Order]
 
 
 FromWorker = (
     Joined
-    | Beat
-    | Working
-    | Planned
-    | Ready
+    | Heartbeat
+    | WorkerPhase
+    | MemoryPlanned
+    | WorkerReady
     | Executed
-    | Rested
+    | MemoryOrderDone
     | Prepared
     | Unprepared
     | Switched
     | Balance
     | Rearranged
-    | Moves
-    | Done
-    | Standing
-    | Failed
+    | TransferChunks
+    | TransferDone
+    | TierStatus
+    | WorkerFailed
 )
 
-BEAT_SECONDS = 0.2
+HEARTBEAT_SECONDS = 0.2
 
 
-def beat_identity(rank: int) -> bytes:
+def heartbeat_identity(rank: int) -> bytes:
     """Name of the socket that a worker on another node sends its beats from; plans come to the one named by the rank alone."""
     return f"beat/{rank}".encode()
 
@@ -129,6 +129,6 @@ def answer_identity(rank: int) -> bytes:
     return f"answer/{rank}".encode()
 
 
-def move_identity(rank: int) -> bytes:
+def transfer_identity(rank: int) -> bytes:
     """Name of the socket that a worker takes orders to move chunks from, and answers them by."""
     return f"move/{rank}".encode()

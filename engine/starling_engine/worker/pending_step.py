@@ -3,10 +3,10 @@
 from typing import Protocol
 
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.prompt_outputs import Model
+from starling_engine.worker.prompt_outputs import RunnableModel
 
 
-class Launched(Protocol):
+class PendingStep(Protocol):
     """A step on its way."""
 
     @property
@@ -22,7 +22,7 @@ class Launched(Protocol):
 class Runner(Protocol):
     """Steps are launched in the order of their plans, by one thread."""
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> PendingStep:
         """Raises what goes wrong before the device has it."""
         ...
 
@@ -32,7 +32,7 @@ class Runner(Protocol):
         """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
         ...
 
-    def on_wake(self, model: Model) -> None:
+    def on_wake(self, model: RunnableModel) -> None:
         """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same."""
         ...
 

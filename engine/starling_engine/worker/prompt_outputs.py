@@ -12,11 +12,11 @@ from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.context import ForwardContext
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
-from starling_engine.worker.device.answers import Answer
-from starling_engine.worker.host.batch import InputBatch, Occupant
+from starling_engine.worker.device.readback import DeviceValues
+from starling_engine.worker.host.batch import InputBatch, SlotState
 
 
-class Model(Protocol):
+class RunnableModel(Protocol):
     """forward(ids [T] int64, context, arrived) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32, in `out` if given."""
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
@@ -33,17 +33,17 @@ class NoModel:
     logits = forward
 
 
-class Special:
+class PromptOutputs:
     """`send` takes an array to where the hidden states are."""
 
-    def __init__(self, model: Model, batch: InputBatch, send: Callable[[npt.NDArray[Any]], torch.Tensor]) -> None:
+    def __init__(self, model: RunnableModel, batch: InputBatch, send: Callable[[npt.NDArray[Any]], torch.Tensor]) -> None:
         self._model = model
         self._batch = batch
         self._send = send
 
     def ask(
         self, plan: StepPlan, last_token: npt.NDArray[np.int64], hidden: torch.Tensor, rows: list[RowResult]
-    ) -> Iterator[Answer]:
+    ) -> Iterator[DeviceValues]:
         """What fills in `rows`. `hidden` [T, hidden_size] is of all tokens, `last_token[r]` the index of each row's last one."""
         for r, slot in enumerate(plan.slots):
             if slot not in self._batch.special:
@@ -56,9 +56,11 @@ class Special:
             if occupant.pooling is None:
                 yield from self._prompt_logprobs(occupant, own, slot, plan.starts[r], rows[r])
             elif (vector := _pool(occupant, own, plan.starts[r], done=plan.sample[r])) is not None:
-                yield Answer(vector.view(torch.int32), partial(_take_vector, rows[r]))
+                yield DeviceValues(vector.view(torch.int32), partial(_take_vector, rows[r]))
 
-    def _prompt_logprobs(self, occupant: Occupant, hidden: torch.Tensor, slot: int, start: int, row: RowResult) -> Iterator[Answer]:
+    def _prompt_logprobs(
+        self, occupant: SlotState, hidden: torch.Tensor, slot: int, start: int, row: RowResult
+    ) -> Iterator[DeviceValues]:
         """Position p's hidden state tells the log probability of token p + 1; the last prompt token's belongs to the output."""
         assert occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None
         most, row.prompt_logprobs = occupant.sampling.prompt_logprobs, []
@@ -67,7 +69,7 @@ class Special:
         for at in range(0, count, LOGPROB_ROWS):
             part = slice(at, min(at + LOGPROB_ROWS, count))
             logits = self._model.logits(hidden[part])
-            yield Answer(scores(logits, following[part], most), partial(_take_prompt_logprobs, row, most))
+            yield DeviceValues(scores(logits, following[part], most), partial(_take_prompt_logprobs, row, most))
 
 
 def _take_prompt_logprobs(row: RowResult, most: int, found: torch.Tensor) -> None:
@@ -79,7 +81,7 @@ def _take_vector(row: RowResult, found: torch.Tensor) -> None:
     row.pooled = found.view(torch.float32).tolist()
 
 
-def _pool(occupant: Occupant, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
+def _pool(occupant: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
     """[hidden_size] fp32. Pools over chunks: `occupant.pooled` holds the running sum, or the first token's state."""
     assert occupant.pooling is not None
     kind = occupant.pooling.pooling

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from starling_engine.step import StepResult
-from starling_engine.worker.pending_step import Launched
+from starling_engine.worker.pending_step import PendingStep
 
 SWITCH_SECONDS = 0.0005
 MOST_BEHIND = 2
@@ -14,7 +14,7 @@ MOST_BEHIND = 2
 read from take turns (`pinned.ENTRIES`)."""
 
 
-class Answering:
+class ResultPump:
     """Steps that a device works on are waited for in a thread, so that the one that launches them can give it the next meanwhile.
 
     `answer` gets the results, `failed` whatever `finish` raises; nothing is answered after that. Both are called by one thread at a
@@ -24,10 +24,10 @@ class Answering:
     def __init__(self, answer: Callable[[StepResult], None], failed: Callable[[BaseException], None]) -> None:
         self._answer = answer
         self._failed = failed
-        self._launched: queue.Queue[Launched | None] = queue.Queue(MOST_BEHIND)
+        self._launched: queue.Queue[PendingStep | None] = queue.Queue(MOST_BEHIND)
         self._thread: threading.Thread | None = None
 
-    def add(self, launched: Launched) -> None:
+    def add(self, launched: PendingStep) -> None:
         """Called by one thread, which waits when it is too far ahead."""
         if self._thread is None and launched.ready:
             self._answer(launched.finish())

@@ -18,16 +18,16 @@ from starling_engine.config import WorkerConfig
 from starling_engine.errors import PeerLost
 from starling_engine.expert_parallel.balancing import Balancing
 from starling_engine.expert_parallel.dp_sync import Epoch
-from starling_engine.expert_parallel.expert_publisher import Holders
+from starling_engine.expert_parallel.expert_publisher import ExpertPublisher
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks, over_tensor
 from starling_engine.expert_parallel.load_window import LoadWindow
 from starling_engine.expert_parallel.meeting import LoadedSoFar, meet
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv.spec import KVGroup
-from starling_engine.kv_offload.orders import Done, Standing
+from starling_engine.kv_offload.orders import TierStatus, TransferDone
 from starling_engine.kv_offload.starting import open_tiers
-from starling_engine.kv_offload.transfers import Transfers
+from starling_engine.kv_offload.transfers import TransferThreads
 from starling_engine.layers.select import select_linear_method
 from starling_engine.ledger import Ledger
 from starling_engine.model_config.config import ModelConfig, load_model_config
@@ -37,7 +37,7 @@ from starling_engine.parallel.gloo import join_store
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
-from starling_engine.sleep import Rested, RestOrder
+from starling_engine.sleep import MemoryOrderDone, RestOrder
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tokens import pack
 from starling_engine.topology.epoch import Balance, EpochPlan, Rearranged
@@ -45,13 +45,13 @@ from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.worker.device.device_runner import DeviceRunner
-from starling_engine.worker.guarded_step import Attempt
+from starling_engine.worker.guarded_step import GuardedStep
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.making import make_runner
 from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
-from starling_engine.worker.pending_step import Finished, Launched, Runner
+from starling_engine.worker.pending_step import Finished, PendingStep, Runner
 from starling_engine.worker.report import Phase, WorkerReport
-from starling_engine.worker.sleep.sleeper import Rest
+from starling_engine.worker.sleep.sleeper import RankSleeper
 from starling_engine.worker.stage import StageLink
 
 logger = logging.getLogger("starling.worker")
@@ -75,11 +75,11 @@ class Worker:
         tick: Callable[[], None],
         on_phase: PhaseSink,
         agree: Agree = _alone,
-        answer: Callable[[Done | Standing], None] | None = None,
+        answer: Callable[[TransferDone | TierStatus], None] | None = None,
     ) -> None:
         self._config = config
         self._answer = answer
-        self.transfers: Transfers | None = None
+        self.transfers: TransferThreads | None = None
         """Once it is prepared, where the configuration has tiers."""
         self._agree = agree
         self._tick = tick
@@ -90,7 +90,7 @@ class Worker:
         self._model: Decoder | None = None
         """Where experts come and go; else whoever has it sleep is the only one to keep it."""
         self._shared: ExpertRanks | None = None
-        self._rest: Rest | None = None
+        self._rest: RankSleeper | None = None
         self.epoch = 0
 
     def prepare(self) -> WorkerReport:
@@ -137,7 +137,7 @@ class Worker:
             if config.lockstep:
                 self._model = model
             else:
-                self._rest = Rest(model, lambda: self._loaded(build()), self._runner, kv, platform.device)
+                self._rest = RankSleeper(model, lambda: self._loaded(build()), self._runner, kv, platform.device)
             if config.tiers is not None:
                 assert self._answer is not None, "somebody has to hear of what has moved"
                 self.transfers = open_tiers(config, model_config, groups, kv, self._answer)
@@ -149,7 +149,7 @@ class Worker:
                 self._runner.record()
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> PendingStep:
         """Gives one plan to the device. Whatever it raises is the step's failure; the worker stays usable."""
         assert self._runner is not None, "prepare() comes first"
         if plan.epoch > self.epoch:
@@ -158,17 +158,17 @@ class Worker:
         with torch.inference_mode():
             return self._runner.launch(plan)
 
-    def begin(self, plan: StepPlan) -> Attempt:
+    def begin(self, plan: StepPlan) -> GuardedStep:
         """As `launch`, with what it raises, and what `finish` does, as the step's error. Both raise RankLost: without the others no
         step can be run; and DeviceLost, for no later step would run.
         """
-        return Attempt(plan, self._config.rank, self._device, self.transfers, self.launch)
+        return GuardedStep(plan, self._config.rank, self._device, self.transfers, self.launch)
 
     def attempt(self, plan: StepPlan) -> StepResult:
         """`begin`, and then `finish`."""
         return self.begin(plan).finish()
 
-    def rest(self, order: RestOrder) -> Rested:
+    def rest(self, order: RestOrder) -> MemoryOrderDone:
         """Gives memory back, or takes it again; no step is in flight. Not for a rank whose config says `lockstep`."""
         assert self._rest is not None, "prepare() comes first, and ranks that step with other cores' do not sleep"
         return self._rest.carry_out(order)
@@ -183,10 +183,10 @@ class Worker:
         source = DummyWeights(config.seed) if dummy else Checkpoint(Path(config.model_path))
         return Rearrangement(self._shared, self._model.experts, source)
 
-    def holders(self) -> Holders:
+    def holders(self) -> ExpertPublisher:
         """How ranks that load experts hear of those that hold them; before the first rearrangement."""
         assert self._model is not None, "prepare() comes first"
-        return Holders(self._config, self._model.experts)
+        return ExpertPublisher(self._config, self._model.experts)
 
     def join_epoch(self, plan: EpochPlan, loaded: LoadedSoFar, cancelled: Callable[[], bool], address: str) -> Epoch:
         """Meets the other ranks of an epoch when all have loaded. Raises as `meet`. `address`: of this one's ExpertServer."""

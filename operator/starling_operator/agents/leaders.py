@@ -14,7 +14,7 @@ from starling_operator.agents.answers import PLAIN, BadAnswer, received
 from starling_operator.logs import Key, about
 from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.elastic.answers import refusal
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.observed import LeaderAnswer
 
 SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -26,7 +26,7 @@ class _Told:
     """The last call to one group's leader. `answer`: None if it took it, or did not answer."""
 
     call: ScaleCall
-    answer: Answer | None
+    answer: LeaderAnswer | None
     tries: int
     again_at: float
 
@@ -43,7 +43,7 @@ class Leaders:
         self._told: dict[Key, dict[str, _Told]] = {}
         self._session: ClientSession | None = None
 
-    def answers(self, key: Key) -> Mapping[str, Answer]:
+    def answers(self, key: Key) -> Mapping[str, LeaderAnswer]:
         """Refusals by operation, of the newest call to each group."""
         told = self._told.get(key, {}).values()
         return {each.call.operation: each.answer for each in told if each.answer is not None}
@@ -71,7 +71,7 @@ class Leaders:
         if self._session is not None:
             await self._session.close()
 
-    async def _send(self, key: Key, call: ScaleCall, token: str) -> Answer | None:
+    async def _send(self, key: Key, call: ScaleCall, token: str) -> LeaderAnswer | None:
         """Its refusal; None when it takes it, or when nobody knows."""
         self._fence()
         url, headers = f"http://{authority(call.address, ADMIN_PORT)}/admin/scale", {"Authorization": f"Bearer {token}", **PLAIN}

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AgentReply:
     """The last report of one agent, and when it last answered at all. `error`: why its last answer is none."""
 
     report: Report | None
@@ -55,17 +55,17 @@ class _Poll:
     tried: asyncio.Event
 
 
-class Reports:
+class AgentReports:
     """`wake` is called with the service when a report changed, or an agent stopped answering."""
 
     def __init__(self, wake: Callable[[Key], None]) -> None:
         self._wake = wake
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, AgentReply] = {}
         self._polls: dict[Key, dict[str, _Poll]] = {}
         self._known: dict[Key, set[str]] = {}
         self._session: ClientSession | None = None
 
-    def of(self, pod_uid: str) -> Heard | None:
+    def of(self, pod_uid: str) -> AgentReply | None:
         return self._heard.get(pod_uid)
 
     def follow(self, key: Key, observed: Observed) -> None:
@@ -147,7 +147,7 @@ class Reports:
     def _refuse(self, key: Key, uid: str, address: str, error: str) -> bool:
         """Nothing that the agent said before is believed any more. Whether that is news."""
         before = self._heard.get(uid)
-        self._heard[uid] = Heard(None, time.monotonic(), error)
+        self._heard[uid] = AgentReply(None, time.monotonic(), error)
         if before is not None and before.error == error:
             return False
         log.warning("%s: %s", address, error, extra=about(key))
@@ -167,7 +167,7 @@ class Reports:
                 raise BadAnswer(TOKEN_REFUSED)
             response.raise_for_status()
             report = read_report(await received(response.content.iter_any()))
-        self._heard[uid] = Heard(report, time.monotonic())
+        self._heard[uid] = AgentReply(report, time.monotonic())
         return before != report
 
     def _http(self) -> ClientSession:

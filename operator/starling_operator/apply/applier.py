@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starling_operator.apply.foreign_fields import is_exact, strays
-from starling_operator.apply.refusals import Refusals
+from starling_operator.apply.refusals import WriteRefusals
 from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key, about
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.watch.cache import Cache, controller_of
-from starling_operator.watch.is_applied import Settled, holds
+from starling_operator.watch.is_applied import AppliedObjects, is_applied
 from starling_operator.watch.ownership import Ownership
 
 CREATE_AGAIN = 10.0
@@ -36,9 +36,9 @@ class Applier:
     def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
         self._kube, self._has = kube, has
         self._cache = cache
-        self._settled = Settled()
+        self._settled = AppliedObjects()
         self._ownership = Ownership()
-        self._refusals = Refusals()
+        self._refusals = WriteRefusals()
         self._created: dict[Key, tuple[str, float]] = {}
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
@@ -73,7 +73,7 @@ class Applier:
         return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
 
     def _matches(self, live: Manifest, manifest: Manifest) -> bool:
-        return holds(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
+        return is_applied(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
 
     async def _create_unread(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
         """A Secret is never read, so whether it is still there nobody knows: while it is needed it is created now and then."""
@@ -98,14 +98,14 @@ class Applier:
                 outcome.wrote = True
                 self._refusals.clear(key, manifest)
                 return True
-            except ApiError as failed:
+            except KubeError as failed:
                 error = await self._judged(failed, manifest)
                 if not error.is_users and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
                     if manifest["kind"] == SERVICE_MONITOR.name:
                         return False  # Nobody asked for it, and its CRD was removed a moment ago.
-                    error = ApiError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
+                    error = KubeError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
         if refused.is_told:
@@ -132,13 +132,13 @@ class Applier:
         if not once and live is not None and not self._matches(live, manifest):
             self._settled.remember(live, manifest)
 
-    async def _judged(self, failed: ApiError, manifest: Manifest) -> ApiError:
+    async def _judged(self, failed: KubeError, manifest: Manifest) -> KubeError:
         """An internal error is the user's if the same object, made anew, is refused for what it is."""
         kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
         if failed.status == 500:
             try:
                 await self._kube.judge(kind.path(metadata["namespace"]), manifest)
-            except ApiError as said:
+            except KubeError as said:
                 return said if said.status in (400, 422) else failed
         return failed
 
@@ -146,7 +146,7 @@ class Applier:
         """For objects that never change: one that is there already must be ours. A Secret's name tells that."""
         try:
             return await self._kube.create(kind.path(service.namespace), manifest)
-        except ApiError as error:
+        except KubeError as error:
             if error.reason != "AlreadyExists":
                 raise
             return manifest if kind is SECRET else await self._existing(service, kind, manifest)
@@ -155,7 +155,7 @@ class Applier:
         """Server-side apply that only creates: a version that no object has makes any existing object a conflict."""
         try:
             return await self._apply(kind, manifest, {"resourceVersion": "1"})
-        except ApiError as error:
+        except KubeError as error:
             if error.status != 409:
                 raise
         found = await self._existing(service, kind, manifest)
@@ -170,7 +170,7 @@ class Applier:
         """Only to the object that was seen; when that is gone, the next look knows it."""
         try:
             return await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 409:
                 self._cache.drop(live["metadata"]["uid"])
             raise
@@ -183,7 +183,7 @@ class Applier:
         if owner is None and any(field["manager"] == MANAGER for field in found["metadata"].get("managedFields", ())):
             return found
         if owner is None or owner["uid"] != service.uid:
-            raise ApiError(409, "AlreadyExists", f"exists and belongs to {_owner(owner)}; rename the service or remove it")
+            raise KubeError(409, "AlreadyExists", f"exists and belongs to {_owner(owner)}; rename the service or remove it")
         return found
 
     async def _delete(self, service: Service, deletion: Delete) -> None:
@@ -200,7 +200,7 @@ class Applier:
         log.info("deleting %s %s: %s", kind.name, deletion.name, deletion.why, extra=about((service.namespace, service.name)))
         try:
             left = await self._kube.delete(kind.path(service.namespace, deletion.name), options)
-        except ApiError as error:
+        except KubeError as error:
             if error.status not in (404, 409):
                 raise
             left = {}

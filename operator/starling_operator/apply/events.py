@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from starling_operator.cluster.kinds import EVENT, INFERENCE_SERVICE, MANAGER
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import about
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
@@ -21,7 +21,7 @@ async def post_events(kube: Kube, service: Service, events: Iterable[Event], ins
         log.info("%s: %s", event.reason, event.message, extra=about((service.namespace, service.name)))
         try:
             await kube.create(EVENT.path(service.namespace), _body(service, event, instance))
-        except ApiError as error:
+        except KubeError as error:
             log.warning("the event %s was not posted: %s", event.reason, error, extra=about((service.namespace, service.name)))
 
 

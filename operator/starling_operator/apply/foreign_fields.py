@@ -9,7 +9,7 @@ others may add what they like.
 from typing import Any
 
 from starling_operator.plan.observed import Manifest
-from starling_operator.watch.is_applied import holds
+from starling_operator.watch.is_applied import is_applied
 
 _EXACT_SPECS = ("NetworkPolicy",)
 _EXACT_LISTS = {"Service": ("ports",)}
@@ -31,4 +31,4 @@ def strays(live: Manifest, wanted: Manifest) -> list[str]:
 
 
 def _foreign(items: list[Any], wished: list[Any]) -> list[int]:
-    return [index for index in reversed(range(len(items))) if not any(holds(items[index], item) for item in wished)]
+    return [index for index in reversed(range(len(items))) if not any(is_applied(items[index], item) for item in wished)]

@@ -14,7 +14,7 @@ _PASSING_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class WriteRefusal:
     """One object, refused `tries` times in a row in this very form. `passing`: it may not be the object's fault."""
 
     form: str
@@ -32,24 +32,24 @@ class Refusal:
         return max(0.0, self.again_at - time.monotonic())
 
 
-class Refusals:
+class WriteRefusals:
     """By service and object."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, dict[tuple[str, str], Refusal]] = {}
+        self._known: dict[Key, dict[tuple[str, str], WriteRefusal]] = {}
 
-    def standing(self, service: Key, manifest: Manifest) -> Refusal | None:
+    def standing(self, service: Key, manifest: Manifest) -> WriteRefusal | None:
         """A refusal that it is too early to try again."""
         known = self._known.get(service, {}).get(_key(manifest))
         if known is None or known.form != digest(manifest) or known.seconds_left == 0.0:
             return None
         return known
 
-    def add(self, service: Key, manifest: Manifest, message: str, passing: bool = False) -> Refusal:
+    def add(self, service: Key, manifest: Manifest, message: str, passing: bool = False) -> WriteRefusal:
         form, before = digest(manifest), self._known.get(service, {}).get(_key(manifest))
         tries = before.tries + 1 if before is not None and before.form == form else 1
         wait = min(MOST_SECONDS, FIRST_SECONDS * 2 ** (tries - 1))
-        refusal = Refusal(form, message, tries, time.monotonic() + wait, passing)
+        refusal = WriteRefusal(form, message, tries, time.monotonic() + wait, passing)
         self._known.setdefault(service, {})[_key(manifest)] = refusal
         return refusal
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starling_crds.v1alpha1.status import Condition, ConditionStatus, GroupNode, InferenceServiceStatus
 
 from starling_operator.cluster.kinds import BY_NAME, INFERENCE_SERVICE
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.conditions import SETTLED
@@ -38,7 +38,7 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
     }
     try:
         written = await kube.apply(INFERENCE_SERVICE.path(service.namespace, service.name, "status"), body)
-    except ApiError as error:
+    except KubeError as error:
         if error.status in (404, 409):
             return False  # The service is gone, or another version by now; the watch will tell.
         raise
@@ -46,7 +46,7 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
     return True
 
 
-class Pace:
+class StatusThrottle:
     """At most one write of a service's status a second, unless it tells something new: progress comes many times a second."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ async def write_child_status(kube: Kube, cache: Cache, service: Service, wanted:
         return False
     try:
         written = await kube.apply(kind.path(metadata["namespace"], metadata["name"], "status"), wanted)
-    except ApiError as error:
+    except KubeError as error:
         if error.status in (404, 409):
             return False
         raise

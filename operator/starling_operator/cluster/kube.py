@@ -22,7 +22,7 @@ APPLY, JSON_PATCH, JSON = "application/apply-patch+yaml", "application/json-patc
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
-class ApiError(Exception):
+class KubeError(Exception):
     """The API server refused, in its own words. status 0: it could not be reached."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
@@ -78,7 +78,7 @@ class Kube:
         """Whether the cluster has the kind."""
         try:
             listing = await self.get(f"/apis/{kind.api_version}")
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 404:
                 return False
             raise
@@ -104,7 +104,7 @@ class Kube:
             response = await self._client.call_api(method, url, headers, body, _request_timeout=seconds)
             data = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, ClientError, OSError) as error:
-            raise ApiError(0, "Unreachable", f"{method} {path}: {error or type(error).__name__}") from error
+            raise KubeError(0, "Unreachable", f"{method} {path}: {error or type(error).__name__}") from error
         if response.status >= 400:
             raise _refusal(response.status, data, response.headers.get("Retry-After"))
         answer: Manifest = json.loads(data)
@@ -124,10 +124,10 @@ async def connect() -> ApiClient:
     return ApiClient(configuration)
 
 
-def _refusal(status: int, data: bytes, retry_after: str | None) -> ApiError:
+def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     try:
         said: dict[str, Any] = json.loads(data)
     except ValueError:
         said = {"message": data.decode(errors="replace").strip()[:500]}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-    return ApiError(status, said.get("reason") or "", said.get("message") or "", seconds)
+    return KubeError(status, said.get("reason") or "", said.get("message") or "", seconds)

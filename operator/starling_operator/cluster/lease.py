@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from starling_operator.cluster.kinds import LEASE
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.plan.observed import Manifest
 
 DURATION, RENEW, MARGIN = 15.0, 2.0, 5.0
@@ -69,7 +69,7 @@ class Lease:
         self._until = 0.0
         try:
             await self._free(kube)
-        except (ApiError, LeaseLost) as error:
+        except (KubeError, LeaseLost) as error:
             log.warning("the Lease was not released, others wait until it expires: %s", error)
 
     async def _free(self, kube: Kube) -> None:
@@ -78,7 +78,7 @@ class Lease:
             try:
                 await self._write(kube, "PUT", {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
                 return
-            except ApiError as error:
+            except KubeError as error:
                 if last or error.status != 409:
                     raise
                 await self._read_again(kube)  # a renewal that was broken off may have come all the same
@@ -88,7 +88,7 @@ class Lease:
         sent = time.monotonic()
         try:
             self._held = await self._write(kube, "PUT", {**self._held["spec"], "renewTime": _now()})
-        except ApiError as error:
+        except KubeError as error:
             log.warning("the Lease was not renewed: %s", error)
             if error.status in (404, 409):
                 await self._read_again(kube)
@@ -110,7 +110,7 @@ class Lease:
             if self._held is not None and not self._is_free(self._held):
                 return False
             self._held = await self._write(kube, "POST" if self._held is None else "PUT", self._claim())
-        except ApiError as error:
+        except KubeError as error:
             if error.status != 409:
                 log.warning("the Lease %s/%s cannot be had: %s", self._namespace, self._name, error)
             return False
@@ -138,7 +138,7 @@ class Lease:
     async def _read(self, kube: Kube) -> Manifest | None:
         try:
             return await kube.request("GET", LEASE.path(self._namespace, self._name), seconds=ANSWER)
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 404:
                 return None
             raise

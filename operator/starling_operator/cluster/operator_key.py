@@ -7,7 +7,7 @@ import base64
 import secrets
 
 from starling_operator.cluster.kinds import MANAGER, SECRET
-from starling_operator.cluster.kube import READ_SECONDS, ApiError, Kube
+from starling_operator.cluster.kube import READ_SECONDS, Kube, KubeError
 from starling_operator.plan.observed import Manifest
 
 NAME, FIELD = "starling-operator-key", "key"
@@ -19,13 +19,13 @@ async def operator_key(kube: Kube, namespace: str) -> bytes:
     path = SECRET.path(namespace, NAME)
     try:
         return _read(await kube.get(path))
-    except ApiError as error:
+    except KubeError as error:
         if error.status != 404:
             raise
     try:
         # Past the fence: it is made before there is a Lease, and only once.
         await kube.request("POST", SECRET.path(namespace), {"fieldManager": MANAGER}, _new(namespace), seconds=READ_SECONDS)
-    except ApiError as error:
+    except KubeError as error:
         if error.reason != "AlreadyExists":
             raise
     return _read(await kube.get(path))

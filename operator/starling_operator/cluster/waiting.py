@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from starling_operator.cluster.kinds import INFERENCE_SERVICE, PARALLELISM_SCALE
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.cluster.operator_key import operator_key
 
 LONGEST_PAUSE = 30.0
@@ -34,14 +34,14 @@ async def _look(kube: Kube, namespace: str) -> tuple[bytes, str | None]:
         return b"", trouble
     try:
         return await operator_key(kube, namespace), None
-    except (ApiError, ValueError) as error:
+    except (KubeError, ValueError) as error:
         return b"", f"the operator has no key: {error}"
 
 
 async def _trouble(kube: Kube) -> str | None:
     try:
         missing = [kind.name for kind in (INFERENCE_SERVICE, PARALLELISM_SCALE) if not await kube.exists(kind)]
-    except ApiError as error:
+    except KubeError as error:
         return f"the API server does not answer: {error}" if error.status == 0 else f"the API server refuses: {error}"
     if not missing:
         return None

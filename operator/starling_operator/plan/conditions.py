@@ -6,14 +6,14 @@ from starling_crds.v1alpha1.status import Condition
 from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.proof import loaded, phase_text, pod_message
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.verdict import Verdict
 
 SETTLED = ("Settled", "nothing is on the way")
 NOT_STALLED = ("NotStalled", "nothing waits for somebody to mend it")
 
 
-def conditions(situation: Situation, judged: Verdict) -> list[Condition]:
+def conditions(situation: StatusInputs, judged: Verdict) -> list[Condition]:
     """Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded."""
     moving, stalled = judged.state == "moving", judged.state == "stalled"
     made = [
@@ -28,13 +28,13 @@ def conditions(situation: Situation, judged: Verdict) -> list[Condition]:
     return [_dated(condition, old.get(condition.type), situation) for condition in made]
 
 
-def _available(situation: Situation) -> Condition:
+def _available(situation: StatusInputs) -> Condition:
     """Somebody answers. How many should is Ready's to tell: while scaling or rolling, clients are served all the same."""
     count = len(situation.ready)
     return _condition("Available", count > 0, "GroupsServe" if count else "NoGroupServes", f"{count} groups serve")
 
 
-def _progressing(situation: Situation, judged: Verdict) -> Condition:
+def _progressing(situation: StatusInputs, judged: Verdict) -> Condition:
     text = f"{len(situation.ready)} of {situation.replicas} groups ready"
     if judged.state == "moving":
         waits = situation.change.waits
@@ -42,7 +42,7 @@ def _progressing(situation: Situation, judged: Verdict) -> Condition:
     return _condition("Progressing", False, "Complete" if judged.state == "ready" else judged.reason, text)
 
 
-def _model_loaded(situation: Situation) -> Condition:
+def _model_loaded(situation: StatusInputs) -> Condition:
     """The message is of the pod that is furthest behind."""
     groups = situation.current or situation.kept
     if not groups:
@@ -70,7 +70,7 @@ def _condition(kind: str, true: bool, reason: str, message: str) -> Condition:
     return Condition(type=kind, status="True" if true else "False", reason=reason, message=message)
 
 
-def _dated(condition: Condition, old: Condition | None, situation: Situation) -> Condition:
+def _dated(condition: Condition, old: Condition | None, situation: StatusInputs) -> Condition:
     same = old is not None and old.status == condition.status and old.last_transition_time
     since = old.last_transition_time if old is not None and same else rfc3339(situation.now)
     return condition.model_copy(update={"observed_generation": situation.service.generation, "last_transition_time": since})

@@ -10,7 +10,7 @@ from starling_agent.contract.config import (
     ElasticConfig,
     EndpointConfig,
     LayoutConfig,
-    ModelConfig,
+    ModelSourceConfig,
     RateConfig,
     RecoveryConfig,
 )
@@ -79,7 +79,7 @@ def agent_config(service: Service, spec: InferenceServiceSpec, settings: Setting
         namespace=service.namespace,
         service=service.name,
         revision=revision,
-        model=ModelConfig(
+        model=ModelSourceConfig(
             source=source.url,
             cache_dir=CACHE_PATH,
             served_names=list(spec.model.served_names) or [service.name],

@@ -12,7 +12,7 @@ from starling_operator.plan import labels
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.manifest import child
 from starling_operator.plan.observed import Manifest, Service
-from starling_operator.plan.rollout import Change, Ready, Wanted
+from starling_operator.plan.rollout import Ready, RolloutStep, WantedGroups
 
 PLACING_SECONDS = 120.0
 """A group that has had no node for so long is no longer waited for. Autoscalers bring a node within a few minutes."""
@@ -29,7 +29,9 @@ def disruption_budget(service: Service, available: int) -> Manifest:
     }
 
 
-def min_available(groups: Groups, change: Change, wanted: Wanted, ready: Ready, failures: Container[str], now: float) -> int:
+def min_available(
+    groups: Groups, change: RolloutStep, wanted: WantedGroups, ready: Ready, failures: Container[str], now: float
+) -> int:
     """Pods that evictions have to leave.
 
     `change` has no group that the API server refuses. `failures`: names of groups that do not come up by themselves.
@@ -44,7 +46,7 @@ def min_available(groups: Groups, change: Change, wanted: Wanted, ready: Ready, 
     return max(0, sum(pod.ready for pod in live) - spare) if spare > 0 else len(live)
 
 
-def _spare(kept: Sequence[Group], wanted: Wanted, ready: Ready) -> int:
+def _spare(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
     """Groups that may go; pods, where each serves by itself."""
     if all(group.is_one for group in kept):
         return sum(map(ready, kept)) - wanted.left_by_evictions(wanted.replicas)
@@ -52,7 +54,7 @@ def _spare(kept: Sequence[Group], wanted: Wanted, ready: Ready) -> int:
     return serving - wanted.left_by_evictions(wanted.replicas * wanted.nodes)
 
 
-def _coming(kept: Sequence[Group], change: Change, ready: Ready, failures: Container[str], now: float) -> bool:
+def _coming(kept: Sequence[Group], change: RolloutStep, ready: Ready, failures: Container[str], now: float) -> bool:
     """Whether a group is about to serve."""
     starting = (group for group in kept if not ready(group))
     return bool(change.create) or any(group.name not in failures and not _is_stuck(group, now) for group in starting)

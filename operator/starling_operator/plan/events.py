@@ -4,12 +4,12 @@ from starling_crds.v1alpha1.status import Condition, InferenceServiceStatus
 
 from starling_operator.plan.decision import Event
 from starling_operator.plan.elastic.words import operation_text
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 
 _REFUSALS = ("InvalidSpec", "Unsupported")
 
 
-def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event, ...]:
+def events(situation: StatusInputs, status: InferenceServiceStatus) -> tuple[Event, ...]:
     """`status`: the one that is about to be written."""
     return (
         *_spec_changed(situation),
@@ -23,7 +23,7 @@ def events(situation: Situation, status: InferenceServiceStatus) -> tuple[Event,
     )
 
 
-def _spec_changed(situation: Situation) -> tuple[Event, ...]:
+def _spec_changed(situation: StatusInputs) -> tuple[Event, ...]:
     """Only where there was something before, and only once for a generation."""
     old = situation.service.status
     if situation.refused or old.observed_generation in (0, situation.service.generation):
@@ -39,7 +39,7 @@ def _spec_changed(situation: Situation) -> tuple[Event, ...]:
     return tuple(told)
 
 
-def _created(situation: Situation) -> tuple[Event, ...]:
+def _created(situation: StatusInputs) -> tuple[Event, ...]:
     """When they are seen for the first time: what was asked for may yet be refused. A status that was lost knows of none."""
     if situation.service.status.observed_generation == 0:
         return ()
@@ -47,7 +47,7 @@ def _created(situation: Situation) -> tuple[Event, ...]:
     return tuple(Event("Normal", "Created", f"Created group {group.name}{_pods(group.nodes)}") for group in new)
 
 
-def _let_go(situation: Situation) -> tuple[Event, ...]:
+def _let_go(situation: StatusInputs) -> tuple[Event, ...]:
     return (Event("Normal", "LetGo", situation.change.waits),) if situation.change.released else ()
 
 
@@ -55,19 +55,19 @@ def _pods(nodes: int) -> str:
     return "" if nodes == 1 else f" of {nodes} pods"
 
 
-def _restarted(situation: Situation) -> tuple[Event, ...]:
+def _restarted(situation: StatusInputs) -> tuple[Event, ...]:
     return tuple(
         Event("Warning", "Restarted", f"{name}: {healing.cause}") for name, healing in situation.healing.items() if healing.counted
     )
 
 
-def _taken_away(situation: Situation) -> tuple[Event, ...]:
+def _taken_away(situation: StatusInputs) -> tuple[Event, ...]:
     """It is removed by the same decision, so that this is told once."""
     text = "{}: a pod of it is taken away; all of it drains, and another group takes its place"
     return tuple(Event("Normal", "MovingAway", text.format(group.name)) for group in situation.change.remove if group.going)
 
 
-def _resized(situation: Situation) -> tuple[Event, ...]:
+def _resized(situation: StatusInputs) -> tuple[Event, ...]:
     """Each phase of each change of size."""
     told = []
     for group in situation.kept:

@@ -13,7 +13,7 @@ _TURNS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class GangRelease:
     """The own groups that let go now, and why; `hold`: why no group of several pods may be begun now, or ""."""
 
     groups: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ def waiting_gangs(service: tuple[str, str], pods: Iterable[Pod]) -> list[Gang]:
     ]
 
 
-def release(observed: Observed, released_at: float) -> Release:
+def release(observed: Observed, released_at: float) -> GangRelease:
     """What the queue asks of this service. `released_at`: when it let go last, in seconds since the epoch; 0: never."""
     service, now, patience = observed.service, observed.now, observed.settings.gang_patience
     own = [gang for gang in observed.gangs if gang.service == (service.namespace, service.name)]
@@ -42,10 +42,10 @@ def release(observed: Observed, released_at: float) -> Release:
     gone = frozenset(gang.group for gang in own if _gives_up(gang, others, now, patience))
     first = min((other for other in others if other.held), key=_order, default=None)
     if gone:
-        return Release(gone, f"{min(gone)} lets go of its nodes after {patience:.0f} s: {_named(others)} waits for nodes too")
+        return GangRelease(gone, f"{min(gone)} lets go of its nodes after {patience:.0f} s: {_named(others)} waits for nodes too")
     if first is not None and now - released_at < _TURNS * patience:
-        return Release(hold=f"waits for its turn: {_named([first])} has some of its nodes, and comes first")
-    return Release()
+        return GangRelease(hold=f"waits for its turn: {_named([first])} has some of its nodes, and comes first")
+    return GangRelease()
 
 
 def _gives_up(gang: Gang, others: Sequence[Gang], now: float, patience: float) -> bool:

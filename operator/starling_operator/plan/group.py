@@ -8,7 +8,7 @@ from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.status import GroupStatus
 
 from starling_operator.plan import labels, names
-from starling_operator.plan.elastic.sizing import Sizing
+from starling_operator.plan.elastic.elastic_state import ElasticState
 from starling_operator.plan.observed import Manifest, Observed, Pod
 from starling_operator.plan.progress import progressed
 from starling_operator.plan.revision import Revision
@@ -43,7 +43,7 @@ class Group:
     progressed_at: float = 0.0
     overdue: bool = False
     tied: bool = True
-    sizing: Sizing | None = None
+    sizing: ElasticState | None = None
     cordoned: bool = False
 
     @property
@@ -178,7 +178,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
     limit = spec.rollout.progress_deadline_seconds if spec is not None else math.inf
     if revision in elastic:
         leader = next((pod.report for pod in pods if pod.number == 0 and pod.deleted_at is None and not pod.lost), None)
-        sizing = Sizing(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
+        sizing = ElasticState(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
     return Group(
         name=name,
         revision=revision,

@@ -13,11 +13,11 @@ from starling_operator.plan.recovery import deletions, mended, recalled, release
 from starling_operator.plan.removal import group_deletions, revision_deletions
 from starling_operator.plan.revision import Revisions, outdated
 from starling_operator.plan.revision_children import revision_children
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.token import token_secret
 
 
-def made_once(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Manifest, ...]:
+def made_once(observed: Observed, situation: StatusInputs, revisions: Revisions) -> tuple[Manifest, ...]:
     """The revisions that are wanted or in use, as far as they are not there yet; the token, while pods are to mount it."""
     wanted = [token_secret(observed.service, observed.token)] if _pods_start(situation) else []
     for identifier in sorted({situation.target} | {group.revision for group in situation.kept}):
@@ -28,7 +28,7 @@ def made_once(observed: Observed, situation: Situation, revisions: Revisions) ->
 
 
 def applied(
-    observed: Observed, spec: InferenceServiceSpec, situation: Situation, revisions: Revisions, created: tuple[str, ...]
+    observed: Observed, spec: InferenceServiceSpec, situation: StatusInputs, revisions: Revisions, created: tuple[str, ...]
 ) -> tuple[Manifest, ...]:
     """The service's own children, then each group's. A group whose revision cannot be read is left as it is."""
     service, nodes = observed.service, situation.nodes
@@ -44,13 +44,13 @@ def applied(
     return tuple(manifests)
 
 
-def _pods_start(situation: Situation) -> bool:
+def _pods_start(situation: StatusInputs) -> bool:
     """Whether the token's Secret is there nobody tells: it is never read, and pods that run do not miss it."""
     pods = (pod for group in situation.kept for pod in group.live)
     return bool(situation.change.create) or any(pod.phase == "Pending" for pod in pods)
 
 
-def deleted_pods(observed: Observed, situation: Situation) -> tuple[Delete, ...]:
+def deleted_pods(observed: Observed, situation: StatusInputs) -> tuple[Delete, ...]:
     """That are made anew or let go, whatever the spec says."""
     return (
         *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
@@ -60,7 +60,7 @@ def deleted_pods(observed: Observed, situation: Situation) -> tuple[Delete, ...]
     )
 
 
-def deleted(observed: Observed, situation: Situation, revisions: Revisions) -> tuple[Delete, ...]:
+def deleted(observed: Observed, situation: StatusInputs, revisions: Revisions) -> tuple[Delete, ...]:
     """Groups, pods that are made anew or let go, revisions that nothing is made of any more."""
     groups = situation.groups
     in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})

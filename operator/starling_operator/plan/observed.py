@@ -113,7 +113,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LeaderAnswer:
     """A leader's refusal, by its code (see the agent's contract) and in its words."""
 
     code: str
@@ -140,7 +140,7 @@ class Observed:
     refused_pods: Mapping[str, str] = field(default_factory=dict)
     refused_children: frozenset[str] = frozenset()
     cordoned: frozenset[str] | None = None
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, LeaderAnswer] = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
     settings: Settings
     now: float

@@ -22,9 +22,9 @@ from starling_operator.plan.proof import asked_of, is_whole, unproven, waits_for
 from starling_operator.plan.recovery import drained, heal_groups
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal
 from starling_operator.plan.revision import read_revisions, stored_revisions
-from starling_operator.plan.rollout import Change, Wanted, change_groups, let_go, without_refused
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.rollout import RolloutStep, WantedGroups, change_groups, let_go, without_refused
 from starling_operator.plan.status import make_status
+from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.token import secret_name
 from starling_operator.plan.verdict import verdict
 from starling_operator.plan.waking import wake_after
@@ -50,7 +50,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     failures = {group.name: cause for group in groups.all if (cause := broken(group))}
 
     is_broken, sees = any(group.name in failures for group in groups.current), observed.cordoned is not None
-    wanted = Wanted.of(spec, asked.layout.nodes, broken=is_broken, sees_cordons=sees)
+    wanted = WantedGroups.of(spec, asked.layout.nodes, broken=is_broken, sees_cordons=sees)
     named = partial(names.group, service.name, revisions.target.id)
     change = change_groups(groups, wanted, ready=lambda group: not unready[group.name], name=named)
     released = release(observed, read_time(service.status.gang_released_at))
@@ -68,7 +68,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     )
 
     coming = without_refused(change, observed.refused_children, named)
-    situation = Situation(
+    situation = StatusInputs(
         service=service,
         settings=observed.settings,
         now=observed.now,
@@ -106,8 +106,8 @@ def _refused(observed: Observed, refused: Refusal) -> Decision:
     unready = {group.name: waits_for(group) for group in groups.all}
     failures = [group.name for group in groups.all if broken(group)]
     healing = {group.name: drain for group in groups.all if (drain := drained(group))}
-    wanted = Wanted.as_it_is(groups, observed.service.spec, sees_cordons=observed.cordoned is not None)
-    situation = Situation(
+    wanted = WantedGroups.as_it_is(groups, observed.service.spec, sees_cordons=observed.cordoned is not None)
+    situation = StatusInputs(
         service=observed.service,
         settings=observed.settings,
         now=observed.now,
@@ -116,7 +116,7 @@ def _refused(observed: Observed, refused: Refusal) -> Decision:
         refused=refused,
         unready=unready,
         healing=healing,
-        min_available=min_available(groups, Change(), wanted, lambda group: not unready[group.name], failures, observed.now),
+        min_available=min_available(groups, RolloutStep(), wanted, lambda group: not unready[group.name], failures, observed.now),
     )
     status = make_status(situation, conditions(situation, verdict(situation)))
     return Decision(

@@ -16,7 +16,7 @@ LOADED = frozenset({"warming", "serving", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExpectedReports:
     """What the agents of the target revision have to report.
 
     expert            None where the spec leaves it to the model
@@ -32,15 +32,15 @@ class Asked:
     through_service: bool = False
 
 
-def asked_of(spec: InferenceServiceSpec, target: Revision, desired: Desired | None = None) -> Asked:
+def asked_of(spec: InferenceServiceSpec, target: Revision, desired: Desired | None = None) -> ExpectedReports:
     layout, expert = group_layout(spec.parallelism, spec.accelerators.per_node), spec.parallelism.expert
     if desired is not None:
         layout = with_data(layout, desired.data)
         expert = layout.expert if expert is not None else None
-    return Asked(target.config_hash, layout, expert, through_service=target.has_service)
+    return ExpectedReports(target.config_hash, layout, expert, through_service=target.has_service)
 
 
-def unproven(group: Group, asked: Asked) -> str:
+def unproven(group: Group, asked: ExpectedReports) -> str:
     """Why the group does not count as ready; "" if it does."""
     if not group.target:
         return "" if group.available else waits_for(group)
@@ -51,7 +51,7 @@ def unproven(group: Group, asked: Asked) -> str:
     return next(filter(None, (_pod_unproven(pod, asked, group) for pod in group.serving)), "")
 
 
-def is_whole(group: Group, asked: Asked) -> bool:
+def is_whole(group: Group, asked: ExpectedReports) -> bool:
     """Whether an elastic group has come to the size that is wanted: all its pods serve it, and there are no others."""
     pods, wanted = group.live, asked.layout.nodes
     return (
@@ -98,7 +98,7 @@ def loaded(group: Group) -> bool:
     )
 
 
-def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
+def _pod_unproven(pod: Pod, asked: ExpectedReports, group: Group) -> str:
     report = pod.report
     if pod.unlabelled:
         return f"{pod.name}: it lost its labels, so that no requests come to it; it is replaced"
@@ -117,7 +117,7 @@ def _pod_unproven(pod: Pod, asked: Asked, group: Group) -> str:
     return _weights_differ(pod, report, asked) or _topology_differs(pod, report, _asked_now(group, asked))
 
 
-def _weights_differ(pod: Pod, report: Report, asked: Asked) -> str:
+def _weights_differ(pod: Pod, report: Report, asked: ExpectedReports) -> str:
     """Agents of earlier releases report neither."""
     if asked.commit and report.commit and report.commit != asked.commit:
         return f"{pod.name}: serves commit {report.commit[:12]} of the model, but its revision is pinned to {asked.commit[:12]}"
@@ -129,7 +129,7 @@ def _weights_differ(pod: Pod, report: Report, asked: Asked) -> str:
     return ""
 
 
-def _asked_now(group: Group, asked: Asked) -> Asked | None:
+def _asked_now(group: Group, asked: ExpectedReports) -> ExpectedReports | None:
     """With a group's present size. None while that changes: it serves, and its nodes hear of a commit one after the other."""
     sizing = group.sizing
     if sizing is None:
@@ -140,7 +140,7 @@ def _asked_now(group: Group, asked: Asked) -> Asked | None:
     return replace(asked, layout=layout, expert=layout.expert if asked.expert is not None else None)
 
 
-def _topology_differs(pod: Pod, report: Report, asked: Asked | None) -> str:
+def _topology_differs(pod: Pod, report: Report, asked: ExpectedReports | None) -> str:
     if asked is None:
         return ""
     seen, layout = report.topology, asked.layout

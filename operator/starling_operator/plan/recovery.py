@@ -18,7 +18,7 @@ _GRACE_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Healing:
+class RecoveryDecision:
     """What is done about a failure.
 
     delete      pods to delete now, so that their StatefulSet makes them anew
@@ -36,13 +36,13 @@ class Healing:
     exhausted: bool = False
 
 
-def heal_groups(groups: Iterable[Group], recovery: RecoverySpec, now: float) -> dict[str, Healing]:
+def heal_groups(groups: Iterable[Group], recovery: RecoverySpec, now: float) -> dict[str, RecoveryDecision]:
     """By name, those of the groups that failed."""
     found = {group.name: heal(group, recovery, now) for group in groups}
     return {name: healing for name, healing in found.items() if healing is not None}
 
 
-def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
+def heal(group: Group, recovery: RecoverySpec, now: float) -> RecoveryDecision | None:
     """None: nothing failed that a restart could heal."""
     if group.going:
         return drained(group)
@@ -51,21 +51,21 @@ def heal(group: Group, recovery: RecoverySpec, now: float) -> Healing | None:
     failure = find_failure(group, silence_limit(recovery.progress_timeout_seconds))
     if failure is None:
         cause = broken(group) if spent and has_served(group) else ""
-        return Healing(cause=cause, exhausted=True) if cause else None
+        return RecoveryDecision(cause=cause, exhausted=True) if cause else None
     if not failure.gang:
-        return Healing(cause=failure.cause, counted=True)
+        return RecoveryDecision(cause=failure.cause, counted=True)
     if spent:
-        return Healing(cause=failure.cause, exhausted=True)
+        return RecoveryDecision(cause=failure.cause, exhausted=True)
     wait = _backoff_left(times, now)
     if wait > 0:
-        return Healing(cause=failure.cause, wait=wait)
-    return Healing(cause=failure.cause, delete=failure.gang, counted=True)
+        return RecoveryDecision(cause=failure.cause, wait=wait)
+    return RecoveryDecision(cause=failure.cause, delete=failure.gang, counted=True)
 
 
-def drained(group: Group) -> Healing | None:
+def drained(group: Group) -> RecoveryDecision | None:
     """A pod that is taken away on purpose takes the others along. That is no failure, and costs no restart."""
     members = group.members if group.going else ()
-    return Healing(cause="a pod of it is taken away", delete=members, drains=True) if members else None
+    return RecoveryDecision(cause="a pod of it is taken away", delete=members, drains=True) if members else None
 
 
 def restart_times(group: Group, recovery: RecoverySpec, now: float) -> list[float]:
@@ -80,7 +80,7 @@ def backoff(restarts: int) -> float:
     return 0.0 if restarts == 0 else min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(restarts - 1, 10))
 
 
-def deletions(healing: Healing) -> tuple[Delete, ...]:
+def deletions(healing: RecoveryDecision) -> tuple[Delete, ...]:
     return tuple(
         Delete("Pod", pod.name, pod.uid, None if healing.drains else _GRACE_SECONDS, f"its group restarts: {healing.cause}")
         for pod in healing.delete
@@ -98,7 +98,7 @@ def mended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and another is made with them") for pod in found)
 
 
-def recalled(groups: Iterable[Group], healings: Mapping[str, Healing]) -> tuple[Delete, ...]:
+def recalled(groups: Iterable[Group], healings: Mapping[str, RecoveryDecision]) -> tuple[Delete, ...]:
     """Pods that nobody sees any more while nothing else has their name: without its labels no policy protects a pod.
 
     One that is truly gone costs a request in vain. While a restart waits for its time the record stays: it was asked for before.
@@ -114,7 +114,7 @@ def _unseen(group: Group) -> Iterator[GroupNode]:
     return (node for node in record if node.uid and node.uid not in present and node.pod in missing)
 
 
-def _waits(healing: Healing | None) -> bool:
+def _waits(healing: RecoveryDecision | None) -> bool:
     return healing is not None and healing.wait > 0
 
 

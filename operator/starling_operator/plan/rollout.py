@@ -9,12 +9,12 @@ from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
-from starling_operator.plan.gangs import Release
+from starling_operator.plan.gangs import GangRelease
 from starling_operator.plan.group import Group, Groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedGroups:
     """wanted groups of `nodes` pods each.
 
     broken         groups of the target revision fail, so that the rollout must not go on
@@ -28,13 +28,13 @@ class Wanted:
     sees_cordons: bool = False
 
     @classmethod
-    def of(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool, sees_cordons: bool) -> "Wanted":
+    def of(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool, sees_cordons: bool) -> "WantedGroups":
         """A suspended service wants none."""
         replicas = 0 if spec.suspend else spec.replicas
         return cls(replicas=replicas, nodes=nodes, rollout=spec.rollout, broken=broken, sees_cordons=sees_cordons)
 
     @classmethod
-    def as_it_is(cls, groups: Groups, spec: InferenceServiceSpec | None, *, sees_cordons: bool) -> "Wanted":
+    def as_it_is(cls, groups: Groups, spec: InferenceServiceSpec | None, *, sees_cordons: bool) -> "WantedGroups":
         """What is there, while the spec cannot be carried out, or (None) not be read."""
         nodes = max((group.nodes for group in groups.all), default=1)
         return cls(
@@ -62,7 +62,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RolloutStep:
     """create: numbers of new groups of the target revision; waits: why fewer than wanted are made now.
 
     released   some of those that go only let go of their nodes, for another service's group
@@ -79,7 +79,7 @@ class Change:
 Ready = Callable[[Group], bool]
 
 
-def change_groups(groups: Groups, wanted: Wanted, ready: Ready, name: Callable[[int], str]) -> Change:
+def change_groups(groups: Groups, wanted: WantedGroups, ready: Ready, name: Callable[[int], str]) -> RolloutStep:
     """`ready` says whether a group serves; `name` names a group of the target revision."""
     # An old group stays while the new revision is broken: it comes back in its own place, or nobody would serve.
     going = tuple(group for group in groups.all if group.going and (group.target or not wanted.broken))
@@ -88,10 +88,10 @@ def change_groups(groups: Groups, wanted: Wanted, ready: Ready, name: Callable[[
     surplus = _surplus(staying, wanted, ready, ahead)
     remove = going + surplus + _outdated(staying, wanted, ready, surplus)
     count, waits = _room(groups, len(staying.current), wanted, remove, ahead)
-    return Change(create=_free_numbers(groups, count, name), remove=remove, waits=waits, ahead=ahead)
+    return RolloutStep(create=_free_numbers(groups, count, name), remove=remove, waits=waits, ahead=ahead)
 
 
-def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change:
+def let_go(change: RolloutStep, groups: Groups, asked: GangRelease, nodes: int) -> RolloutStep:
     """With what the queue of all services' groups asks; `nodes` are the pods of a new group."""
     gone = tuple(group for group in groups.all if group.name in asked.groups and group not in change.remove)
     if gone:
@@ -101,12 +101,12 @@ def let_go(change: Change, groups: Groups, asked: Release, nodes: int) -> Change
     return change
 
 
-def without_refused(change: Change, refused: Container[str], name: Callable[[int], str]) -> Change:
+def without_refused(change: RolloutStep, refused: Container[str], name: Callable[[int], str]) -> RolloutStep:
     """What comes of it: groups whose StatefulSet the API server refuses are tried again, and not waited for."""
     return replace(change, create=tuple(number for number in change.create if name(number) not in refused))
 
 
-def _ahead(groups: Groups, wanted: Wanted) -> int:
+def _ahead(groups: Groups, wanted: WantedGroups) -> int:
     """Where too few would be left without the groups on nodes that are about to be emptied, others come first."""
     if groups.old or wanted.replicas == 0:
         return 0
@@ -114,7 +114,7 @@ def _ahead(groups: Groups, wanted: Wanted) -> int:
     return min(wanted.rollout.max_surge, max(0, missing))
 
 
-def _surplus(groups: Groups, wanted: Wanted, ready: Ready, ahead: int) -> tuple[Group, ...]:
+def _surplus(groups: Groups, wanted: WantedGroups, ready: Ready, ahead: int) -> tuple[Group, ...]:
     """Groups of the target revision beyond those wanted."""
     order = sorted(groups.current, key=lambda group: _missed(group, ready))
     return tuple(order[: max(0, len(groups.current) - wanted.replicas - ahead)])
@@ -125,7 +125,7 @@ def _missed(group: Group, ready: Ready) -> tuple[float, ...]:
     return (ready(group), not group.cordoned, group.open_streams, -group.born, -group.index)
 
 
-def _outdated(groups: Groups, wanted: Wanted, ready: Ready, surplus: tuple[Group, ...]) -> tuple[Group, ...]:
+def _outdated(groups: Groups, wanted: WantedGroups, ready: Ready, surplus: tuple[Group, ...]) -> tuple[Group, ...]:
     """Old groups that may go now.
 
     Those that serve nobody go at once: they may hold the very devices that the new ones wait for. But not while the new
@@ -142,7 +142,7 @@ def _outdated(groups: Groups, wanted: Wanted, ready: Ready, surplus: tuple[Group
     return (*gone, *sorted(serving, key=lambda group: _missed(group, ready))[:spare])
 
 
-def _room(groups: Groups, staying: int, wanted: Wanted, remove: tuple[Group, ...], ahead: int) -> tuple[int, str]:
+def _room(groups: Groups, staying: int, wanted: WantedGroups, remove: tuple[Group, ...], ahead: int) -> tuple[int, str]:
     """How many groups may be made now. A group that is being removed still counts: it goes after the new ones come.
 
     `staying`: groups of the target revision of which no pod is taken away.

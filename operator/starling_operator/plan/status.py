@@ -9,19 +9,19 @@ from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, Inf
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.elastic.sizing import ended
+from starling_operator.plan.elastic.elastic_state import ended
 from starling_operator.plan.elastic.words import operation_text
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.progress import progress_text
 from starling_operator.plan.recovery import restart_times
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.summary import MOST_ENDPOINTS, summarised
 
 _KEPT_TIMES = 20
 
 
-def make_status(situation: Situation, conditions: list[Condition]) -> InferenceServiceStatus:
+def make_status(situation: StatusInputs, conditions: list[Condition]) -> InferenceServiceStatus:
     """Of the groups that stay. What was decided just now shows when it is seen."""
     groups = [_group(situation, group) for group in situation.kept]
     return InferenceServiceStatus(
@@ -40,12 +40,12 @@ def make_status(situation: Situation, conditions: list[Condition]) -> InferenceS
     )
 
 
-def _endpoints(situation: Situation) -> list[str]:
+def _endpoints(situation: StatusInputs) -> list[str]:
     pods = (pod for group in situation.kept for pod in group.live)
     return [authority(pod.address, ENDPOINT_PORT) for pod in pods if pod.ready and pod.address]
 
 
-def service_url(situation: Situation) -> str:
+def service_url(situation: StatusInputs) -> str:
     """Base URL of the OpenAI API inside the cluster; of an unreadable spec the last one known."""
     service, spec = situation.service, situation.spec
     if spec is None:
@@ -63,7 +63,7 @@ def topology_text(topology: Topology | None) -> str:
     return f"{text} EP{topology.expert}" if topology.expert > 1 else text
 
 
-def _released_at(situation: Situation) -> str:
+def _released_at(situation: StatusInputs) -> str:
     """Forgotten when all groups are there again."""
     if situation.change.released:
         return rfc3339(situation.now)
@@ -71,18 +71,18 @@ def _released_at(situation: Situation) -> str:
     return "" if whole else situation.service.status.gang_released_at
 
 
-def _target(situation: Situation) -> str:
+def _target(situation: StatusInputs) -> str:
     return situation.target or situation.service.status.revision.target
 
 
-def _serving_revision(situation: Situation) -> str:
+def _serving_revision(situation: StatusInputs) -> str:
     """It moves to the target when that serves alone, and in full."""
     ready = [group for group in situation.current if situation.is_ready(group)]
     whole = ready and len(ready) == len(situation.current) >= situation.replicas and not situation.groups.old
     return situation.target if whole else situation.service.status.revision.current
 
 
-def _group(situation: Situation, group: Group) -> GroupStatus:
+def _group(situation: StatusInputs, group: Group) -> GroupStatus:
     leader = next((pod.report for pod in group.live if pod.number == 0 and pod.report is not None), None)
     previous, ready = group.previous, situation.is_ready(group)
     restarts = _restarted_at(situation, group)
@@ -104,13 +104,13 @@ def _group(situation: Situation, group: Group) -> GroupStatus:
     )
 
 
-def _changing(situation: Situation, group: Group) -> str:
+def _changing(situation: StatusInputs, group: Group) -> str:
     step = situation.steps.get(group.name)
     operation = step.operation if step is not None else None
     return operation_text(situation, operation) if operation is not None and not ended(operation) else ""
 
 
-def _sizes(situation: Situation, group: Group) -> dict[str, Any]:
+def _sizes(situation: StatusInputs, group: Group) -> dict[str, Any]:
     """Of an elastic group. What its leader said last stays while it is silent."""
     sizing, step, known = group.sizing, situation.steps.get(group.name), group.previous
     if sizing is None:
@@ -132,7 +132,7 @@ def _known_topology(group: Group) -> str:
     return group.previous.topology if group.believed and group.previous is not None else ""
 
 
-def _restarted_at(situation: Situation, group: Group) -> list[str]:
+def _restarted_at(situation: StatusInputs, group: Group) -> list[str]:
     """Within the window; the last few where a container restarts all the time."""
     if situation.spec is None:
         return list(group.previous.restarted_at) if group.previous else []
@@ -143,7 +143,7 @@ def _restarted_at(situation: Situation, group: Group) -> list[str]:
     return [rfc3339(time) for time in times[-max(_KEPT_TIMES, recovery.restart_budget) :]]
 
 
-def _nodes(situation: Situation, group: Group) -> list[GroupNode]:
+def _nodes(situation: StatusInputs, group: Group) -> list[GroupNode]:
     """While a restart waits for its time, the record stays as it was: by it the failure is known."""
     healing = situation.healing.get(group.name)
     if healing is not None and healing.wait > 0 and group.previous is not None:

@@ -8,7 +8,7 @@ from starling_operator.plan.elastic.words import first_size, resizing
 from starling_operator.plan.failure import has_served, restarts
 from starling_operator.plan.group import Group
 from starling_operator.plan.proof import waits_for
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Verdict:
     message: str
 
 
-def verdict(situation: Situation) -> Verdict:
+def verdict(situation: StatusInputs) -> Verdict:
     """The first rule that has something to say."""
-    rules: tuple[Callable[[Situation], Verdict | None], ...] = (
+    rules: tuple[Callable[[StatusInputs], Verdict | None], ...] = (
         _refused,
         _broken,
         _exhausted,
@@ -42,12 +42,12 @@ def verdict(situation: Situation) -> Verdict:
     return found if found is not None else Verdict("ready", "Serving", _serving(situation))
 
 
-def _refused(situation: Situation) -> Verdict | None:
+def _refused(situation: StatusInputs) -> Verdict | None:
     refused = situation.refused
     return None if refused is None else Verdict("stalled", refused.reason, refused.message)
 
 
-def _exhausted(situation: Situation) -> Verdict | None:
+def _exhausted(situation: StatusInputs) -> Verdict | None:
     assert situation.spec is not None
     recovery = situation.spec.recovery
     for name, healing in situation.healing.items():
@@ -57,7 +57,7 @@ def _exhausted(situation: Situation) -> Verdict | None:
     return None
 
 
-def _broken(situation: Situation) -> Verdict | None:
+def _broken(situation: StatusInputs) -> Verdict | None:
     """A group that once served is restarted and is no reason to give up; one that never did is, after a first restart."""
     for group in situation.current:
         cause = situation.failures.get(group.name)
@@ -68,7 +68,7 @@ def _broken(situation: Situation) -> Verdict | None:
     return None
 
 
-def _token_refused(situation: Situation) -> Verdict | None:
+def _token_refused(situation: StatusInputs) -> Verdict | None:
     """It may well serve, and pods that are made anew mount the operator's token; but nobody can tell before."""
     pod = next((pod for group in situation.current for pod in group.live if pod.refuses_token), None)
     if pod is None:
@@ -77,7 +77,7 @@ def _token_refused(situation: Situation) -> Verdict | None:
     return Verdict("stalled", "TokenRefused", f"{_count(situation)} serve; {told}; delete the pod when its streams may end")
 
 
-def _overdue(situation: Situation) -> Verdict | None:
+def _overdue(situation: StatusInputs) -> Verdict | None:
     """Whatever it waits for; it is not given up, and may yet come."""
     for group in situation.current:
         if group.overdue and not situation.is_ready(group):
@@ -87,12 +87,12 @@ def _overdue(situation: Situation) -> Verdict | None:
     return None
 
 
-def _first_restart(situation: Situation, group: Group) -> bool:
+def _first_restart(situation: StatusInputs, group: Group) -> bool:
     healing = situation.healing.get(group.name)
     return healing is not None and bool(healing.delete) and restarts(group) == 0
 
 
-def _off(situation: Situation) -> Verdict | None:
+def _off(situation: StatusInputs) -> Verdict | None:
     if situation.replicas > 0:
         return None
     suspended = situation.spec is not None and situation.spec.suspend
@@ -103,7 +103,7 @@ def _off(situation: Situation) -> Verdict | None:
     return Verdict("off", reason, f"{why}; no group runs")
 
 
-def _recovering(situation: Situation) -> Verdict | None:
+def _recovering(situation: StatusInputs) -> Verdict | None:
     for name, healing in situation.healing.items():
         if healing.wait > 0:
             # The time itself, for a count of seconds would be another status each time.
@@ -114,7 +114,7 @@ def _recovering(situation: Situation) -> Verdict | None:
     return None
 
 
-def _pods_refused(situation: Situation) -> Verdict | None:
+def _pods_refused(situation: StatusInputs) -> Verdict | None:
     """A quota or an admission webhook. Its StatefulSet tries again by itself, so that it may pass when the next pod goes."""
     for group in situation.kept:
         if group.refused:
@@ -123,7 +123,7 @@ def _pods_refused(situation: Situation) -> Verdict | None:
     return None
 
 
-def _rolling(situation: Situation) -> Verdict | None:
+def _rolling(situation: StatusInputs) -> Verdict | None:
     if not situation.groups.old:
         return None
     done = sum(situation.is_ready(group) for group in situation.current)
@@ -131,7 +131,7 @@ def _rolling(situation: Situation) -> Verdict | None:
     return Verdict("moving", "RollingOut", _with(text, _waits(situation)))
 
 
-def _moving_away(situation: Situation) -> Verdict | None:
+def _moving_away(situation: StatusInputs) -> Verdict | None:
     """Its node is emptied, or about to be. A group that came first and serves may wait for that for as long as it takes."""
     going = next((group for group in situation.change.remove if group.going), None)
     if going is not None:
@@ -144,7 +144,7 @@ def _moving_away(situation: Situation) -> Verdict | None:
     return Verdict("moving", "MovingAway", _with(text, _waits(situation)))
 
 
-def _scaling(situation: Situation) -> Verdict | None:
+def _scaling(situation: StatusInputs) -> Verdict | None:
     have, wanted = len(situation.groups.current), situation.replicas + situation.change.ahead
     if have == wanted and not situation.change.remove:
         return None
@@ -152,7 +152,7 @@ def _scaling(situation: Situation) -> Verdict | None:
     return Verdict("moving", reason, _with(f"{have} of {wanted} groups exist", _waits(situation)))
 
 
-def _not_resized(situation: Situation) -> Verdict | None:
+def _not_resized(situation: StatusInputs) -> Verdict | None:
     """A size that cannot be had: the groups serve on at the old one."""
     if situation.desired is None or situation.replicas == 0:
         return None
@@ -162,7 +162,7 @@ def _not_resized(situation: Situation) -> Verdict | None:
     return None
 
 
-def _resizing(situation: Situation) -> Verdict | None:
+def _resizing(situation: StatusInputs) -> Verdict | None:
     if situation.desired is None:
         return None
     found = list(resizing(situation))
@@ -176,7 +176,7 @@ def _resizing(situation: Situation) -> Verdict | None:
     return Verdict("moving", "Unschedulable" if joining else "Scaling", f"{named}{left}")
 
 
-def _coming_up(situation: Situation) -> Verdict | None:
+def _coming_up(situation: StatusInputs) -> Verdict | None:
     waiting = [group for group in situation.current if not situation.is_ready(group)]
     if not waiting:
         return None
@@ -189,17 +189,17 @@ def _coming_up(situation: Situation) -> Verdict | None:
     return Verdict("moving", reason, _with(f"{_count(situation)} serve; {cause}", first_size(situation, first)))
 
 
-def _serving(situation: Situation) -> str:
+def _serving(situation: StatusInputs) -> str:
     assert situation.asked is not None
     return f"{_count(situation)} serve {situation.asked.layout} at revision {situation.target}"
 
 
-def _waits(situation: Situation) -> str:
+def _waits(situation: StatusInputs) -> str:
     """What holds it up."""
     return situation.change.waits or next((why for why in situation.unready.values() if why), "")
 
 
-def _count(situation: Situation) -> str:
+def _count(situation: StatusInputs) -> str:
     return f"{len(situation.ready)} of {situation.replicas} groups"
 
 

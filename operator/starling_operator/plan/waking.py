@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from starling_operator.plan.disruption import PLACING_SECONDS
 from starling_operator.plan.failure import has_served, silence_limit
 from starling_operator.plan.recovery import restart_times
-from starling_operator.plan.situation import Situation
+from starling_operator.plan.status_inputs import StatusInputs
 
 _MARGIN = 0.5
 """Past the moment itself, so that it has surely come."""
@@ -13,12 +13,12 @@ _UNTOLD = 4.0
 """Seconds between two looks at what no watch tells: a node, and why no pod is made."""
 
 
-def wake_after(situation: Situation) -> float | None:
+def wake_after(situation: StatusInputs) -> float | None:
     """Seconds; None: never."""
     return min((seconds + _MARGIN for seconds in _moments(situation)), default=None)
 
 
-def _moments(situation: Situation) -> Iterator[float]:
+def _moments(situation: StatusInputs) -> Iterator[float]:
     yield from _unplanned(situation)
     spec = situation.spec
     if spec is None or situation.refused is not None:
@@ -50,7 +50,7 @@ def _moments(situation: Situation) -> Iterator[float]:
                 yield limit - pod.report_age
 
 
-def _unplanned(situation: Situation) -> Iterator[float]:
+def _unplanned(situation: StatusInputs) -> Iterator[float]:
     """Of nodes that are lost or emptied, whatever the spec says."""
     if any(pod.evicted and not pod.lost for pod in situation.pods):
         yield _UNTOLD

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from starling_operator.cluster.kinds import Kind
-from starling_operator.cluster.kube import METADATA_LIST, ApiError, Kube
+from starling_operator.cluster.kube import METADATA_LIST, Kube, KubeError
 from starling_operator.logs import Key
 from starling_operator.watch.cache import Cache, version_of
 
@@ -65,7 +65,7 @@ class Audit:
         """UIDs and versions that the list has and we have not. Drops what the list no longer has."""
         try:
             listed, at = await self._list(kube, kind, scope)
-        except ApiError as error:
+        except KubeError as error:
             log.warning("%s cannot be listed: %s", kind.plural, error)
             await asyncio.sleep(1.0)
             return self._unseen.setdefault((kind, scope), set()) or {("", 0)}

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from starling_operator.cluster.kinds import NODE
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 
 PERIOD, REFUSED_PERIOD = 2.0, 60.0
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Cordons:
         """What cannot be asked now stays as it was."""
         try:
             answer = await self._kube.get(NODE.path(None), {"fieldSelector": "spec.unschedulable=true", "resourceVersion": "0"})
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 403:
                 log.info("nodes may not be listed here, so that groups are not preceded when a node is emptied")
                 self.names = None

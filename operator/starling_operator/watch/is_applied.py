@@ -14,12 +14,12 @@ _MOVING = ("resourceVersion", "generation", "managedFields", "creationTimestamp"
 _WHOLE = ("selector", "podSelector", "namespaceSelector", "matchLabels")
 
 
-def holds(live: Any, wanted: Any) -> bool:
+def is_applied(live: Any, wanted: Any) -> bool:
     """Every field of `wanted` is in `live` so. Lists must be equally long and in order, selectors have no more keys."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(_holds_key(live, key, value) for key, value in wanted.items())
     if isinstance(wanted, list):
-        return isinstance(live, list) and len(live) == len(wanted) and all(map(holds, live, wanted))
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(is_applied, live, wanted))
     return bool(live == wanted)
 
 
@@ -27,10 +27,10 @@ def _holds_key(live: dict[str, Any], key: str, value: Any) -> bool:
     # A field that is null is not sent to storage by the API server.
     if value is None:
         return True
-    return key in live and holds(live[key], value) and (key not in _WHOLE or len(live[key]) == len(value))
+    return key in live and is_applied(live[key], value) and (key not in _WHOLE or len(live[key]) == len(value))
 
 
-class Settled:
+class AppliedObjects:
     """Remembers objects that differ from what was applied only because the API server writes it in its own way ("1000m" is "1").
 
     Without this such an object would be applied again at every reconcile.

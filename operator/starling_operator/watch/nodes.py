@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from starling_operator.cluster.kinds import NODE
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.plan.observed import Manifest, Pod
 from starling_operator.watch.pods import read_time
 
@@ -53,7 +53,7 @@ class Nodes:
         """None: it may not be read."""
         try:
             return read_health(await self._kube.get(NODE.path(None, name)))
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 404:
                 return NodeHealth(down_since=0.0)
             if error.status != 403:

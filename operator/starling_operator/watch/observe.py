@@ -7,21 +7,21 @@ from pydantic import ValidationError
 from starling_crds.parse import parse_spec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
-from starling_operator.agents.reports import Reports
+from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.belief import with_report
-from starling_operator.plan.observed import Answer, Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.observed import LeaderAnswer, Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.token import token_of
 from starling_operator.watch.cache import Cache
 
 
 def observe(
     cache: Cache,
-    reports: Reports,
+    reports: AgentReports,
     settings: Settings,
     key: Key,
     operator_key: bytes,
-    answers: Mapping[str, Answer] | None = None,
+    answers: Mapping[str, LeaderAnswer] | None = None,
     class_name: str = "",
 ) -> Observed | None:
     """None: there is no such service for this operator, or it is being deleted, and its children go with it."""
@@ -70,6 +70,6 @@ def _read_status(status: Manifest) -> InferenceServiceStatus:
         return InferenceServiceStatus()
 
 
-def _with_report(pod: Pod, key: Key, reports: Reports) -> Pod:
+def _with_report(pod: Pod, key: Key, reports: AgentReports) -> Pod:
     heard = reports.of(pod.uid)
     return pod if heard is None else with_report(pod, key[1], heard.report, heard.age, heard.error)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from starling_operator.cluster.kinds import OPTIONAL, SERVICE_MONITOR, Kind
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Settings
 from starling_operator.watch.cache import Cache, version_of
@@ -41,7 +41,7 @@ class OptionalKinds:
         for kind in OPTIONAL:
             try:
                 await self._look_at(kind)
-            except ApiError as error:
+            except KubeError as error:
                 log.warning("%s cannot be listed: %s", kind.plural, error)
 
     async def has(self, kind: Kind) -> bool:
@@ -54,7 +54,7 @@ class OptionalKinds:
         try:
             for scope in self._scopes:
                 await self._list(kind, scope)
-        except ApiError as error:
+        except KubeError as error:
             if error.status != 404:
                 raise
             self._gone(kind)

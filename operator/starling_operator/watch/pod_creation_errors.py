@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from starling_operator.cluster.kinds import EVENT
-from starling_operator.cluster.kube import ApiError, Kube
+from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key, about
 from starling_operator.plan import labels
 from starling_operator.plan.group import missing_pods
@@ -32,7 +32,7 @@ class _Absence:
     words: str = ""
 
 
-class Absences:
+class PodCreationErrors:
     """Remembers since when pods are missing, by service and the StatefulSet's UID."""
 
     def __init__(self, kube: Kube) -> None:
@@ -64,7 +64,7 @@ class Absences:
         absence.asked_at = now
         try:
             answer = await self._kube.get(EVENT.path(key[0]), {"fieldSelector": f"regarding.uid={uid}"})
-        except ApiError as error:
+        except KubeError as error:
             # They only explain: nothing that has to be done depends on them.
             log.warning("why pods are missing cannot be read: %s", error, extra=about(key))
             return

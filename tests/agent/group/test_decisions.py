@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 from starling_agent.contract.config import AgentConfig, LayoutConfig
-from starling_agent.contract.group import Core, GroupView, Member
+from starling_agent.contract.group import GroupCore, GroupMember, GroupView
 from starling_agent.contract.identity import read_identity
 from starling_agent.group.connections import wanted_cores
-from starling_agent.group.desk import GroupRefusal, Unreachable
 from starling_agent.group.leader import SILENCE_SECONDS, Leader
-from starling_agent.group.membership import Membership
-from starling_agent.group.own_part import OwnPart
-from starling_agent.group.places import Places
+from starling_agent.group.local_share import LocalShare
+from starling_agent.group.membership import GroupMembership
+from starling_agent.group.membership_service import GroupRefusal, Unreachable
+from starling_agent.group.node_layout import NodeLayout
 from starling_agent.group.workers import Workers
 
 from tests.agent.node.conftest import configuration
 
 
-def member(node: int, **changes: Any) -> Member:
+def member(node: int, **changes: Any) -> GroupMember:
     given: dict[str, Any] = {
         "node": node,
         "pod": f"chat-0-{node}",
@@ -30,7 +30,7 @@ def member(node: int, **changes: Any) -> Member:
         "release": "0.1.0",
         "config_hash": "c0ffee",
     }
-    return Member(**{**given, **changes})
+    return GroupMember(**{**given, **changes})
 
 
 class Clock:
@@ -40,8 +40,8 @@ class Clock:
         return self.now
 
 
-def core(rank: int, **changes: Any) -> Core:
-    return Core(**{"rank": rank, "address": f"tcp://10.0.0.{rank}:4000", **changes})
+def core(rank: int, **changes: Any) -> GroupCore:
+    return GroupCore(**{"rank": rank, "address": f"tcp://10.0.0.{rank}:4000", **changes})
 
 
 async def test_the_leader_tells_who_is_there() -> None:
@@ -86,9 +86,9 @@ class Desk:
 
     def __init__(self, *answers: GroupView | Exception) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[Member, GroupView | None]] = []
+        self.asked: list[tuple[GroupMember, GroupView | None]] = []
 
-    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
         self.asked.append((member, known))
         if not self.answers:
             await asyncio.sleep(seconds)
@@ -98,7 +98,7 @@ class Desk:
         assert answer is not None
         return answer
 
-    async def until_asked(self, member: Member, known: GroupView) -> None:
+    async def until_asked(self, member: GroupMember, known: GroupView) -> None:
         for _ in range(1000):
             if self.asked[-1] == (member, known):
                 return
@@ -111,7 +111,7 @@ async def test_a_node_asks_until_it_is_in_and_tells_its_news_at_once(monkeypatch
     view = GroupView(incarnation="life-0", version=3, data=2, target=2)
     desk = Desk(Unreachable("nobody there"), GroupRefusal("other_release", "too old"), view)
     told: list[str | None] = []
-    membership = Membership(desk, member(1), told.append)
+    membership = GroupMembership(desk, member(1), told.append)
     running = asyncio.create_task(membership.run())
     await membership.changed(2)
     assert membership.view == view
@@ -129,18 +129,18 @@ async def test_a_node_that_leaves_stays_while_the_leader_still_tells_the_others_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("starling_agent.group.membership.RETRY_SECONDS", 0.1)
-    monkeypatch.setattr("starling_agent.group.own_part.HEARD_SECONDS", 0.0)
+    monkeypatch.setattr("starling_agent.group.local_share.HEARD_SECONDS", 0.0)
     view = GroupView(incarnation="life-0", version=3, data=2, target=2, members=[member(1, cores=[core(1)])])
     left = view.model_copy(update={"version": 4, "members": [member(1, cores=[core(1, taking=False)])]})
     desk = Desk(view)
-    membership = Membership(desk, member(1), lambda _: None)
+    membership = GroupMembership(desk, member(1), lambda _: None)
     membership.publish([core(1)])
     running = asyncio.create_task(membership.run())
     await membership.changed(20)
     desk.answers += [Unreachable("it starts again")] * 5 + [left]
     membership.stop_taking()
     config = AgentConfig.model_validate(configuration(tmp_path, layout={"data": 2, "per_node": 1}))
-    part = OwnPart(config, read_identity({"STARLING_POD_NAME": "chat-0-1"}), membership)
+    part = LocalShare(config, read_identity({"STARLING_POD_NAME": "chat-0-1"}), membership)
     await asyncio.wait_for(part.finish_for_others(None), 20)
     assert membership.view == left
     running.cancel()
@@ -150,7 +150,7 @@ async def test_a_node_that_goes_keeps_its_workers_and_joins_no_other_leader(monk
     """Its leader's next life would lose that worker in mid-stream."""
     started: list[str] = []
 
-    class Watched(Membership):
+    class Watched(GroupMembership):
         looks = 0
 
         @property
@@ -171,12 +171,12 @@ async def test_a_node_that_goes_keeps_its_workers_and_joins_no_other_leader(monk
     monkeypatch.setattr("starling_agent.group.workers.WorkerHandle", Worker)
     monkeypatch.setattr("starling_agent.group.workers.LOOK_SECONDS", 0.0)
     old, new = (
-        GroupView(incarnation=life, version=1, data=1, target=1, members=[member(0, cores=[Core(rank=0, joining=life)])])
+        GroupView(incarnation=life, version=1, data=1, target=1, members=[member(0, cores=[GroupCore(rank=0, joining=life)])])
         for life in ("tcp://old:1", "tcp://new:1")
     )
     desk = Desk(old)
     membership = Watched(desk, member(1), lambda _: None)
-    workers = Workers(Places(LayoutConfig(pipeline=2), 1), membership, "10.0.0.1")
+    workers = Workers(NodeLayout(LayoutConfig(pipeline=2), 1), membership, "10.0.0.1")
     running = [asyncio.create_task(membership.run()), asyncio.create_task(workers.keep())]
     async with asyncio.timeout(20):
         while not workers.alive:  # noqa: ASYNC110 - it is looked for on a clock
@@ -198,7 +198,7 @@ def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
     members = [
         member(0, cores=[core(0)]),
         member(1, cores=[core(1), core(2, taking=False)]),
-        member(2, cores=[Core(rank=3, joining="tcp://x:1")]),
+        member(2, cores=[GroupCore(rank=3, joining="tcp://x:1")]),
     ]
     view = GroupView(incarnation="life-0", version=1, data=3, target=3, members=members)
     assert wanted_cores(view, 0) == {"engine core 1 of chat-0-1 (tcp://10.0.0.1:4000)": "tcp://10.0.0.1:4000"}
@@ -218,7 +218,7 @@ def test_a_frontend_wants_the_cores_of_other_nodes_that_take_requests() -> None:
     ],
 )
 def test_where_cores_run(layout: dict[str, int], cores: list[tuple[int, ...]]) -> None:
-    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
+    places = NodeLayout(LayoutConfig.model_validate(layout), layout.get("data", 1))
     assert [places.cores(node) for node in range(places.nodes)] == cores
 
 
@@ -232,7 +232,7 @@ def test_where_cores_run(layout: dict[str, int], cores: list[tuple[int, ...]]) -
     ],
 )
 def test_which_workers_run_for_cores_of_other_nodes(layout: dict[str, int], workers: list[tuple[tuple[int, int], ...]]) -> None:
-    places = Places(LayoutConfig.model_validate(layout), layout.get("data", 1))
+    places = NodeLayout(LayoutConfig.model_validate(layout), layout.get("data", 1))
     assert [places.workers_for_others(node) for node in range(places.nodes)] == workers
 
 

@@ -12,13 +12,13 @@ from starling_agent.contract.scale import LoadedExperts, Operation
 from starling_agent.group.operations import REMEMBERED, Operations
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
-from starling_agent.node.bed import Bed
 from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
+from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.report_state import ReportState
-from starling_engine.elastic.change import Change
+from starling_engine.elastic.change import SizeChange
 from starling_engine.errors import EpochFailed
-from starling_engine.topology.epoch import Loaded
+from starling_engine.topology.epoch import ExpertLoads
 
 from tests.operator.plan.building import make_report
 
@@ -36,7 +36,7 @@ class Resizer:
         self.fault: EpochFailed | None = None
         self.undone = False
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: SizeChange) -> None:
         change.enter("waiting")
         change.enter("preparing")
         try:
@@ -46,7 +46,7 @@ class Resizer:
         except BaseException:
             self.undone = True
             raise
-        change.loaded = {"peers": Loaded(3, 6_000, 2.0), "checkpoint": Loaded()}
+        change.loaded = {"peers": ExpertLoads(3, 6_000, 2.0), "checkpoint": ExpertLoads()}
         change.enter("committing")
         await asyncio.sleep(0.05)
         change.enter("releasing")
@@ -83,7 +83,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 
 def client(state: ReportState, folder: Path, operations: Operations | None) -> httpx.AsyncClient:
     (folder / "token").write_text("sesame")
-    app = create_admin(state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, Bed(), Pin(None), Deadline())
+    app = create_admin(state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, SleepAdmin(), Pin(None), Deadline())
     headers = {"Authorization": "Bearer sesame"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)
 

@@ -11,13 +11,13 @@ from starling_agent.contract.config import AgentConfig, RecoveryConfig
 from starling_agent.contract.identity import read_identity
 from starling_agent.contract.report import PHASES, Phase, Progress, Report
 from starling_agent.node.configuration import read_configuration
-from starling_agent.node.door import waiting_error
 from starling_agent.node.engine_args import engine_args, possible_names
 from starling_agent.node.failures import NodeFailure, Unreadable, fatal, passing
 from starling_agent.node.first_token import own_url
 from starling_agent.node.progress import ProgressTeller, eta, phase_of
 from starling_agent.node.recovery import GiveUp, Restart, after_failure
 from starling_agent.node.refusals import refusal
+from starling_agent.node.switchable_app import waiting_error
 from starling_agent.node.totals import added
 from starling_agent.node.weights import local_folder, obtain
 from starling_agent.report_state import ReportState, changed

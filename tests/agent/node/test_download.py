@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starling_agent.contract.config import ModelConfig
+from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.failures import NodeFailure
 from starling_agent.node.weights import obtain
 
@@ -48,7 +48,7 @@ class Told:
 
 
 async def download(cache: Path, told: Told, name: str = "org/name", stall: float = 30.0) -> Path:
-    config = ModelConfig(source=f"hf://{name}", cache_dir=str(cache), served_names=["m"], download_stall_seconds=stall)
+    config = ModelSourceConfig(source=f"hf://{name}", cache_dir=str(cache), served_names=["m"], download_stall_seconds=stall)
     return await obtain(config, told.tell, told.retries.append)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 from starling_cli.commands.values import format_bytes, parse_age
-from starling_engine.kv_offload.secondary.base import Part
+from starling_engine.kv_offload.secondary.base import ChunkPart
 from starling_engine.kv_offload.secondary.folder.header import encode
 from starling_engine.kv_offload.secondary.folder.inspect import read_object
 
@@ -151,8 +151,8 @@ def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.Monkey
     [
         {"name": "no hex"},
         {"fingerprint": "no hex"},
-        {"part": Part(0, 0, 0, 0)},
-        {"part": Part(-4, 0, 0, 2)},
+        {"part": ChunkPart(0, 0, 0, 0)},
+        {"part": ChunkPart(-4, 0, 0, 2)},
         {"bytes": -1},
         {"layers": []},
     ],

@@ -5,7 +5,7 @@ import contextlib
 
 import httpx
 import pytest
-from starling_cli.local.front import Front
+from starling_cli.local.front import LocalProxy
 
 
 class Backend:
@@ -39,7 +39,7 @@ class Backend:
 @contextlib.asynccontextmanager
 async def running(*names):
     backends = [await Backend(name).start() for name in names]
-    front = Front()
+    front = LocalProxy()
     port = await front.listen("127.0.0.1", 0)
     try:
         yield front, f"http://127.0.0.1:{port}", backends
@@ -98,4 +98,4 @@ async def test_a_port_in_use():
     async with running() as (_, url, _):
         port = int(url.rpartition(":")[2])
         with pytest.raises(OSError):
-            await Front().listen("127.0.0.1", port)
+            await LocalProxy().listen("127.0.0.1", port)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.identity import read_identity
-from starling_cli.local.launch import Place, launch, unused_here
-from starling_cli.local.sources import Map
+from starling_cli.local.launch import PodPlacement, launch, unused_here
+from starling_cli.local.sources import PathMap
 from starling_cli.local.volumes import LaunchError, Objects
 
 from tests.cli.local.manifests import children
@@ -30,7 +30,7 @@ def start(tmp_path):
         folder = tmp_path / "pod"
         folder.mkdir(exist_ok=True)
         front, leader = "http://127.0.0.1:8000", "127.0.0.1:18001"
-        place = Place(folder, tmp_path / "scratch", tmp_path / "weights", 18000, 18001, front, leader, maps)
+        place = PodPlacement(folder, tmp_path / "scratch", tmp_path / "weights", 18000, 18001, front, leader, maps)
         return launch(f"{group['metadata']['name']}-0", "uid", group, objects, place)
 
     return start
@@ -108,19 +108,19 @@ def test_a_folder_for_kept_kv_is_made_and_used(start, tmp_path):
 
 @pytest.mark.parametrize(("place", "prefix"), [({"path": "/var/kv"}, "/var/kv"), ({"claim": "kv"}, "pvc://kv")])
 def test_a_folder_for_kept_kv_may_be_mapped(start, tmp_path, place, prefix):
-    launched = start(kvCache=tiers(**place), maps=(Map(prefix, tmp_path / "kept"),))
+    launched = start(kvCache=tiers(**place), maps=(PathMap(prefix, tmp_path / "kept"),))
     assert config_of(launched).engine["kv_fs_path"] == str(tmp_path / "kept")
 
 
 def test_a_file_source_is_mapped(start, tmp_path):
     (tmp_path / "m" / "small").mkdir(parents=True)
-    launched = start(model={"source": "file:///opt/m/small"}, maps=(Map("/opt/m", tmp_path / "m"),))
+    launched = start(model={"source": "file:///opt/m/small"}, maps=(PathMap("/opt/m", tmp_path / "m"),))
     assert config_of(launched).model.source == f"file://{tmp_path}/m/small"
 
 
 def test_a_claim_is_mapped(start, tmp_path):
     (tmp_path / "m" / "small").mkdir(parents=True)
-    launched = start(model={"source": "pvc://weights/small"}, maps=(Map("pvc://weights", tmp_path / "m"),))
+    launched = start(model={"source": "pvc://weights/small"}, maps=(PathMap("pvc://weights", tmp_path / "m"),))
     assert config_of(launched).model.source == f"file://{tmp_path}/m/small"
 
 

@@ -1,7 +1,7 @@
 """What file:// and pvc:// mean without a cluster."""
 
 import pytest
-from starling_cli.local.sources import Map, SourceError, check_source, claim_folder, default_maps, map_path, parse_map
+from starling_cli.local.sources import PathMap, SourceError, check_source, claim_folder, default_maps, map_path, parse_map
 
 
 @pytest.fixture
@@ -11,44 +11,44 @@ def models(tmp_path):
 
 
 def test_a_path_that_is_here_stays(models):
-    assert map_path(str(models), [Map(str(models), models / "small")]) == models
+    assert map_path(str(models), [PathMap(str(models), models / "small")]) == models
 
 
 def test_a_prefix_is_replaced(models):
-    assert map_path("/opt/x/small", [Map("/opt/x", models)]) == models / "small"
-    assert map_path("/opt/x", [Map("/opt/x", models)]) == models
-    assert map_path("/small", [Map("/", models)]) == models / "small"
+    assert map_path("/opt/x/small", [PathMap("/opt/x", models)]) == models / "small"
+    assert map_path("/opt/x", [PathMap("/opt/x", models)]) == models
+    assert map_path("/small", [PathMap("/", models)]) == models / "small"
 
 
 def test_only_whole_names_are_a_prefix(models):
     with pytest.raises(SourceError):
-        map_path("/opt/xy/small", [Map("/opt/x", models)])
+        map_path("/opt/xy/small", [PathMap("/opt/x", models)])
 
 
 def test_the_first_mapping_that_leads_somewhere_wins(models, tmp_path):
-    assert map_path("/m/small", [Map("/m", tmp_path / "none"), Map("/m", models)]) == models / "small"
+    assert map_path("/m/small", [PathMap("/m", tmp_path / "none"), PathMap("/m", models)]) == models / "small"
 
 
 def test_what_was_tried_is_told(models):
     with pytest.raises(SourceError, match=r"/m/large.*models/large.*--map /m/large=FOLDER"):
-        map_path("/m/large", [Map("/m", models)])
+        map_path("/m/large", [PathMap("/m", models)])
 
 
 def test_a_claim_needs_a_folder(models):
-    assert claim_folder("weights", [Map("pvc://weights", models)]) == models
+    assert claim_folder("weights", [PathMap("pvc://weights", models)]) == models
     with pytest.raises(SourceError, match="--map pvc://other=FOLDER"):
-        claim_folder("other", [Map("pvc://weights", models)])
+        claim_folder("other", [PathMap("pvc://weights", models)])
 
 
 @pytest.mark.parametrize("source", ["hf://org/name", "pvc://weights/small", "file:///m/small"])
 def test_sources_that_can_be_had(models, source):
-    check_source(source, [Map("pvc://weights", models), Map("/m", models)])
+    check_source(source, [PathMap("pvc://weights", models), PathMap("/m", models)])
 
 
 @pytest.mark.parametrize("source", ["pvc://none/small", "pvc://weights/large", "file:///nowhere/at/all"])
 def test_sources_that_cannot(models, source):
     with pytest.raises(SourceError):
-        check_source(source, [Map("pvc://weights", models)])
+        check_source(source, [PathMap("pvc://weights", models)])
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=b", "=x", "/a=", "pvc://=.", "pvc://a/b=.", "/a=/no/such/folder"])
@@ -59,8 +59,8 @@ def test_no_mappings(text):
 
 def test_mappings(models, monkeypatch):
     monkeypatch.chdir(models.parent)
-    assert parse_map("/opt/x/=models") == Map("/opt/x", models)
-    assert parse_map("pvc://weights=./models") == Map("pvc://weights", models)
+    assert parse_map("/opt/x/=models") == PathMap("/opt/x", models)
+    assert parse_map("pvc://weights=./models") == PathMap("pvc://weights", models)
 
 
 def test_the_images_models_are_found_in_a_clone(tmp_path):

@@ -8,7 +8,7 @@ from starling_engine.attention import mla
 from starling_engine.attention.mla import MlaWeights, TorchMla
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config import mla_shape
-from starling_engine.model_config.mla_shape import MlaShape, Span, plan_forms, spans
+from starling_engine.model_config.mla_shape import MlaShape, QuerySpan, plan_forms, spans
 from starling_engine.model_config.rope import RopeConfig
 
 from tests.engine.attention.test_paged import BLOCK, metadata
@@ -145,13 +145,13 @@ def test_decoding_absorbs_and_long_prompts_expand() -> None:
 
 
 def test_spans_leave_out_what_has_no_tokens() -> None:
-    assert spans([0, 3, 3, 4], [10, 7, 1]) == [Span(0, 0, 3, 10), Span(2, 3, 1, 1)]
+    assert spans([0, 3, 3, 4], [10, 7, 1]) == [QuerySpan(0, 0, 3, 10), QuerySpan(2, 3, 1, 1)]
 
 
 def test_batches_have_equal_queries_and_fit() -> None:
     lengths = [5, 90_000, 17, 2000, 2000, 40, 30_000, 9, 1_000_000]
-    decodes = [Span(row, row, 1, length) for row, length in enumerate(lengths)]
-    others = [Span(9, 9, 4, 50), Span(10, 13, 4, 60), Span(11, 17, 2000, 2000), Span(12, 2017, 2000, 9000)]
+    decodes = [QuerySpan(row, row, 1, length) for row, length in enumerate(lengths)]
+    others = [QuerySpan(9, 9, 4, 50), QuerySpan(10, 13, 4, 60), QuerySpan(11, 17, 2000, 2000), QuerySpan(12, 2017, 2000, 9000)]
     plan = plan_forms(decodes + others, V3)
     assert plan.expanded == others[2:]
     assert sorted((span for batch in plan.absorbed for span in batch), key=lambda span: span.row) == decodes + others[:2]

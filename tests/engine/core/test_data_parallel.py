@@ -11,7 +11,7 @@ from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead
 from starling_engine.frontend.balance import FIRST_PREFIX, REMEMBERED, SPARE_LOAD, Balancer
 from starling_engine.topology.layout import ParallelLayout
-from starling_engine.topology.node_placement import Here
+from starling_engine.topology.node_placement import NodePlacement
 
 from tests.engine.running import engine_args, running, when
 
@@ -113,7 +113,7 @@ async def test_the_death_of_one_core_ends_its_requests_alone() -> None:
 async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
     """Each node starts one of the group's two cores; the second node's leaves while it works, and later dies."""
     args = engine_args(data_parallel_size=2)
-    here = [Here("127.0.0.1", (rank,), ranks=1) for rank in range(2)]
+    here = [NodePlacement("127.0.0.1", (rank,), ranks=1) for rank in range(2)]
     first, second = [await AsyncEngine.start(args, here=part) for part in here]
     try:
         (address,) = second.cores.reachable
@@ -142,4 +142,4 @@ async def test_frontends_of_two_nodes_use_each_others_cores() -> None:
 
 async def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"host: cannot listen on 192\.0\.2\.1"):
-        await AsyncEngine.start(engine_args(), here=Here("192.0.2.1", (0,), ranks=1))
+        await AsyncEngine.start(engine_args(), here=NodePlacement("192.0.2.1", (0,), ranks=1))

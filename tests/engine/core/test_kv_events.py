@@ -14,8 +14,8 @@ from starling_agent.contract.listening import has_ipv6
 from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError
 from starling_engine.kv import publisher
-from starling_engine.kv.endpoint import Endpoint, parse_endpoint
-from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, EventLog, Span
+from starling_engine.kv.endpoint import EventEndpoint, parse_endpoint
+from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockSpan, EventLog
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
@@ -71,10 +71,10 @@ def test_a_reset_beside_running_requests_removes_the_rest_only() -> None:
 def test_adapters_salts_and_latents_are_told() -> None:
     log = EventLog([KVGroup(LatentSpec(8, 1, 8, 4), (0,)), KVGroup(KVSpec(8, 1, 8, 4), (1,))])
     for group in (0, 1):
-        log.stored(group, Span([b"1" * 32], None, [1] * 8, "lora", ("media", "salt")))
+        log.stored(group, BlockSpan([b"1" * 32], None, [1] * 8, "lora", ("media", "salt")))
     for group in (0, 1):
-        log.stored(group, Span([b"2" * 32], b"1" * 32, [2] * 8, "lora", ("media", "salt")))
-    log.stored(0, Span([b"9" * 32], b"8" * 32, [3] * 8, None, ()))
+        log.stored(group, BlockSpan([b"2" * 32], b"1" * 32, [2] * 8, "lora", ("media", "salt")))
+    log.stored(0, BlockSpan([b"9" * 32], b"8" * 32, [3] * 8, None, ()))
     _, first, second, other = heard(log)
     assert isinstance(first, Stored) and isinstance(other, Stored)
     assert first.token_ids == [1] * 8 + [2] * 8 and first.lora_name == "lora"
@@ -87,7 +87,7 @@ def test_the_bytes_are_those_that_vllm_sends() -> None:
     """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26; a hash is the last 64 bits."""
     log = EventLog([KVGroup(KVSpec(8, 1, 8, 4), (0,))])
     log.take()
-    log.stored(0, Span([b"h" * 32], None, list(range(8)), None, ()))
+    log.stored(0, BlockSpan([b"h" * 32], None, list(range(8)), None, ()))
     log.removed(0, [b"h" * 32])
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.KVEventBatch(1.5, log.take(), 0)))
     hashed = int.from_bytes(b"h" * 8, "big")
@@ -208,8 +208,8 @@ def test_a_port_in_use_names_the_argument() -> None:
 
 
 def test_endpoints() -> None:
-    assert parse_endpoint("tcp://*:5557") == Endpoint("*", 5557, "") and parse_endpoint("tcp://*:5557").binds
-    assert parse_endpoint("tcp://[::]:1/kv@a@b") == Endpoint("[::]", 1, "kv@a@b") and parse_endpoint("tcp://[::]:1").binds
+    assert parse_endpoint("tcp://*:5557") == EventEndpoint("*", 5557, "") and parse_endpoint("tcp://*:5557").binds
+    assert parse_endpoint("tcp://[::]:1/kv@a@b") == EventEndpoint("[::]", 1, "kv@a@b") and parse_endpoint("tcp://[::]:1").binds
     assert not parse_endpoint("tcp://router.svc:5557").binds
     for wrong in ("5557", "tcp://*", "tcp://*:0", "tcp://*:65500", "ipc:///x", "tcp://*:5557/"):
         with pytest.raises(ConfigError, match=r"tcp://\*:PORT"):

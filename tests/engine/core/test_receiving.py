@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import zmq
 from starling_engine.core import process
-from starling_engine.core.messages import Add, FromCore, Ping, Pong, Shutdown
+from starling_engine.core.messages import Add, FromCore, Ping, Pong, ShutdownCore
 from starling_engine.delta import Delta
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
@@ -61,7 +61,7 @@ async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatc
             flood.send(encode(Ping()))
             for _ in range(5000):
                 flood.send(encode(Add.of(request([]))))  # is refused
-            flood.send(encode(Shutdown()))
+            flood.send(encode(ShutdownCore()))
             executor.released.set()
             assert await ended(deltas) == [1] * 5
             flood.setsockopt(zmq.RCVTIMEO, 20_000)

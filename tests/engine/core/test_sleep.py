@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.core.sleeper import Sleeper
+from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import Delta
 from starling_engine.executor.thread import ThreadExecutor
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
@@ -34,7 +34,7 @@ class Bed:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.sleeper = Sleeper(core)
+        self.sleeper = CoreSleeper(core)
         self.deltas: list[Delta] = []
 
     def ask(self, order: SleepOrder, by: bytes = b"me") -> None:

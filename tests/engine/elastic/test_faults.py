@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from starling_engine import AsyncEngine
-from starling_engine.elastic.change import Change, Stage
+from starling_engine.elastic.change import SizeChange, Stage
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning
 from starling_engine.executor.processes import STOP_SECONDS
 from starling_engine.topology.epoch import CHECKPOINT, PEERS
@@ -138,7 +138,7 @@ async def test_experts_come_from_ranks_that_hold_them_where_the_files_are_gone(s
     away = weights.with_suffix(".away")
     assert serving.cores.coordinator is not None
     traffic = Traffic(serving, reference, streams=2)
-    grow, shrink = Change(2, at("preparing", lambda: weights.rename(away) and None)), Change(1)
+    grow, shrink = SizeChange(2, at("preparing", lambda: weights.rename(away) and None)), SizeChange(1)
     for change in (grow, shrink):
         await serving.cores.coordinator.resize(change)
         await traffic.more(2)

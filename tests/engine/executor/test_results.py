@@ -2,7 +2,7 @@
 
 import pytest
 from starling_engine.errors import RankLost
-from starling_engine.executor.results import Results
+from starling_engine.executor.results import StepResults
 from starling_engine.step import StepResult
 
 
@@ -12,7 +12,7 @@ def ended(step: int, error: str | None = None) -> StepResult:
 
 def test_a_failed_step_keeps_its_place() -> None:
     """The rank that samples has done the next one before the other says that this one failed there too."""
-    found = Results(2)
+    found = StepResults(2)
     for step in (7, 8):
         found.submit(step)
     found.take(0, ended(7, "MemoryError: no more"))
@@ -26,7 +26,7 @@ def test_a_failed_step_keeps_its_place() -> None:
 
 def test_a_step_that_failed_on_some_ranks_alone() -> None:
     """What the others made of it, and of later ones, is of exchanges that no longer matched."""
-    found = Results(2)
+    found = StepResults(2)
     for step in (7, 8):
         found.submit(step)
     found.take(1, ended(7, "MemoryError: no more"))

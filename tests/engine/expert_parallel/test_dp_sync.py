@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import zmq
-from starling_engine.expert_parallel.dp_sync import Epoch, Lockstep, Turn
+from starling_engine.expert_parallel.dp_sync import DpSync, Epoch, SyncDecision
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
@@ -20,22 +20,22 @@ TIMEOUT = 20.0
 
 @dataclass
 class Rank:
-    steps: Lockstep
-    turns: list[Turn] = field(default_factory=list)
+    steps: DpSync
+    turns: list[SyncDecision] = field(default_factory=list)
 
     def work(self, plans: int) -> None:
         """Steps with its plans until it has none and may sleep."""
         while self.steps.wants_turn(has_plan=bool(plans)):
             turn = self.steps.turn(has_plan=bool(plans))
             self.turns.append(turn)
-            plans -= turn is Turn.RUN
+            plans -= turn is SyncDecision.RUN
 
     def sleep(self) -> None:
         """Until somebody rings."""
         assert self.steps.epoch is not None
         assert self.steps.epoch.bells.socket.poll(TIMEOUT * 1000), "nobody rang"
 
-    def take_turns(self) -> list[Turn]:
+    def take_turns(self) -> list[SyncDecision]:
         turns, self.turns = self.turns, []
         return turns
 
@@ -46,7 +46,7 @@ class Group:
     def __init__(self, size: int, tensor: int = 1) -> None:
         self.layout = ParallelLayout(tensor=tensor)
         self.store = serve_store(HOST, TIMEOUT)
-        self.ranks = [Rank(Lockstep()) for _ in range(size)]
+        self.ranks = [Rank(DpSync()) for _ in range(size)]
         self.pool = ThreadPoolExecutor(max_workers=8)
         self.context = zmq.Context()
 
@@ -75,7 +75,7 @@ class Group:
         for rank in ranks:
             self.ranks[rank].steps.commit(number)
 
-    def work(self, plans: dict[int, int]) -> list[list[Turn]]:
+    def work(self, plans: dict[int, int]) -> list[list[SyncDecision]]:
         """Each of these ranks works its plans off; what turns each took."""
         self.together(*(lambda r=rank, n=count: self.ranks[r].work(n) for rank, count in plans.items()))
         return [self.ranks[rank].take_turns() for rank in plans]
@@ -109,7 +109,7 @@ def serving(group: Group, members: list[int]) -> Group:
     return group
 
 
-RUN, SERVE, SWITCHED = Turn.RUN, Turn.SERVE, Turn.SWITCHED
+RUN, SERVE, SWITCHED = SyncDecision.RUN, SyncDecision.SERVE, SyncDecision.SWITCHED
 
 
 def test_a_first_step_is_taken_by_all_and_then_all_sleep(make: Callable[..., Group]) -> None:

@@ -12,10 +12,10 @@ import zmq
 from starling_engine.errors import ConfigError, WeightError
 from starling_engine.expert_parallel import expert_peers, expert_sources
 from starling_engine.expert_parallel.expert_notices import ExpertNotices
-from starling_engine.expert_parallel.expert_peers import FindPeers, Peer
+from starling_engine.expert_parallel.expert_peers import ExpertPeer, FindPeers
 from starling_engine.expert_parallel.expert_ranks import ExpertRanks
-from starling_engine.expert_parallel.expert_server import ExpertServer, Read
-from starling_engine.expert_parallel.expert_sources import FastestSource, Speeds
+from starling_engine.expert_parallel.expert_server import ExpertServer, ReadExpert
+from starling_engine.expert_parallel.expert_sources import FastestSource, SourceSpeeds
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_dense import DenseExperts
@@ -64,7 +64,7 @@ def moves_of(rank: Rank, source: Any) -> Rearrangement:
 
 
 def served_by(server: ExpertServer) -> FindPeers:
-    return lambda _: [Peer(server.address, server.holds())]
+    return lambda _: [ExpertPeer(server.address, server.holds())]
 
 
 def contents(rank: Rank) -> list[np.ndarray[Any, Any]]:
@@ -159,7 +159,7 @@ def test_a_rank_that_keeps_them_otherwise(reference: Reference, server: ExpertSe
 def test_without_files_and_ranks_the_last_word_is_heard(reference: Reference, server: ExpertServer) -> None:
     taker = joiner(reference)
     moves = moves_of(taker, Away())
-    moves.start(ALL, 0, find_peers=lambda _: [Peer(server.address, {0: (0,)})])
+    moves.start(ALL, 0, find_peers=lambda _: [ExpertPeer(server.address, {0: (0,)})])
     with pytest.raises(WeightError, match="is away"):
         wait(moves)
     moves.cancel()
@@ -179,7 +179,7 @@ def test_who_gives_up_does_not_wait_for_a_silent_rank(reference: Reference, monk
     monkeypatch.setattr(expert_peers, "PATIENCE", 30.0)
     context = zmq.Context()
     silent = context.socket(zmq.ROUTER)
-    peer = Peer(f"tcp://{HOST}:{silent.bind_to_random_port(f'tcp://{HOST}')}", ALL_HELD)
+    peer = ExpertPeer(f"tcp://{HOST}:{silent.bind_to_random_port(f'tcp://{HOST}')}", ALL_HELD)
     taker = joiner(reference)
     moves = moves_of(taker, Away())
     moves.start(ALL, 0, find_peers=lambda _: [peer])
@@ -280,14 +280,14 @@ def test_slots_that_change_all_the_time_are_read_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("wanted", "refusal"),
     [
-        (Read(7, 0, 0, 0, ""), "layer 7 is not here"),
-        (Read(0, 9, 0, 0, "layout"), "expert 9 of layer 0 is not here"),
-        (Read(0, 0, 5, 0, "layout"), "an expert has no tensor 5"),
-        (Read(0, 0, 0, 0, "other"), "experts are kept as dense"),
+        (ReadExpert(7, 0, 0, 0, ""), "layer 7 is not here"),
+        (ReadExpert(0, 9, 0, 0, "layout"), "expert 9 of layer 0 is not here"),
+        (ReadExpert(0, 0, 5, 0, "layout"), "an expert has no tensor 5"),
+        (ReadExpert(0, 0, 0, 0, "other"), "experts are kept as dense"),
     ],
     ids=str,
 )
-def test_what_cannot_be_had_is_said(server: ExpertServer, wanted: Read, refusal: str) -> None:
+def test_what_cannot_be_had_is_said(server: ExpertServer, wanted: ReadExpert, refusal: str) -> None:
     if wanted.layout == "layout":
         wanted.layout = server._layouts[0]
     assert server._read(wanted)[0].startswith(refusal)
@@ -367,7 +367,7 @@ def test_the_faster_one_is_taken(
 
 
 def test_what_was_measured_holds_for_the_next_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    clock, speeds = Clock(), Speeds()
+    clock, speeds = Clock(), SourceSpeeds()
     monkeypatch.setattr(expert_sources, "time", clock)
     sources = [Source("a", clock, [1.0]), Source("b", clock, [0.5])]
     with caplog.at_level("INFO"):
@@ -395,7 +395,7 @@ def test_ranks_tell_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starling_engine.expert_parallel.expert_notices.WAIT_SECONDS", 60.0)
     store = serve_store(HOST, 5.0)
     notices = ExpertNotices(store, "epoch/2/0")
-    peers = [Peer(f"tcp://{HOST}:{port}", {0: (port,), 3: (1, 2)}) for port in (1, 2)]
+    peers = [ExpertPeer(f"tcp://{HOST}:{port}", {0: (port,), 3: (1, 2)}) for port in (1, 2)]
     notices.post(peers[0])
     ExpertNotices(store, "epoch/2/1").post(peers[1])
     began = time.monotonic()

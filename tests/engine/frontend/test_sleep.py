@@ -10,7 +10,7 @@ import pytest
 from starling_engine import LLM, AsyncEngine, PoolingParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineAsleep, InvalidRequest, RequestFailed, SleepFailed, SleepRefused
 from starling_engine.frontend.resolve import resolve
-from starling_engine.topology.node_placement import Here
+from starling_engine.topology.node_placement import NodePlacement
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 from tests.engine.running import MODEL, engine_args, running
@@ -110,7 +110,7 @@ async def test_requests_wait_end_or_stand_against_it() -> None:
 async def test_all_cores_of_a_group_sleep_or_none_does() -> None:
     """Whichever node is asked, and the other one's frontend hears of it."""
     args = engine_args(data_parallel_size=2)
-    first, second = [await AsyncEngine.start(args, here=Here("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
+    first, second = [await AsyncEngine.start(args, here=NodePlacement("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
     try:
         for engine, other in ((first, second), (second, first)):
             await engine.cores.add("the other core", other.cores.reachable[0])

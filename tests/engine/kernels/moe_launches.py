@@ -6,7 +6,7 @@ from starling_engine.attention.mla_triton import attend_expanded
 from starling_engine.kernels import grouped, mla, routing
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
-from starling_engine.model_config.mla_shape import MlaShape, Span
+from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
 from starling_engine.model_config.moe import Routing
 
 BF16 = torch.bfloat16
@@ -51,7 +51,7 @@ def absorbed(rows: int, queries: int, heads: int) -> None:
 def expanded() -> None:
     layer = MlaWeights(V3, 0.1, empty(1), empty(128, 128, 512), empty(128, 128, 512))
     q, q_rope, kv, out = empty(2048, 128, 128), empty(2048, 128, 64), empty(1024, 16, V3.latent_dim), empty(2048, 128, 128)
-    attend_expanded(q, q_rope, layer, kv, step(1, 2048), Span(0, 0, 2048, 8192), out)
+    attend_expanded(q, q_rope, layer, kv, step(1, 2048), QuerySpan(0, 0, 2048, 8192), out)
 
 
 def store() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from starling_engine.kernels.attention_plan import MAX_SEGMENTS, Shape, decode_segments, decode_tiles
+from starling_engine.kernels.attention_plan import MAX_SEGMENTS, AttentionShape, decode_segments, decode_tiles
 from starling_engine.native import reference
 from torch import Tensor
 
@@ -135,7 +135,7 @@ def test_the_cases_take_the_ways_that_they_name() -> None:
         rows = max(queries for _, queries in case.rows) * case.group
         short = decode_tiles(case.head_dim, case.dtype.itemsize, rows) is not None
         assert short == name.startswith(("decode", "drafts")), name
-        shape = Shape(tokens=1, sequences=len(case.rows), heads=1, kv_heads=1, head_dim=64, itemsize=2)
+        shape = AttentionShape(tokens=1, sequences=len(case.rows), heads=1, kv_heads=1, head_dim=64, itemsize=2)
         room = case.max_blocks * case.block_size
         split = decode_segments(shape, min(room, case.window or room), 132) > 1
         assert split == ("split" in name), name
@@ -168,11 +168,11 @@ def test_large_scores_overflow_nowhere(device: torch.device) -> None:
 )
 def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
     from starling_engine.kernels.cascade import cascade_attention
-    from starling_engine.kernels.paged_attention import Call
+    from starling_engine.kernels.paged_attention import AttentionCall
 
     case = Case(rows, group=4, soft_cap=5.0, dtype=dtype, max_blocks=60)
     inputs = make(case, device, shared=64)
-    call = Call(
+    call = AttentionCall(
         q=inputs.q,
         kv=inputs.kv,
         block_tables=inputs.block_tables,
@@ -203,7 +203,7 @@ def test_merging_parts_of_the_keys_is_attention_over_all(device: torch.device) -
 
 
 def test_segments_are_bounded() -> None:
-    shape = Shape(tokens=1, sequences=1, heads=8, kv_heads=1, head_dim=128, itemsize=2)
+    shape = AttentionShape(tokens=1, sequences=1, heads=8, kv_heads=1, head_dim=128, itemsize=2)
     assert [decode_segments(shape, longest, 132) for longest in (1, 511, 512, 4096, 1 << 20)] == [1, 1, 2, 16, MAX_SEGMENTS]
     many = replace(shape, sequences=512, kv_heads=8)
     assert decode_segments(many, 1 << 20, 132) == 1

@@ -29,9 +29,9 @@ def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dty
 
 def launch_cascade() -> None:
     from starling_engine.kernels.cascade import cascade_attention
-    from starling_engine.kernels.paged_attention import Call
+    from starling_engine.kernels.paged_attention import AttentionCall
 
-    call = Call(
+    call = AttentionCall(
         q=empty(64, 32, 128, dtype=BF16),
         kv=empty(1 << 14, 2, 8, 16, 128, dtype=BF16),
         block_tables=empty(64, 512),

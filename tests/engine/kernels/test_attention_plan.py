@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from starling_engine.kernels.attention_plan import Shape, cascade_pays, common_prefix, prefix_segments
+from starling_engine.kernels.attention_plan import AttentionShape, cascade_pays, common_prefix, prefix_segments
 
-LLAMA_8B = Shape(tokens=64, sequences=64, heads=32, kv_heads=8, head_dim=128, itemsize=2)
+LLAMA_8B = AttentionShape(tokens=64, sequences=64, heads=32, kv_heads=8, head_dim=128, itemsize=2)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_common_prefix(tables: list[list[int]], computed: list[int], shared: int
         (replace(LLAMA_8B, tokens=4, sequences=4, cached=1), 2048, False),
     ],
 )
-def test_cascade_pays_where_it_saves_more_bytes_than_it_adds(shape: Shape, shared: int, pays: bool) -> None:
+def test_cascade_pays_where_it_saves_more_bytes_than_it_adds(shape: AttentionShape, shared: int, pays: bool) -> None:
     assert cascade_pays(shape, shared, sms=132) == pays
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from starling_engine.attention import mla_triton
 from starling_engine.attention.mla_base import MlaWeights
-from starling_engine.attention.mla_triton import Run, TritonMla, plan_runs
+from starling_engine.attention.mla_triton import SequenceRun, TritonMla, plan_runs
 from starling_engine.kernels import mla
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.model_config.mla_shape import MlaShape, Span
+from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
 
 from tests.engine.attention.test_mla import SHAPES, SIZES, V3, weights, whole
 from tests.engine.attention.test_paged import BLOCK, metadata
@@ -93,12 +93,12 @@ def test_padding_stores_nothing_and_is_not_attended_to(device: torch.device) -> 
 
 
 def test_runs_are_neighbours_in_one_form() -> None:
-    def span(row: int, start: int, queries: int, context: int) -> Span:
-        return Span(row, start, queries, context)
+    def span(row: int, start: int, queries: int, context: int) -> QuerySpan:
+        return QuerySpan(row, start, queries, context)
 
     step = [span(0, 0, 1, 50), span(2, 1, 7, 7), span(3, 8, 500, 900), span(4, 508, 1, 9), span(5, 509, 300, 300)]
     plan = plan_runs(step, V3)
-    assert plan.absorbed == [Run(0, 2, 0, 8, 7), Run(4, 4, 508, 509, 1)]
+    assert plan.absorbed == [SequenceRun(0, 2, 0, 8, 7), SequenceRun(4, 4, 508, 509, 1)]
     assert plan.expanded == [step[2], step[4]]
     assert plan_runs(step[2:3], V3).absorbed == []
 

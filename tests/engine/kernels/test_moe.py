@@ -3,7 +3,7 @@
 import pytest
 import torch
 from starling_engine.kernels import grouped, grouping
-from starling_engine.kernels.grouped import FEW, MANY, SOME, WIDE, Tiles
+from starling_engine.kernels.grouped import FEW, MANY, SOME, WIDE, ExpertTiles
 from starling_engine.layers.experts import Experts, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_triton import TritonExperts
 from starling_engine.topology.shard import Share
@@ -67,7 +67,7 @@ def inputs(shape: ExpertsShape, tokens: int, top_k: int, dtype: torch.dtype) -> 
     ids=str,
 )
 def test_gives_what_the_reference_gives(
-    tokens: int, top_k: int, hidden: int, intermediate: int, dtype: torch.dtype, tiles: Tiles, device: torch.device
+    tokens: int, top_k: int, hidden: int, intermediate: int, dtype: torch.dtype, tiles: ExpertTiles, device: torch.device
 ) -> None:
     """Slots 4 and up are elsewhere: what they would add is missing. Rows of x lie apart."""
     shape = ExpertsShape(7, 7, hidden, Share.all(intermediate))
@@ -105,7 +105,7 @@ def test_nothing_loaded_adds_nothing(device: torch.device) -> None:
     ("tokens", "dtype", "tiles"),
     [(1, BF16, FEW), (64, BF16, FEW), (256, BF16, SOME), (1024, BF16, SOME), (8192, BF16, MANY), (8192, FP32, WIDE)],
 )
-def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, tiles: Tiles) -> None:
+def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, tiles: ExpertTiles) -> None:
     assert grouped.tiles_for(tokens, 8, 128, dtype) == tiles
 
 

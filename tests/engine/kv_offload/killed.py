@@ -13,8 +13,9 @@ import time
 from itertools import count
 from pathlib import Path
 
-from starling_engine.kv_offload.secondary.base import FarError, Missing
-from starling_engine.kv_offload.secondary.folder import keeper, open_folder
+from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
+from starling_engine.kv_offload.secondary.folder import janitor as keeper
+from starling_engine.kv_offload.secondary.folder import open_folder
 
 from tests.engine.kv_offload.objects import FILE, MODEL, content, read, write
 
@@ -37,10 +38,10 @@ def use(folder: str, seed: int, told: int) -> None:
             write(tier, number)
             if read(tier, number) != CONTENT[number]:
                 os._exit(3)
-        except Missing:
+        except ObjectMissing:
             if tier.counters.corrupt:
                 os._exit(5)
-        except FarError:
+        except TierError:
             time.sleep(0.0005)
 
 

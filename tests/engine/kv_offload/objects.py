@@ -5,19 +5,19 @@ from hashlib import sha256
 from mmap import mmap
 from pathlib import Path
 
-from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
-from starling_engine.kv_offload.secondary.folder.layout import Layout, this_process
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, this_process
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 
 MODEL = Fingerprint("org/model@commit", "org/model@commit", "float32")
-PART = Part(0, 4, 0, 2)
+PART = ChunkPart(0, 4, 0, 2)
 SIZE = 4 * 3000
 FILE = 4096 * 4
 """Bytes of an object's file: a page of header, three of data."""
 
 
-def key(number: int, part: Part = PART, group: int = 0) -> ObjectKey:
+def key(number: int, part: ChunkPart = PART, group: int = 0) -> ObjectKey:
     return ObjectKey(sha256(b"%d" % number).digest(), group, part)
 
 
@@ -34,7 +34,7 @@ def memory(data: bytes, at: int = 0) -> memoryview:
 
 def quiet_tier(root: Path, limit: int = 1 << 30, fingerprint: Fingerprint = MODEL, direct: bool = False) -> FolderTier:
     """Its keeper does nothing by itself: tests call `tick`."""
-    layout = Layout(root, fingerprint.digest, this_process())
+    layout = FolderLayout(root, fingerprint.digest, this_process())
     layout.make()
     return FolderTier(layout, fingerprint, limit, direct, layout.is_empty())
 
@@ -56,4 +56,4 @@ def write(tier: FolderTier, number: int, at: int = 0) -> None:
 
 
 def file_of(root: Path, number: int, fingerprint: Fingerprint = MODEL) -> Path:
-    return Layout(root, fingerprint.digest, this_process()).path_of(key(number))
+    return FolderLayout(root, fingerprint.digest, this_process()).path_of(key(number))

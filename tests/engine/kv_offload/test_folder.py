@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from starling_engine.errors import ConfigError
-from starling_engine.kv_offload.secondary.base import FarError, Missing, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectMissing, TierError
 from starling_engine.kv_offload.secondary.folder import open_folder
 from starling_engine.kv_offload.secondary.folder.files import can_go_direct
 
@@ -22,7 +22,7 @@ def test_a_restart_finds_what_was_written(tmp_path: Path) -> None:
     second = open_folder(str(tmp_path / "new" / "folder"), 1 << 30, "auto", MODEL)
     assert second.find([key(1), key(2)]) == [True, False]
     assert read(second, 1) == content(1)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(second, 2)
     second.close()
 
@@ -50,7 +50,7 @@ def test_bytes_that_cannot_be_written_to_are_data_too(tmp_path: Path) -> None:
 def test_parts_groups_and_models_are_apart(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
     write(tier, 1)
-    assert tier.find([key(1), key(1, Part(0, 4, 2, 4)), key(1, group=1)]) == [True, False, False]
+    assert tier.find([key(1), key(1, ChunkPart(0, 4, 2, 4)), key(1, group=1)]) == [True, False, False]
     for other in (replace(MODEL, identity="org/model@other"), replace(MODEL, dtype="bfloat16"), replace(MODEL, layout=99)):
         assert quiet_tier(tmp_path, fingerprint=other).find([key(1)]) == [False]
 
@@ -114,7 +114,7 @@ def test_damage_is_found_dropped_and_counted(tmp_path: Path, damage: str, caplog
     write(tier, 2)
     path = file_of(tmp_path, 1)
     DAMAGES[damage](path)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(tier, 1)
     assert not path.exists()
     assert tier.counters.corrupt == 1
@@ -131,7 +131,7 @@ def test_another_models_object_under_ones_own_name_is_not_used(tmp_path: Path) -
     path.parent.mkdir(parents=True, exist_ok=True)
     file_of(tmp_path, 1, other).rename(path)
     tier = quiet_tier(tmp_path)
-    with pytest.raises(Missing, match="is another's"):
+    with pytest.raises(ObjectMissing, match="is another's"):
         read(tier, 1)
     assert tier.counters.corrupt == 1
 
@@ -139,7 +139,7 @@ def test_another_models_object_under_ones_own_name_is_not_used(tmp_path: Path) -
 def test_another_length_is_not_used(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
     write(tier, 1)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(tier, 1, size=SIZE - 4)
 
 
@@ -166,7 +166,7 @@ def test_it_never_holds_more_than_its_limit(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path, 5 * FILE)
     for number in range(5):
         write(tier, number)
-    with pytest.raises(FarError, match="no room"):
+    with pytest.raises(TierError, match="no room"):
         write(tier, 5)
     counters = tier.counters
     assert (counters.objects, counters.full, counters.refused, counters.errors) == (5, 1, 0, 0)
@@ -183,7 +183,7 @@ def test_the_keeper_evicts_by_itself(tmp_path: Path) -> None:
         try:
             write(tier, number)
             written += 1
-        except FarError:
+        except TierError:
             time.sleep(0.02)
         number += 1
         assert len(list(tmp_path.rglob("*.kv"))) <= 20
@@ -217,7 +217,7 @@ def test_threads_that_write_read_and_drop_the_same_objects_get_the_right_bytes(t
             try:
                 assert read(tier, number, at=8 * (step % 2)) == content(number)
                 hits += 1
-            except Missing:
+            except ObjectMissing:
                 pass
         return hits
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from starling_engine.kv_offload.secondary.base import FarError, Missing
+from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
 from starling_engine.kv_offload.secondary.folder.files import can_go_direct
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 from starling_engine.kv_offload.secondary.folder.usage import HIGH, LOW
@@ -40,7 +40,7 @@ class TwoUsers(RuleBasedStateMachine):
         try:
             write(self.tiers[user], number)
             self.there.add(number)
-        except FarError:
+        except TierError:
             # The other one may have written beyond it, before it knew of this one's files.
             if self.tiers[user]._usage.is_known:
                 assert self.tiers[user].counters.bytes > (LIMIT - 1) * FILE, "it is full, as far as this one knows"
@@ -50,7 +50,7 @@ class TwoUsers(RuleBasedStateMachine):
         try:
             assert read(self.tiers[user], number, at=at) == content(number)
             assert number in self.there
-        except Missing:
+        except ObjectMissing:
             assert number not in self.there
 
     @rule(user=users)

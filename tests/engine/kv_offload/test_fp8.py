@@ -8,7 +8,7 @@ import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv_offload.secondary.folder.inspect import list_models, verify
-from starling_engine.kv_offload.secondary.opening import group_shares
+from starling_engine.kv_offload.secondary.open import group_shares
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.ledger import block_bytes
 from starling_engine.model_config.config import load_model_config

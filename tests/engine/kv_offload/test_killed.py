@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from starling_engine.kv_offload.secondary.base import Missing
+from starling_engine.kv_offload.secondary.base import ObjectMissing
 from starling_engine.kv_offload.secondary.folder.inspect import verify
 
 from tests.engine.kv_offload import killed
@@ -35,6 +35,6 @@ def test_200_kills_leave_a_folder_that_serves_right(tmp_path: Path) -> None:
     for number in range(killed.NUMBERS):
         try:
             assert read(tier, number) == content(number)
-        except Missing:
+        except ObjectMissing:
             continue
     assert (tier.counters.corrupt, tier.counters.errors) == (0, 0)

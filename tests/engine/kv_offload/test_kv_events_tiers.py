@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 from starling_engine import SamplingParams
-from starling_engine.kv_offload.orders import Done, LoadChunks, StoreChunks
+from starling_engine.kv_offload.orders import LoadChunks, StoreChunks, TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 
 from tests.engine.listener import Cleared, Follower, Removed, Router, Stored, free_port, heard, listening
@@ -47,7 +47,7 @@ class Failing:
         self._do, self._rng = engine.tiers._do, rng
         self.failed = 0
 
-    def __call__(self, order: Any) -> Done:
+    def __call__(self, order: Any) -> TransferDone:
         done = self._do(order)
         if isinstance(order, StoreChunks | LoadChunks) and self._rng.random() < 0.2:
             done = msgspec.structs.replace(done, done=[each and self._rng.random() < 0.5 for each in done.done])

@@ -6,7 +6,7 @@ import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.kv_offload.costs import PROBE, Costs
 from starling_engine.kv_offload.log_throttle import SAID_EVERY
-from starling_engine.kv_offload.orders import Done, FetchChunks, FindChunks, KeepChunks, Order
+from starling_engine.kv_offload.orders import LookUpChunks, Order, PromoteChunks, TransferDone, WriteBackChunks
 from starling_engine.request_state import Gate
 
 from tests.engine.kv_offload.test_offload import Outside, emptied, engine_of, params, prompt_of, run_one
@@ -30,9 +30,9 @@ class Slow:
         self.engine.offload._jobs._clock = lambda: self.now
         self.engine.offload.costs.token = TOKEN
 
-    def _carry_out(self, order: Order) -> Done:
-        self.finds += isinstance(order, FindChunks)
-        self.now += {FindChunks: self.find, FetchChunks: self.fetch}.get(type(order), 0.0)
+    def _carry_out(self, order: Order) -> TransferDone:
+        self.finds += isinstance(order, LookUpChunks)
+        self.now += {LookUpChunks: self.find, PromoteChunks: self.fetch}.get(type(order), 0.0)
         return self._do(order)
 
     def add(self, name: str, prompt: list[int]) -> None:
@@ -118,8 +118,8 @@ def hung(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     orders: list[Order] = []
     carry_out = engine.tiers.carry_out
 
-    def carry_out_inside(*, all_of_it: bool = False) -> list[Done]:
-        orders.extend(order for order in engine.tiers.orders if isinstance(order, FindChunks | FetchChunks | KeepChunks))
+    def carry_out_inside(*, all_of_it: bool = False) -> list[TransferDone]:
+        orders.extend(order for order in engine.tiers.orders if isinstance(order, LookUpChunks | PromoteChunks | WriteBackChunks))
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in orders]
         return carry_out(all_of_it=all_of_it)
 
@@ -144,12 +144,12 @@ def test_a_probe_that_hangs_parks_nobody_and_is_the_only_one(monkeypatch: pytest
             slow.add(f"{number}", prompt_of(100, number + 1))
             step_till_done(slow.engine, f"{number}")
         assert slow.parked == 1
-        assert sum(isinstance(order, FindChunks) for order in orders) == 1
+        assert sum(isinstance(order, LookUpChunks) for order in orders) == 1
         slow.now += 3.1
         for number in range(2 * PROBE):
             slow.add(f"late {number}", prompt_of(100, 1000 + number))
             step_till_done(slow.engine, f"late {number}")
-        assert sum(isinstance(order, FindChunks) for order in orders) == 1, "it still hangs"
+        assert sum(isinstance(order, LookUpChunks) for order in orders) == 1, "it still hangs"
         slow.engine.tiers.orders = orders
     slow.engine.run()
     assert slow.engine.offload.costs._waited > 3, "it counts with the time for which it would have been waited for"

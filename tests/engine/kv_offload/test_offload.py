@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starling_engine.kv_offload.orders import Done, FetchChunks, KeepChunks, LoadChunks, Order, StoreChunks
+from starling_engine.kv_offload.orders import LoadChunks, Order, PromoteChunks, StoreChunks, TransferDone, WriteBackChunks
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.write_back import FIRST_PAUSE
 from starling_engine.params import SamplingParams
@@ -197,8 +197,8 @@ def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytes
     engine = engine_of(outside=outside, **long)
     now, hung, carry_out = [0.0], [], engine.tiers.carry_out
 
-    def carry_out_but_one(*, all_of_it: bool = False) -> list[Done]:
-        hung.extend(order for order in engine.tiers.orders if isinstance(order, FetchChunks) and order.chunks[-1].name == slow)
+    def carry_out_but_one(*, all_of_it: bool = False) -> list[TransferDone]:
+        hung.extend(order for order in engine.tiers.orders if isinstance(order, PromoteChunks) and order.chunks[-1].name == slow)
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in hung]
         return carry_out(all_of_it=all_of_it)
 
@@ -229,20 +229,20 @@ def test_two_requests_load_a_prefix_once() -> None:
         engine.add(name, prompt, params(3))
     engine.run()
     assert engine.cached == {"a": 256, "b": 256}
-    assert engine.tiers.counts["FetchChunks"] == engine.tiers.counts["LoadChunks"] == 4
+    assert engine.tiers.counts["PromoteChunks"] == engine.tiers.counts["LoadChunks"] == 4
 
 
 def test_a_preempted_request_asks_the_tiers_outside() -> None:
     engine = engine_of(outside={}, num_blocks=200, preempt="recompute")
     prompt = prompt_of(300)
     engine.add("a", prompt, params(30))
-    while engine.tiers.counts["KeepChunks"] < 4:
+    while engine.tiers.counts["WriteBackChunks"] < 4:
         engine.step()
     request = engine.scheduler.requests["a"]
     engine.scheduler._preempt(request)
     engine.scheduler.reset_prefix_cache()
     engine.run()
-    assert engine.tiers.counts["FetchChunks"] == engine.tiers.counts["LoadChunks"] == 4
+    assert engine.tiers.counts["PromoteChunks"] == engine.tiers.counts["LoadChunks"] == 4
     assert engine.outputs["a"] == expected_output(prompt, params(30), 0, LENGTH)
 
 
@@ -264,9 +264,9 @@ def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: type[Order], monkeypa
     engine, do, prompt = engine_of(outside={}, num_blocks=200), ToyTiers._do, prompt_of(300)
     cpu = engine.offload.counts.tiers["cpu"]
 
-    def fails(tiers: ToyTiers, order: Order) -> Done:
+    def fails(tiers: ToyTiers, order: Order) -> TransferDone:
         done = do(tiers, order)
-        return Done(done.job, [False] * len(done.done)) if isinstance(order, kind) else done
+        return TransferDone(done.job, [False] * len(done.done)) if isinstance(order, kind) else done
 
     run_one(engine, "works", prompt)
     assert cpu.errors_total == 0
@@ -288,8 +288,8 @@ def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> No
     engine = engine_of(outside={})
     offload, now, carry_out = engine.offload, [0.0], engine.tiers.carry_out
 
-    def hung(*, all_of_it: bool = False) -> list[Done]:
-        keeps = [order for order in engine.tiers.orders if isinstance(order, KeepChunks)]
+    def hung(*, all_of_it: bool = False) -> list[TransferDone]:
+        keeps = [order for order in engine.tiers.orders if isinstance(order, WriteBackChunks)]
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in keeps]
         done = carry_out(all_of_it=all_of_it)
         engine.tiers.orders += keeps

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starling_engine.kv_offload.secondary.base import FarError, Missing
+from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
 from starling_engine.kv_offload.secondary.folder import open_folder
-from starling_engine.kv_offload.secondary.folder.outage import FIRST_PAUSE, LONGEST_PAUSE, Breaker, Health
+from starling_engine.kv_offload.secondary.folder.outage import FIRST_PAUSE, LONGEST_PAUSE, Breaker, FolderBreakers
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 
 from tests.engine.kv_offload.objects import FILE, MODEL, content, file_of, keep, key, quiet_tier, read, write
@@ -28,7 +28,7 @@ class Clock:
 
 
 def fail(breaker: Breaker, number: int = errno.EIO) -> None:
-    with pytest.raises(FarError), breaker.attempt(1.0):
+    with pytest.raises(TierError), breaker.attempt(1.0):
         raise OSError(number, os.strerror(number))
 
 
@@ -37,7 +37,7 @@ def works(breaker: Breaker) -> bool:
     try:
         with breaker.attempt(1.0):
             return True
-    except FarError:
+    except TierError:
         return False
 
 
@@ -75,9 +75,9 @@ def test_what_was_under_way_when_it_opened_neither_closes_it_nor_prolongs_it() -
     with breaker.attempt(9.0):
         fail(breaker)
     assert breaker.is_open
-    with pytest.raises(FarError), breaker.attempt(9.0):
+    with pytest.raises(TierError), breaker.attempt(9.0):
         clock.now += 2
-        raise FarError("of another kind")
+        raise TierError("of another kind")
     assert breaker.is_open
     clock.now += 2
     assert works(breaker)
@@ -120,10 +120,10 @@ def test_one_that_hangs_keeps_others_from_hanging_with_it(caplog: pytest.LogCapt
     ],
 )
 def test_reads_go_on_where_only_writing_fails(number: int, reads_go_on: bool, caplog: pytest.LogCaptureFixture) -> None:
-    health = Health("/cache", Clock())
-    with pytest.raises(FarError), health.writing():
+    health = FolderBreakers("/cache", Clock())
+    with pytest.raises(TierError), health.writing():
         raise OSError(number, os.strerror(number))
-    with pytest.raises(FarError), health.writing():
+    with pytest.raises(TierError), health.writing():
         pytest.fail("writes stop in any case")
     assert health.folder.is_open is not reads_go_on
     assert len(caplog.records) == 1 and os.strerror(number) in caplog.text
@@ -131,7 +131,7 @@ def test_reads_go_on_where_only_writing_fails(number: int, reads_go_on: bool, ca
 
 def test_errors_in_the_background_open_it_and_leave_the_next_try_alone() -> None:
     clock = Clock()
-    health = Health("/cache", clock)
+    health = FolderBreakers("/cache", clock)
     for _ in range(5):
         health.note(OSError(errno.EROFS, "read-only"))
         clock.now += 0.3
@@ -163,10 +163,10 @@ def wait_for_pause(tier: FolderTier) -> None:
 def test_a_full_disk_stops_writes_and_is_cleared_by_eviction(mounted: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = quiet_tier(mounted)
     number = 0
-    with pytest.raises(FarError, match="No space left"):
+    with pytest.raises(TierError, match="No space left"):
         for number in range(100):
             write(tier, number)
-    with pytest.raises(FarError, match="out of order"):
+    with pytest.raises(TierError, match="out of order"):
         write(tier, number)
     assert read(tier, number - 1) == content(number - 1)
     assert not list((mounted / "tmp").iterdir())
@@ -179,7 +179,7 @@ def test_a_full_disk_stops_writes_and_is_cleared_by_eviction(mounted: Path, capl
     for number in range(100, 200):
         try:
             write(tier, number)
-        except FarError:
+        except TierError:
             tier.keeper.tick()
     assert len(caplog.records) == 2, "the disk's size is known now, and eviction comes before it is full"
     assert tier.counters.corrupt == 0
@@ -203,7 +203,7 @@ def test_a_read_only_disk_serves_reads(mounted: Path, caplog: pytest.LogCaptureF
     then = time.time() - 1000
     os.utime(file_of(mounted, 1), (then, then))
     assert mount("-o", "remount,ro", str(mounted)) == 0
-    with pytest.raises(FarError, match="Read-only"):
+    with pytest.raises(TierError, match="Read-only"):
         write(tier, 2)
     assert read(tier, 1) == content(1)
     assert tier.find([key(1), key(2)]) == [True, False]
@@ -226,10 +226,10 @@ def test_a_mount_that_vanishes_is_not_written_under_and_comes_back(mounted: Path
         write(tier, 1)
         subprocess.run(["umount", str(mounted)], check=True)
         for operation in (lambda: read(tier, 1), lambda: write(tier, 2), lambda: tier.find([key(1)])):
-            with pytest.raises(FarError):
+            with pytest.raises(TierError):
                 operation()
             wait_for_pause(tier)
-            with pytest.raises(FarError):
+            with pytest.raises(TierError):
                 operation()
         assert not list(mounted.iterdir())
         assert mount("--bind", str(kept), str(mounted)) == 0
@@ -244,7 +244,7 @@ def test_a_folder_that_people_emptied_is_made_again(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
     write(tier, 1)
     subprocess.run(f"rm -rf {tmp_path}/*", shell=True, check=True)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(tier, 1)
     write(tier, 1)
     assert read(tier, 1) == content(1)
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", refuse)
         tier = open_folder(str(tmp_path / "cache"), 1 << 30, "auto", MODEL)
-        with pytest.raises(FarError):
+        with pytest.raises(TierError):
             write(tier, 1)
         tier.close()  # its thread: what that does is done here
     tier.keeper.tick()
@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch
 
 
 def read_nothing(tier: FolderTier) -> None:
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(tier, 1)
 
 
@@ -292,7 +292,7 @@ def test_a_disk_that_hangs_stops_the_first_read_only(tmp_path: Path, monkeypatch
         stuck.wait()
         time.sleep(0.15)
         for _ in range(3):
-            with pytest.raises(FarError):
+            with pytest.raises(TierError):
                 read(tier, 1)
     assert tier.counters.refused == 3
     go_on.set()
@@ -303,7 +303,7 @@ def test_limits_in_bytes_are_kept_by_a_folder_that_is_out_of_order(tmp_path: Pat
     tier = quiet_tier(tmp_path, 3 * FILE)
     monkeypatch.setattr(os, "pwritev", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     for _ in range(10):
-        with pytest.raises(FarError):
+        with pytest.raises(TierError):
             write(tier, 1)
         wait_for_pause(tier)
     monkeypatch.undo()

@@ -1,9 +1,9 @@
 """Requests that wait for chunks from outside while slots are few: who has room, who takes turns, and for how long."""
 
 import pytest
-from starling_engine.kv.events import Span
-from starling_engine.kv_offload.pin_quota import Claims
-from starling_engine.kv_offload.primary import HostIndex
+from starling_engine.kv.events import BlockSpan
+from starling_engine.kv_offload.pin_quota import PinQuota
+from starling_engine.kv_offload.primary import PrimaryIndex
 
 from tests.engine.kv_offload.test_offload import LENGTH, Outside, engine_of, finish, params, prompt_of, run_one
 from tests.engine.toy import ToyEngine, expected_output
@@ -105,10 +105,10 @@ def test_who_finds_no_room_for_what_is_there_does_not_ask_again_and_again(monkey
 
 
 def test_what_one_has_claimed_is_room_for_it() -> None:
-    host = HostIndex(16, "lru")
-    claims, chunks = Claims(host), [(0, bytes([number])) for number in range(24)]
+    host = PrimaryIndex(16, "lru")
+    claims, chunks = PinQuota(host), [(0, bytes([number])) for number in range(24)]
     for chunk in chunks[:12]:
-        host.take(chunk, Span([], None, (), None, ()))
+        host.take(chunk, BlockSpan([], None, (), None, ()))
         host.settle(chunk, arrived=True)
     claims.claim("one", chunks[:8])
     assert claims.has_room("one", chunks[:20]), "alone it may have what there is, with what it has"

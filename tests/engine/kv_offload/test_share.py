@@ -11,10 +11,10 @@ import pytest
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import group_layers
-from starling_engine.kv_offload.secondary.base import FarCounters, FarError, Missing, ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.folder import outage
-from starling_engine.kv_offload.secondary.opening import group_shares
-from starling_engine.kv_offload.secondary.share import FarShare, GroupShare
+from starling_engine.kv_offload.secondary.open import group_shares
+from starling_engine.kv_offload.secondary.share import GroupShare, SecondaryTiers
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.topology.layout import ParallelLayout
 
@@ -31,7 +31,7 @@ class Shelf:
     name = "shelf"
 
     def __init__(self) -> None:
-        self.counters = FarCounters()
+        self.counters = TierCounters()
         self.objects: dict[ObjectKey, bytes] = {}
         self.writes = 0
 
@@ -40,7 +40,7 @@ class Shelf:
 
     def read(self, key: ObjectKey, into: memoryview) -> None:
         if key not in self.objects:
-            raise Missing(key)
+            raise ObjectMissing(key)
         into[:] = self.objects[key]
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
@@ -54,7 +54,7 @@ class Dead(Shelf):
     name = "dead"
 
     def write(self, _key: ObjectKey, _data: memoryview) -> None:
-        raise FarError("out of order")
+        raise TierError("out of order")
 
 
 def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
@@ -89,13 +89,13 @@ def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows:
     for writer, reader in itertools.product(layouts, layouts):
         shelf = Shelf()
         for rank in shares(model, writer):
-            share = FarShare([shelf], rank)
+            share = SecondaryTiers([shelf], rank)
             for group, name in itertools.product(range(len(groups)), range(len(NAMES))):
                 if rank[group].covers and (group or name or not windows[0]):  # a window's first chunk is gone
                     assert share.keep((group, NAMES[name]), own(rank[group], whole[group][name]).reshape(-1).data)
         assert shelf.writes == len(shelf.objects), "what several ranks hold alike is written by one"
         for rank in shares(model, reader):
-            share = FarShare([shelf], rank)
+            share = SecondaryTiers([shelf], rank)
             chunks = [(group, name) for group in range(len(groups)) for name in range(len(NAMES))]
             found = share.find([(group, NAMES[name]) for group, name in chunks])
             for (group, name), has in zip(chunks, found, strict=True):
@@ -109,11 +109,11 @@ def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows:
 
 
 def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() -> None:
-    shelf, part = Shelf(), Part(0, 1, 0, 1)
+    shelf, part = Shelf(), ChunkPart(0, 1, 0, 1)
     names = [n.to_bytes(32, "big") for n in range(300)]
     shelf.objects = {ObjectKey(name, 0, part): b"" for name in names[:100]} | {ObjectKey(name, 1, part): b"" for name in names}
     del shelf.objects[ObjectKey(names[98], 1, part)]
-    share = FarShare([shelf], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
+    share = SecondaryTiers([shelf], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
     chunks = [(group, name) for name in names for group in range(2)]
     found = {chunk for chunk, there in zip(chunks, share.find(chunks), strict=True) if there}
     assert {names.index(name) for group, name in found if group == 0} == set(range(100))
@@ -135,7 +135,7 @@ def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch
         return stat(tmp_path) if str(path) in there else stat(path, **more)
 
     monkeypatch.setattr("os.stat", slow)
-    found = FarShare([tier], [GroupShare([[PART]], 1, 1)]).find([(0, name) for name in names])
+    found = SecondaryTiers([tier], [GroupShare([[PART]], 1, 1)]).find([(0, name) for name in names])
     count = sum(found)
     assert found == [True] * count + [False] * (2048 - count)
     assert count >= 700, "those of 1.5 s"
@@ -145,11 +145,11 @@ def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch
 def test_a_tier_that_is_out_of_order_keeps_nothing_from_the_others() -> None:
     """What one of them took is kept: the next chunks follow."""
     one, dead, data = Shelf(), Dead(), memoryview(bytearray(b"content"))
-    groups = [GroupShare([[Part(0, 1, 0, 1)]], 1, len(data))]
+    groups = [GroupShare([[ChunkPart(0, 1, 0, 1)]], 1, len(data))]
     for tiers in ([one, dead], [dead, one]):
         one.objects.clear()
-        share = FarShare(tiers, groups)
+        share = SecondaryTiers(tiers, groups)
         assert share.keep((0, NAMES[0]), data)
         assert list(one.objects.values()) == [b"content"]
         assert share.reports()["shelf"].written_bytes == len(data) and not share.reports()["dead"].written_bytes
-    assert not FarShare([dead], groups).keep((0, NAMES[0]), data)
+    assert not SecondaryTiers([dead], groups).keep((0, NAMES[0]), data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from starling_engine.errors import ConfigError
-from starling_engine.kv_offload.secondary.base import FarError, Missing, ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, TierError
 from starling_engine.kv_offload.secondary.store.envelope import HEADER, seal, store_key
 from starling_engine.kv_offload.secondary.store.tier import StoreTier, open_store
 
@@ -44,7 +44,7 @@ def tier(master: Master) -> Iterator[StoreTier]:
 
 
 def key(number: int, group: int = 0) -> ObjectKey:
-    return ObjectKey(number.to_bytes(32, "big"), group, Part(0, 4, 0, 2))
+    return ObjectKey(number.to_bytes(32, "big"), group, ChunkPart(0, 4, 0, 2))
 
 
 def value(number: int, size: int = SIZE) -> memoryview:
@@ -61,7 +61,7 @@ def outcome(call: Callable[[], object]) -> tuple[str, float]:
     began = time.monotonic()
     try:
         call()
-    except (FarError, Missing) as error:
+    except (TierError, ObjectMissing) as error:
         return type(error).__name__, time.monotonic() - began
     return "done", time.monotonic() - began
 
@@ -81,7 +81,7 @@ def is_left_alone(tier: StoreTier) -> bool:
     """Whether a call fails without having waited for the store."""
     try:
         tier.find([key(1)])
-    except FarError as error:
+    except TierError as error:
         return "is left alone" in str(error)
     return False
 
@@ -103,7 +103,7 @@ def test_many_threads_share_a_small_buffer(master: Master) -> None:
                     tier.write(key(number), value(number, size))
                     if read(tier, number, size) != bytes(value(number, size)):
                         failures.append(f"{number} differs")
-                except (FarError, Missing) as error:
+                except (TierError, ObjectMissing) as error:
                     failures.append(repr(error))
 
         threads = [threading.Thread(target=work, args=(number * 100,)) for number in range(10, 34)]
@@ -124,7 +124,7 @@ def test_what_is_written_is_read_by_any_client(master: Master, tier: StoreTier) 
         assert read(other, 1) == bytes(value(1))
         assert other.find([key(1), key(2), key(1, group=1)] * 100) == [True, False, False] * 100
         assert foreign.find([key(1)]) == [False]
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectMissing):
             read(other, 2)
     finally:
         other.close()
@@ -156,7 +156,7 @@ def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> 
     with client.space(len(bad), deadline) as place:
         place.view[:] = bad
         assert client.call("put", [name], deadline, place) == [0]
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         read(tier, 7)
     assert tier.counters.corrupt == before + 1
     assert tier.find([key(7)]) == [False]

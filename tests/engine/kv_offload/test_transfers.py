@@ -12,23 +12,23 @@ from starling_engine.kv_offload import transfers as transfers_module
 from starling_engine.kv_offload.arena import Arena
 from starling_engine.kv_offload.copies import GroupPages
 from starling_engine.kv_offload.orders import (
-    ChunkAt,
-    ChunkMove,
-    Done,
-    FarReport,
-    FetchChunks,
-    FindChunks,
-    KeepChunks,
+    ChunkCopy,
+    ChunkSlot,
     LoadChunks,
-    Standing,
+    LookUpChunks,
+    PromoteChunks,
     StoreChunks,
+    TierReport,
+    TierStatus,
+    TransferDone,
+    WriteBackChunks,
 )
 from starling_engine.kv_offload.primary import Chunk
-from starling_engine.kv_offload.secondary.share import FarShare
-from starling_engine.kv_offload.transfers import READERS, WRITERS, Transfers
+from starling_engine.kv_offload.secondary.share import SecondaryTiers
+from starling_engine.kv_offload.transfers import READERS, WRITERS, TransferThreads
 
 
-class Hung(FarShare):
+class Hung(SecondaryTiers):
     """Has everything, and takes nothing before `go`; with `reads`, gives nothing either."""
 
     def __init__(self, *, reads: bool = False) -> None:
@@ -38,7 +38,7 @@ class Hung(FarShare):
         self.began = threading.Semaphore(0)
         """Released by each read and each write."""
 
-    def reports(self) -> dict[str, FarReport]:
+    def reports(self) -> dict[str, TierReport]:
         return {}
 
     def find(self, chunks: Sequence[Chunk]) -> list[bool]:
@@ -55,14 +55,14 @@ class Hung(FarShare):
 
 @pytest.mark.timeout(60)
 def test_reads_do_not_wait_for_writes() -> None:
-    far, answers = Hung(), queue.SimpleQueue[Done]()
-    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
-    chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
-    transfers.order(KeepChunks(1, chunks))
+    far, answers = Hung(), queue.SimpleQueue[TransferDone]()
+    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
+    transfers.order(WriteBackChunks(1, chunks))
     for _ in range(WRITERS):
         assert far.began.acquire(timeout=5)
-    transfers.order(FindChunks(2, chunks))
-    transfers.order(FetchChunks(3, chunks))
+    transfers.order(LookUpChunks(2, chunks))
+    transfers.order(PromoteChunks(3, chunks))
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
     far.go.set()
     assert all(answers.get(timeout=5).done), "and then they are written"
@@ -70,13 +70,13 @@ def test_reads_do_not_wait_for_writes() -> None:
 
 @pytest.mark.timeout(60)
 def test_looking_does_not_wait_for_reads() -> None:
-    far, answers = Hung(reads=True), queue.SimpleQueue[Done]()
-    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
-    chunks = [ChunkAt(slot, 0, bytes([slot])) for slot in range(32)]
-    transfers.order(FetchChunks(1, chunks))
+    far, answers = Hung(reads=True), queue.SimpleQueue[TransferDone]()
+    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
+    transfers.order(PromoteChunks(1, chunks))
     for _ in range(READERS):
         assert far.began.acquire(timeout=30)
-    transfers.order(FindChunks(2, chunks))
+    transfers.order(LookUpChunks(2, chunks))
     assert answers.get(timeout=15).job == 2
     far.go.set()
     assert answers.get(timeout=30).job == 1
@@ -86,12 +86,12 @@ def test_looking_does_not_wait_for_reads() -> None:
 def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_answer() -> None:
     called = threading.Event()
 
-    def answer(_: Done | Standing) -> None:
+    def answer(_: TransferDone | TierStatus) -> None:
         called.set()
         raise OSError("the socket is gone")
 
     before = set(threading.enumerate())
-    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
+    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "kv-store")
     transfers.order(StoreChunks(1, -1, []))
     assert called.wait(30)
@@ -118,9 +118,9 @@ class StuckArena(Arena):
 def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(
     order: type[StoreChunks | LoadChunks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arena, answers = StuckArena(), queue.SimpleQueue[Done]()
-    transfers = Transfers([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
-    transfers.order(order(1, -1, [ChunkMove(0, 0, 0, [0])]))
+    arena, answers = StuckArena(), queue.SimpleQueue[TransferDone]()
+    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
+    transfers.order(order(1, -1, [ChunkCopy(0, 0, 0, [0])]))
     assert arena.asked.wait(30)
     transfers.finished(0)
     monkeypatch.setattr(transfers_module, "HUNG_SECONDS", 0.0, raising=False)
@@ -131,7 +131,7 @@ def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(
     transfers.finished(2)
 
 
-class Costly(FarShare):
+class Costly(SecondaryTiers):
     """Takes processor time for each chunk, here and elsewhere."""
 
     HERE, ELSEWHERE = 0.02, 0.5
@@ -144,7 +144,7 @@ class Costly(FarShare):
     def cpu_elsewhere(self) -> float:
         return self.elsewhere
 
-    def reports(self) -> dict[str, FarReport]:
+    def reports(self) -> dict[str, TierReport]:
         return {}
 
     def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
@@ -159,12 +159,12 @@ class Costly(FarShare):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("processors, share", [(0, 0.0), (1, 1.0), (2, 1.0), (8, 0.25)])
 def test_what_writing_takes_from_steps_is_told(processors: int, share: float) -> None:
-    answers = queue.SimpleQueue[Done | Standing]()
+    answers = queue.SimpleQueue[TransferDone | TierStatus]()
     pages = [GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)]
-    transfers = Transfers(pages, Arena(40, 64), Costly(), answers.put, processors=processors)
+    transfers = TransferThreads(pages, Arena(40, 64), Costly(), answers.put, processors=processors)
     for job in range(2):
-        transfers.order(KeepChunks(job, [ChunkAt(slot, 0, bytes([slot])) for slot in range(4)]))
-        while isinstance(done := answers.get(timeout=30), Standing):
+        transfers.order(WriteBackChunks(job, [ChunkSlot(slot, 0, bytes([slot])) for slot in range(4)]))
+        while isinstance(done := answers.get(timeout=30), TierStatus):
             pass
         assert done.seconds >= 4 * 0.05
         assert share * 4 * 0.52 <= done.taken <= share * 4 * 0.56
@@ -173,10 +173,10 @@ def test_what_writing_takes_from_steps_is_told(processors: int, share: float) ->
 @pytest.mark.timeout(60)
 def test_a_store_waits_for_its_step_on_this_rank() -> None:
     """Another rank has told of the step; this one may not have written its keys and values yet."""
-    pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[Done]()
-    transfers = Transfers([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
+    pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[TransferDone]()
+    transfers = TransferThreads([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
     transfers.finished(4)
-    transfers.order(StoreChunks(1, 5, [ChunkMove(0, 0, 0, [0])]))
+    transfers.order(StoreChunks(1, 5, [ChunkCopy(0, 0, 0, [0])]))
     with pytest.raises(queue.Empty):
         answers.get(timeout=0.2)
     pages.fill_(7)

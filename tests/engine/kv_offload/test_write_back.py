@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from starling_engine.kv_offload.costs import KEEPING, LONGEST_DEBT, REPAID, SAVED_UP
-from starling_engine.kv_offload.orders import Done, KeepChunks, Order
+from starling_engine.kv_offload.orders import Order, TransferDone, WriteBackChunks
 from starling_engine.kv_offload.write_back import AT_ONCE, CALM, FIRST_PAUSE, LONGEST_PAUSE
 from starling_engine.step import StepPlan, StepResult
 
@@ -38,9 +38,9 @@ class Busy:
         self.engine.worker.execute = self._compute  # type: ignore[method-assign]
         self.engine.offload._jobs._clock = lambda: self.now
 
-    def _carry_out(self, order: Order) -> Done:
+    def _carry_out(self, order: Order) -> TransferDone:
         done = self._do(order)
-        if isinstance(order, KeepChunks):
+        if isinstance(order, WriteBackChunks):
             done.taken = self.taken * len(order.chunks)
             self.orders.append(len(order.chunks))
         return done

@@ -9,7 +9,7 @@ import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
 from starling_engine.models.context import no_tick
-from starling_engine.parallel.communicator import ALONE, Alone, Communicator, of_group
+from starling_engine.parallel.communicator import ALONE, Communicator, SingleRank, of_group
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
 from starling_engine.topology.rendezvous import Rendezvous
@@ -179,7 +179,7 @@ def test_shared_memory_leaves_no_file_behind() -> None:
     assert mine() <= before
 
 
-class FirstOfTwo(Alone):
+class FirstOfTwo(SingleRank):
     shard = Shard(0, 2)
 
 

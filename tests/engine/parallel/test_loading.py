@@ -11,7 +11,7 @@ from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.parallel.communicator import Alone
+from starling_engine.parallel.communicator import SingleRank
 from starling_engine.topology.shard import Shard
 from starling_engine.weights import loader
 
@@ -20,7 +20,7 @@ from tests.engine.checkpoints import VARIANTS, write_checkpoint
 CPU = torch.device("cpu")
 
 
-class Silent(Alone):
+class Silent(SingleRank):
     """A rank of several that only loads."""
 
     def __init__(self, index: int, count: int) -> None:

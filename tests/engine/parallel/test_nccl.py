@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 import torch
-from starling_engine.parallel.communicator import Alone, Communicator
+from starling_engine.parallel.communicator import Communicator, SingleRank
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.parallel.nccl import NcclCommunicator, join_nccl
-from starling_engine.parallel.one_shot import MAX_BYTES, OneShot
+from starling_engine.parallel.one_shot import MAX_BYTES, OneShotAllReduce
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
@@ -17,7 +17,7 @@ from tests.engine.parallel.threads import on_ranks
 CPU = torch.device("cpu")
 
 
-class Host(Alone):
+class Host(SingleRank):
     """Keeps what it is given."""
 
     def __init__(self, shard: Shard) -> None:
@@ -116,4 +116,4 @@ def test_calls_of_one_gpu_are_recorded() -> None:
     ],
 )
 def test_small_sums_take_one_kernel(x, takes):
-    assert OneShot(torch.zeros(2, dtype=torch.int64), 0).takes(x) is takes
+    assert OneShotAllReduce(torch.zeros(2, dtype=torch.int64), 0).takes(x) is takes

@@ -11,7 +11,7 @@ from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import Graphs, decode_sizes, mixed_sizes
-from starling_engine.worker.device.step_buffer import Shape
+from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
 from starling_engine.worker.host.batch import InputBatch
 
@@ -69,7 +69,7 @@ def test_padding_fits_tables_of_the_longest_sequence() -> None:
     """Prompts of at most that length, one behind the other, whatever else is in the step."""
     groups = [KVGroup(KVSpec(8, 1, 16, 4), (0,))]
     batch = InputBatch(groups, max_num_seqs=4, max_model_len=24, block_size=8)
-    fields = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64).padding(Shape(64, 3))
+    fields = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64).padding(StepShape(64, 3))
     assert fields.query_start.tolist() == [0, 24, 48, 64] and fields.context_lens.tolist() == [24, 24, 16]
     assert fields.positions.tolist() == [*range(24), *range(24), *range(16)]
     assert set(fields.slots.tolist()) == {4} and set(fields.targets.flatten().tolist()) == {-1}

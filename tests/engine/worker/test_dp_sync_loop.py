@@ -6,25 +6,25 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import RankLost
-from starling_engine.expert_parallel.dp_sync import Turn
+from starling_engine.expert_parallel.dp_sync import SyncDecision
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.shard import Shard
-from starling_engine.worker.counters import Counters
+from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import Executed
-from starling_engine.worker.process.dp_sync_loop import Together
+from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
 
 
-def together(ranks: int, sent: list[Any]) -> Together:
+def together(ranks: int, sent: list[Any]) -> DpSyncLoop:
     """A rank whose next step fails, and which shares an epoch with `ranks`."""
     plan = StepPlan(3, 0, [], [], [], [], [], [], inputs=[])
-    rank = object.__new__(Together)
+    rank = object.__new__(DpSyncLoop)
     failed = StepResult(plan.step_id, 0, [], error="MemoryError: no more")
     rank._worker = SimpleNamespace(attempt=lambda _: failed, samples=True)  # type: ignore[assignment]
     rank._steps = SimpleNamespace(  # type: ignore[assignment]
-        epoch=SimpleNamespace(ranks=SimpleNamespace(shard=Shard(0, ranks))), turn=lambda **_: Turn.RUN, step=1, said=None
+        epoch=SimpleNamespace(ranks=SimpleNamespace(shard=Shard(0, ranks))), turn=lambda **_: SyncDecision.RUN, step=1, said=None
     )
     rank._balancing = SimpleNamespace(says=lambda: (0, 0), hear=lambda *_: None)  # type: ignore[assignment]
-    rank._counters, rank._rank, rank._send = Counters(None, 1), 0, sent.append
+    rank._counters, rank._rank, rank._send = ProgressCounters(None, 1), 0, sent.append
     rank._plans = deque([plan])
     return rank
 

@@ -9,11 +9,11 @@ import torch
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import Release, Rested, RestOrder, Restore
+from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestOrder, RestoreMemory
 from starling_engine.step import StepPlan
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_runner import DeviceRunner
-from starling_engine.worker.device.extra_outputs import Wishes
+from starling_engine.worker.device.extra_outputs import ExtraOutputs
 from starling_engine.worker.device.graphs import Graphs
 
 from tests.engine.checkpoints import VARIANTS, make_reference
@@ -70,7 +70,7 @@ def test_a_step_is_replayed_whatever_its_rows_want(folder: Path, monkeypatch: py
 def test_only_rows_that_want_more_are_sampled_from_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adjusted = spy(monkeypatch, DeviceAdjuster, "adjust", lambda _, __, rows, *___: len(rows))
     memory = spy(monkeypatch, DeviceAdjuster, "_words_of_all", lambda _: None)
-    scored = spy(monkeypatch, Wishes, "_score", lambda _, samples, __: len(samples))
+    scored = spy(monkeypatch, ExtraOutputs, "_score", lambda _, samples, __: len(samples))
     with core_for(folder) as core:
         assert adjusted == scored == [8] and memory, "measured, so that the KV cache leaves room for it"
         adjusted.clear()
@@ -109,10 +109,10 @@ def test_a_device_that_slept_knows_nothing_of_requests(folder: Path) -> None:
             core.executor.rest(order)
             while (rested := core.executor.rested()) is None:
                 core.executor.check()
-            assert rested == Rested()
+            assert rested == MemoryOrderDone()
 
         requests = of_kinds([*KINDS[:2], *KINDS[4:7]])
         before = answers(core, requests)
-        rest(Release(1))
-        rest(Restore(["weights", "kv_cache"]))
+        rest(ReleaseMemory(1))
+        rest(RestoreMemory(["weights", "kv_cache"]))
         assert answers(core, requests) == before

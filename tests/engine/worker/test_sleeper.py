@@ -5,9 +5,9 @@ from typing import Any, cast
 import pytest
 import torch
 from starling_engine.models.decoder import Decoder
-from starling_engine.sleep import Release, Rested, Restore
+from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
 from starling_engine.worker.sleep.memory import storages_of
-from starling_engine.worker.sleep.sleeper import Rest
+from starling_engine.worker.sleep.sleeper import RankSleeper
 
 
 class Weights:
@@ -44,7 +44,7 @@ class Bed:
         self.weights, self.kv, self.runner = Weights(place, 1.0), torch.ones(1000, device=place), Runner()
         self.fresh = Weights(place, 2.0)
         self.fails = False
-        self.rest = Rest(cast(Decoder, self.weights), self._remake, cast(Any, self.runner), [self.kv, self.kv[:10]], device)
+        self.rest = RankSleeper(cast(Decoder, self.weights), self._remake, cast(Any, self.runner), [self.kv, self.kv[:10]], device)
 
     def _remake(self) -> Decoder:
         if self.fails:
@@ -62,26 +62,31 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 @pytest.mark.parametrize("tags", [["weights", "kv_cache"], ["kv_cache", "weights"]])
 def test_weights_wait_in_host_memory(bed: Bed, tags: list[Any]) -> None:
     assert len(storages_of(bed.weights)) == 2
-    assert bed.rest.carry_out(Release(1)) == Rested() == bed.rest.carry_out(Release(1))
+    assert bed.rest.carry_out(ReleaseMemory(1)) == MemoryOrderDone() == bed.rest.carry_out(ReleaseMemory(1))
     assert bed.weights.sizes == [0, 0, 0]
     for tag in tags:
         assert bed.weights not in bed.runner.heard, "not before all is there"
-        assert bed.rest.carry_out(Restore([tag])) == Rested() == bed.rest.carry_out(Restore([tag]))
+        assert bed.rest.carry_out(RestoreMemory([tag])) == MemoryOrderDone() == bed.rest.carry_out(RestoreMemory([tag]))
     assert bed.runner.heard == ["sleep", "sleep", bed.weights], "once"
     assert bool((bed.weights.tied == 1).all()) and bool((bed.weights.norm == 1).all()), "the same objects"
     assert not bed.kv.any()
 
 
 def test_a_deeper_sleep_drops_them(bed: Bed) -> None:
-    assert bed.rest.carry_out(Release(1)) == bed.rest.carry_out(Release(2)) == bed.rest.carry_out(Release(1)) == Rested()
+    assert (
+        bed.rest.carry_out(ReleaseMemory(1))
+        == bed.rest.carry_out(ReleaseMemory(2))
+        == bed.rest.carry_out(ReleaseMemory(1))
+        == MemoryOrderDone()
+    )
     assert bed.weights.sizes == [0, 0, 0]
     bed.fails = True
-    assert bed.rest.carry_out(Restore(["weights", "kv_cache"])) == Rested("OSError: the file is gone")
+    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone("OSError: the file is gone")
     assert bed.runner.heard[-1] == "sleep"
     bed.fails = False
-    assert bed.rest.carry_out(Restore(["weights", "kv_cache"])) == Rested()
+    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone()
     assert bed.runner.heard[-1] is bed.fresh
-    assert bed.rest.carry_out(Release(2)) == Rested() and bed.fresh.sizes == [0, 0, 0]
+    assert bed.rest.carry_out(ReleaseMemory(2)) == MemoryOrderDone() and bed.fresh.sizes == [0, 0, 0]
 
 
 def test_where_host_memory_does_not_suffice_nothing_has_changed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +94,6 @@ def test_where_host_memory_does_not_suffice_nothing_has_changed(bed: Bed, monkey
         raise MemoryError("out of host memory")
 
     monkeypatch.setattr("starling_engine.worker.sleep.memory.anonymous", full)
-    assert bed.rest.carry_out(Release(1)) == Rested("MemoryError: out of host memory")
+    assert bed.rest.carry_out(ReleaseMemory(1)) == MemoryOrderDone("MemoryError: out of host memory")
     assert all(bed.weights.sizes) and bool(bed.kv.all()) and not bed.runner.heard
-    assert bed.rest.carry_out(Restore(["weights", "kv_cache"])) == Rested() and not bed.runner.heard
+    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone() and not bed.runner.heard

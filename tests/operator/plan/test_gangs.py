@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from starling_operator.plan.gangs import Release, release, waiting_gangs
+from starling_operator.plan.gangs import GangRelease, release, waiting_gangs
 from starling_operator.plan.observed import Gang, Observed
 
 from tests.operator.plan.building import NOW, SETTINGS, make_observed, make_pod, pending
@@ -18,7 +18,7 @@ def gang(service: tuple[str, str], age: float, held: int = 1) -> Gang:
     return Gang(service, f"{service[1]}-aaaaaaa-0", NOW - age, held)
 
 
-def asked(*gangs: Gang, released_ago: float | None = None) -> Release:
+def asked(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
     return release(make_observed(gangs=gangs), 0.0 if released_ago is None else NOW - released_ago)
 
 

@@ -9,13 +9,13 @@ from starling_crds.layout import GroupLayout
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.group import Group
 from starling_operator.plan.progress import progress_text
-from starling_operator.plan.proof import Asked, loaded, phase_text, unproven
+from starling_operator.plan.proof import ExpectedReports, loaded, phase_text, unproven
 
 from tests.operator.plan.building import HASH, NOW, make_group, make_pod, make_report, pending, record
 from tests.operator.plan.elastic.building import group_of, stored
 
 ONE = GroupLayout(nodes=1, ranks=1, tensor=1, pipeline=1, data=1, expert=1)
-ASKED = Asked(HASH, ONE)
+ASKED = ExpectedReports(HASH, ONE)
 FOUR = GroupLayout(nodes=2, ranks=4, tensor=2, pipeline=1, data=2, expert=4)
 SERVES_FOUR = Topology(tensor=2, pipeline=1, data=2, expert=4, ranks=4)
 
@@ -139,7 +139,7 @@ def pair(**second: Any) -> Group:
     ],
 )
 def test_every_node_has_to_report_the_whole(second: dict[str, Any], expert: int | None, ready: bool) -> None:
-    assert (unproven(pair(**second), Asked(HASH, FOUR, expert)) == "") == ready
+    assert (unproven(pair(**second), ExpectedReports(HASH, FOUR, expert)) == "") == ready
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_elastic_group_serves_at_its_present_size(
     pods = tuple(
         replace(pod, ready=True, report=pod.report and pod.report.model_copy(update={"topology": seen})) for pod in group.pods
     )
-    wanted = Asked(HASH, GroupLayout(nodes=8, ranks=8, tensor=1, pipeline=1, data=8, expert=8), expert=8)
+    wanted = ExpectedReports(HASH, GroupLayout(nodes=8, ranks=8, tensor=1, pipeline=1, data=8, expert=8), expert=8)
     told = unproven(replace(group, pods=pods), wanted)
     assert (told == "") == (why == "")
     assert why in told

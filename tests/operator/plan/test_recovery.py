@@ -10,7 +10,7 @@ from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.failure import broken, has_served, silence_limit
 from starling_operator.plan.group import Group, read_groups
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.recovery import Healing, backoff, deletions, heal, recalled, released
+from starling_operator.plan.recovery import RecoveryDecision, backoff, deletions, heal, recalled, released
 from starling_operator.plan.tied import nodes_are_tied
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending, record
@@ -38,7 +38,7 @@ def two(first: dict[str, Any], second: dict[str, Any] | None = None) -> Group:
     return replace(make_group(pods=pods, nodes=2), previous=record(before))
 
 
-def healed(group: Group, now: float = NOW, **recovery: Any) -> Healing | None:
+def healed(group: Group, now: float = NOW, **recovery: Any) -> RecoveryDecision | None:
     return heal(group, RecoverySpec(**recovery), now)
 
 
@@ -351,7 +351,7 @@ def test_pods_on_a_lost_node_are_let_go_at_once(fields: dict[str, Any]) -> None:
     assert (deletion.name, deletion.grace_seconds) == ("chat-aaaaaaa-0-0", 0)
 
 
-WAITS = {"chat-aaaaaaa-0": Healing(cause="it failed", wait=9.0)}
+WAITS = {"chat-aaaaaaa-0": RecoveryDecision(cause="it failed", wait=9.0)}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ WAITS = {"chat-aaaaaaa-0": Healing(cause="it failed", wait=9.0)}
     ],
 )
 def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_labels(
-    pods: list[Pod], nodes: int, healings: dict[str, Healing], numbers: list[int]
+    pods: list[Pod], nodes: int, healings: dict[str, RecoveryDecision], numbers: list[int]
 ) -> None:
     group = replace(two({}), pods=tuple(pods), nodes=nodes)
     found = [(gone.name, gone.uid, gone.grace_seconds) for gone in recalled([group], healings)]

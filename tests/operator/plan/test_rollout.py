@@ -8,7 +8,7 @@ from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_operator.plan import names
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.rollout import Change, Wanted, change_groups
+from starling_operator.plan.rollout import RolloutStep, WantedGroups, change_groups
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending
 
@@ -38,14 +38,14 @@ def change(
     nodes: int = 1,
     broken: bool = False,
     leaving: tuple[Pod, ...] = (),
-) -> Change:
+) -> RolloutStep:
     groups = Groups(current=draw(new, NEW, nodes), old=draw(old, OLD, nodes), leaving=leaving, orphans=())
     rollout = RolloutSpec(max_surge=surge, max_unavailable=unavailable)
-    wanted = Wanted(replicas=replicas, nodes=nodes, rollout=rollout, broken=broken)
+    wanted = WantedGroups(replicas=replicas, nodes=nodes, rollout=rollout, broken=broken)
     return change_groups(groups, wanted, lambda group: group.available, lambda index: names.group("chat", NEW, index))
 
 
-def shown(decided: Change) -> tuple[list[int], list[str]]:
+def shown(decided: RolloutStep) -> tuple[list[int], list[str]]:
     """Numbers that are made, and groups that go as o1, n2."""
     return list(decided.create), sorted(f"{group.revision[0]}{group.index}" for group in decided.remove)
 
@@ -100,7 +100,7 @@ def test_scaling_down_takes_the_least_busy_group_then_the_youngest(fields: list[
         for index, (streams, age) in enumerate(fields)
     ]
     groups = Groups(current=tuple(make_group(pod.group, [pod]) for pod in pods), old=(), leaving=(), orphans=())
-    wanted = Wanted(replicas=2, nodes=1, rollout=RolloutSpec())
+    wanted = WantedGroups(replicas=2, nodes=1, rollout=RolloutSpec())
     assert shown(change_groups(groups, wanted, lambda _: True, str)) == ([], gone)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from starling_operator.apply.foreign_fields import is_exact, strays
-from starling_operator.watch.is_applied import Settled, holds
+from starling_operator.watch.is_applied import AppliedObjects, is_applied
 from starling_operator.watch.ownership import Ownership, left_over, own_fields
 
 
@@ -31,7 +31,7 @@ from starling_operator.watch.ownership import Ownership, left_over, own_fields
     ],
 )
 def test_holds(live: dict[str, Any], wanted: dict[str, Any], answer: bool) -> None:
-    assert holds(live, wanted) is answer
+    assert is_applied(live, wanted) is answer
 
 
 def _live(cpu: str, version: str = "1", label: str = "a") -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _live(cpu: str, version: str = "1", label: str = "a") -> dict[str, Any]:
 
 
 def test_what_the_api_server_writes_in_its_own_way_is_settled_until_somebody_changes_it() -> None:
-    settled, wanted = Settled(), {"spec": {"cpu": "1000m"}}
+    settled, wanted = AppliedObjects(), {"spec": {"cpu": "1000m"}}
     settled.remember(_live("1"), wanted)
     assert settled.knows(_live("1", version="2"), wanted)
     assert not settled.knows(_live("2", version="2"), wanted)
@@ -118,7 +118,7 @@ def test_strays(kind: str, live: dict[str, Any], wanted: dict[str, Any], found: 
 def test_a_policy_is_exact_to_its_last_field() -> None:
     wanted = {"kind": "NetworkPolicy", "spec": {"ingress": [{"from": [{"podSelector": {}}]}]}}
     live = {"kind": "NetworkPolicy", "spec": {"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}}
-    assert holds(live, wanted) and not is_exact(live, wanted)
+    assert is_applied(live, wanted) and not is_exact(live, wanted)
 
 
 def test_a_child_without_a_spec_has_no_strays() -> None:

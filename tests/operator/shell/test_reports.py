@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from starling_operator.agents.reports import LEAST_PERIOD, Reports
+from starling_operator.agents.reports import LEAST_PERIOD, AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.belief import TOKEN_REFUSED
 from starling_operator.plan.observed import Observed, Pod
@@ -48,13 +48,15 @@ def woken() -> list[Key]:
 
 
 @pytest.fixture
-async def reports(woken: list[Key]) -> AsyncIterator[Reports]:
-    made = Reports(woken.append)
+async def reports(woken: list[Key]) -> AsyncIterator[AgentReports]:
+    made = AgentReports(woken.append)
     yield made
     await made.close()
 
 
-async def test_a_report_is_had_and_its_changes_wake(server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]) -> None:
+async def test_a_report_is_had_and_its_changes_wake(
+    server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
+) -> None:
     reports.follow(KEY, seen(pod(await server.add(agent))))
     await until(lambda: _has(reports, "serving"), "the first report")
     agent.say(phase="draining")
@@ -63,7 +65,7 @@ async def test_a_report_is_had_and_its_changes_wake(server: AgentServer, agent: 
 
 
 async def test_the_last_report_of_a_silent_agent_grows_old(
-    server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
+    server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
     address = await server.add(agent)
     reports.follow(KEY, seen(pod(address)))
@@ -84,7 +86,7 @@ async def test_the_last_report_of_a_silent_agent_grows_old(
     await until(is_old, "the report to grow old, and somebody to be woken for it")
 
 
-async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, reports: Reports) -> None:
+async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, reports: AgentReports) -> None:
     address = await server.add(agent)
     reports.follow(KEY, seen(pod(address), token="wrong"))
     await until(lambda: _refused(reports, TOKEN_REFUSED), "the refusal")
@@ -93,7 +95,7 @@ async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, 
 
 
 async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_next_news(
-    server: AgentServer, agent: Agent, reports: Reports
+    server: AgentServer, agent: Agent, reports: AgentReports
 ) -> None:
     running = pod(await server.add(agent))
     reports.follow(KEY, seen(running))
@@ -112,7 +114,7 @@ async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_ne
 
 
 async def test_only_running_pods_of_its_own_sets_are_asked_and_gone_ones_are_forgotten(
-    server: AgentServer, agent: Agent, reports: Reports
+    server: AgentServer, agent: Agent, reports: AgentReports
 ) -> None:
     address = await server.add(agent)
     reports.follow(KEY, seen(pod(address, phase="Pending")))
@@ -126,7 +128,7 @@ async def test_only_running_pods_of_its_own_sets_are_asked_and_gone_ones_are_for
 
 
 async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_believed(
-    server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
+    server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
     endless = Endless(agent.report, agent.token)
     address = await server.add(agent)
@@ -144,7 +146,7 @@ async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_bel
     [({"epoch": -5}, "epoch"), ({"topology": {"tensor": -1, "pipeline": 1, "data": 1, "ranks": 1}}, "topology.tensor")],
 )
 async def test_a_report_that_cannot_be_is_refused_by_its_field(
-    server: AgentServer, agent: Agent, reports: Reports, news: dict[str, object], field: str
+    server: AgentServer, agent: Agent, reports: AgentReports, news: dict[str, object], field: str
 ) -> None:
     liar = Liar(agent.report, agent.token, claims=news)
     reports.follow(KEY, seen(pod(await server.add(liar))))
@@ -152,7 +154,7 @@ async def test_a_report_that_cannot_be_is_refused_by_its_field(
 
 
 async def test_an_agent_that_answers_all_the_time_is_asked_now_and_then(
-    server: AgentServer, agent: Agent, reports: Reports, woken: list[Key]
+    server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
     hasty = Hasty(agent.report, agent.token)
     reports.follow(KEY, seen(pod(await server.add(hasty))))
@@ -166,11 +168,11 @@ async def _is_true(found: bool) -> bool:
     return found
 
 
-async def _refused(reports: Reports, words: str) -> bool:
+async def _refused(reports: AgentReports, words: str) -> bool:
     heard = reports.of("u")
     return heard is not None and heard.report is None and words in heard.error
 
 
-async def _has(reports: Reports, phase: str) -> bool:
+async def _has(reports: AgentReports, phase: str) -> bool:
     heard = reports.of("u")
     return heard is not None and heard.report is not None and heard.report.phase == phase

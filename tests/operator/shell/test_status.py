@@ -10,7 +10,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus
-from starling_operator.apply.status import Pace, write_status
+from starling_operator.apply.status import StatusThrottle, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube
 from starling_operator.plan.summary import summarised
@@ -97,7 +97,7 @@ FURTHER = LOADING.model_copy(
 
 
 def test_progress_is_written_once_a_second_and_what_is_new_at_once() -> None:
-    pace, key = Pace(), ("space", "chat")
+    pace, key = StatusThrottle(), ("space", "chat")
     uids = {node.pod: node.uid for node in LOADING.groups[0].nodes}
     moved = [node.model_copy(update={"uid": uids[node.pod], "progress": "4/7.6 GB"}) for node in FURTHER.groups[0].nodes]
     further = FURTHER.model_copy(update={"groups": [FURTHER.groups[0].model_copy(update={"nodes": moved, "message": "x"})]})

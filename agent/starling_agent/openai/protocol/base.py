@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import ErrorDetails, from_json
 from starling_engine.errors import InvalidRequest
 
-from starling_agent.openai.protocol.refused import Refusal, without_refused
+from starling_agent.openai.protocol.refused import FieldRefusal, without_refused
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer that fits the wire; each field's own bounds are checked where the field is used."""
@@ -30,7 +30,7 @@ class RequestModel(BaseModel):
     """A request body. Strict: "0.5" is no number and true is no count; unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    refusals: ClassVar[Mapping[str, Refusal]] = {}
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = {}
 
     @classmethod
     def parse(cls, body: bytes) -> Self:

@@ -8,7 +8,7 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int, RequestModel
-from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import SamplingFields
 
 TEXT = {"type": ["string", "null"]}
@@ -76,7 +76,7 @@ class ChatTemplateFields(RequestModel):
 
 
 class ChatRequest(SamplingFields, ChatTemplateFields):
-    refusals: ClassVar[Mapping[str, Refusal]] = refused.CHAT
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.CHAT
 
     messages: Messages
     logprobs: bool | None = None

@@ -8,7 +8,7 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int
-from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
@@ -27,7 +27,7 @@ Prompt = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
 class CompletionRequest(SamplingFields):
     """`best_of` is accepted when it equals `n`, which is what happens anyway."""
 
-    refusals: ClassVar[Mapping[str, Refusal]] = refused.COMPLETION
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.COMPLETION
 
     prompt: Prompt
     logprobs: Int | None = None

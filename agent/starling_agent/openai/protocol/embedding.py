@@ -8,14 +8,14 @@ from pydantic import Field, WithJsonSchema
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import RequestModel
 from starling_agent.openai.protocol.completion import PROMPT_SCHEMA
-from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import RequestId
 
 
 class EmbeddingRequest(RequestModel):
     """`pooling` and `normalize` are Starling's; `user` is accepted and changes nothing."""
 
-    refusals: ClassVar[Mapping[str, Refusal]] = refused.EMBEDDING
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.EMBEDDING
 
     input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     model: str | None = None

@@ -8,14 +8,14 @@ from starling_engine.errors import InvalidRequest
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import RequestModel
 from starling_agent.openai.protocol.chat import ChatTemplateFields, Messages
-from starling_agent.openai.protocol.refused import Refusal
+from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import TokenIds
 
 
 class TokenizeRequest(ChatTemplateFields):
     """Either `prompt` or `messages`."""
 
-    refusals: ClassVar[Mapping[str, Refusal]] = refused.TOKENIZE
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.TOKENIZE
 
     model: str | None = None
     prompt: str | None = None

@@ -15,7 +15,7 @@ CHUNK = 64
 """Tokens of a chunk: a whole number of blocks of every size."""
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """What of a chunk an object holds: layers by their place in the group, and KV heads, each from the first to before the end."""
 
     first_layer: int
@@ -32,18 +32,18 @@ class ObjectKey(NamedTuple):
 
     name: bytes
     group: int
-    part: Part
+    part: ChunkPart
 
 
-class FarError(Exception):
+class TierError(Exception):
     """The tier is of no use now: full, read-only, gone, too slow. Serving goes on without it."""
 
 
-class Missing(Exception):
+class ObjectMissing(Exception):
     """There is no such object; or there was one that could not be trusted, and it has been dropped and counted."""
 
 
-class FarCounters(msgspec.Struct, array_like=True):
+class TierCounters(msgspec.Struct, array_like=True):
     """What a tier holds and did. `bytes` and `objects` are of the whole tier where it knows them, else 0; the rest only grows."""
 
     bytes: int = 0
@@ -58,14 +58,14 @@ class FarCounters(msgspec.Struct, array_like=True):
     """Objects that were not taken because there was no room for them."""
 
 
-class FarTier(Protocol):
+class SecondaryTier(Protocol):
     """Called by several threads at once. None of its calls may wait without bound."""
 
     name: str
     """Of the tier in metrics and logs: filesystem, store."""
 
     @property
-    def counters(self) -> FarCounters: ...
+    def counters(self) -> TierCounters: ...
 
     @property
     def cpu_elsewhere(self) -> float:

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from starling_engine.kv_offload.orders import FarReport
+from starling_engine.kv_offload.orders import TierReport
 from starling_engine.kv_offload.primary import Chunk
-from starling_engine.kv_offload.secondary.base import FarError, FarTier, Missing, ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, SecondaryTier, TierError
 from starling_engine.kv_offload.secondary.parts import overlap
 
 PROBES = 4
@@ -30,7 +30,7 @@ REMEMBERED = 65536
 class GroupShare:
     """What of a group's chunks is here: `covers` as `parts.covers` gives them, `runs` of one layer and one head (keys, values)."""
 
-    covers: list[list[Part]]
+    covers: list[list[ChunkPart]]
     planes: int
     run_bytes: int
     writes: bool = True
@@ -38,22 +38,22 @@ class GroupShare:
     window: int = 0
     """Chunks from the end of a prefix that a next token reads; 0 for all of them."""
 
-    def shape(self, part: Part) -> tuple[int, int, int, int]:
+    def shape(self, part: ChunkPart) -> tuple[int, int, int, int]:
         """[layers, planes, heads, bytes of a run]."""
         return (part.end_layer - part.first_layer, self.planes, part.end_head - part.first_head, self.run_bytes)
 
 
-class FarShare:
+class SecondaryTiers:
     """Called by several threads at once. `tiers` are asked in their order; what is kept goes to all of them."""
 
-    def __init__(self, tiers: Sequence[FarTier], groups: Sequence[GroupShare]) -> None:
+    def __init__(self, tiers: Sequence[SecondaryTier], groups: Sequence[GroupShare]) -> None:
         self.tiers = list(tiers)
         self._groups = list(groups)
-        self._found: OrderedDict[Chunk, tuple[FarTier, list[Part]]] = OrderedDict()
-        self._reports = {tier.name: FarReport(tier.counters) for tier in tiers}
+        self._found: OrderedDict[Chunk, tuple[SecondaryTier, list[ChunkPart]]] = OrderedDict()
+        self._reports = {tier.name: TierReport(tier.counters) for tier in tiers}
         self._lock = threading.Lock()
 
-    def reports(self) -> dict[str, FarReport]:
+    def reports(self) -> dict[str, TierReport]:
         with self._lock:
             return {tier.name: msgspec.structs.replace(self._reports[tier.name], held=tier.counters) for tier in self.tiers}
 
@@ -62,7 +62,7 @@ class FarShare:
         """Processor time in seconds that the tiers have taken besides the threads that call them; may begin anew."""
         return sum(tier.cpu_elsewhere for tier in self.tiers)
 
-    def _count(self, tier: FarTier, **more: float) -> None:
+    def _count(self, tier: SecondaryTier, **more: float) -> None:
         with self._lock:
             report = self._reports[tier.name]
             for name, value in more.items():
@@ -108,13 +108,13 @@ class FarShare:
         there = [False] * len(asked)
         for tier in self.tiers:
             before = sum(there)
-            with suppress(FarError):
+            with suppress(TierError):
                 self._find_in(tier, [chunks[i] for i in asked], there)
             self._count(tier, queries=len(asked) - before, hits=sum(there) - before)
         for i, has in zip(asked, there, strict=True):
             found[i] = has
 
-    def _find_in(self, tier: FarTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
+    def _find_in(self, tier: SecondaryTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
         """One layout after another; most are unlike what anybody wrote, so each is tried with a few chunks of each group first."""
         for at in range(max((len(g.covers) for g in self._groups), default=0)):
             missing = [i for i, done in enumerate(found) if not done and at < len(self._groups[chunks[i][0]].covers)]
@@ -127,12 +127,12 @@ class FarShare:
                     found[i] = True
                     self._remember(chunks[i], tier, self._groups[chunks[i][0]].covers[at])
 
-    def _has_all(self, tier: FarTier, chunks: Sequence[Chunk], which: list[int], at: int) -> list[bool]:
+    def _has_all(self, tier: SecondaryTier, chunks: Sequence[Chunk], which: list[int], at: int) -> list[bool]:
         keys = [[ObjectKey(chunks[i][1], chunks[i][0], part) for part in self._groups[chunks[i][0]].covers[at]] for i in which]
         has = dict(zip(flat := [key for several in keys for key in several], tier.find(flat), strict=True))
         return [all(has[key] for key in several) for several in keys]
 
-    def _remember(self, chunk: Chunk, tier: FarTier, cover: list[Part]) -> None:
+    def _remember(self, chunk: Chunk, tier: SecondaryTier, cover: list[ChunkPart]) -> None:
         self._found[chunk] = (tier, cover)
         while len(self._found) > REMEMBERED:
             self._found.popitem(last=False)
@@ -152,12 +152,12 @@ class FarShare:
                 tier.read(ObjectKey(chunk[1], chunk[0], own), into)
             else:
                 self._assemble(tier, chunk, cover, np.frombuffer(into, np.uint8).reshape(share.shape(own)))
-        except (Missing, FarError):
+        except (ObjectMissing, TierError):
             return False
         self._count(tier, read_bytes=len(into), read_seconds=time.perf_counter() - began)
         return True
 
-    def _assemble(self, tier: FarTier, chunk: Chunk, cover: list[Part], target: npt.NDArray[np.uint8]) -> None:
+    def _assemble(self, tier: SecondaryTier, chunk: Chunk, cover: list[ChunkPart], target: npt.NDArray[np.uint8]) -> None:
         share = self._groups[chunk[0]]
         own = share.covers[0][0]
         for part in cover:
@@ -178,11 +178,11 @@ class FarShare:
         took = [self._keep_in(tier, key, data) for tier in self.tiers]
         return any(took)
 
-    def _keep_in(self, tier: FarTier, key: ObjectKey, data: memoryview) -> bool:
+    def _keep_in(self, tier: SecondaryTier, key: ObjectKey, data: memoryview) -> bool:
         began = time.perf_counter()
         try:
             tier.write(key, data)
-        except FarError:
+        except TierError:
             return False
         self._count(tier, written_bytes=len(data), write_seconds=time.perf_counter() - began)
         return True
@@ -205,7 +205,7 @@ def _probes(chunks: Sequence[Chunk], missing: list[int]) -> list[int]:
     return picked
 
 
-def _within(part: Part, whole: Part) -> tuple[slice, slice, slice]:
+def _within(part: ChunkPart, whole: ChunkPart) -> tuple[slice, slice, slice]:
     """Of an array [layers, planes, heads, ...] of `whole`."""
     layers = slice(part.first_layer - whole.first_layer, part.end_layer - whole.first_layer)
     return layers, slice(None), slice(part.first_head - whole.first_head, part.end_head - whole.first_head)

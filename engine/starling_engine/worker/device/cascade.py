@@ -3,7 +3,7 @@
 import numpy as np
 
 from starling_engine.kernels.attention_plan import common_prefix
-from starling_engine.worker.host.batch import Gathered, InputBatch
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
 from starling_engine.worker.host.pages import KVPages
 
 CASCADE_ROWS = 8
@@ -11,7 +11,7 @@ CASCADE_BYTES = 16 << 30
 """Of the cache, read by one step: about the time in which the host launches the kernels of a step one by one."""
 
 
-def shared_blocks(pages: KVPages, batch: InputBatch, step: Gathered, *, recorded: bool) -> int:
+def shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
     """Leading blocks that all rows share; where steps are recorded, only if to read them once saves more than a recorded step."""
     groups = pages.groups
     rows, size = len(step.slots), groups[0].spec.block_size

@@ -17,15 +17,15 @@ from starling_engine.step import RowResult, StepPlan
 from starling_engine.worker.device.cascade import shared_blocks
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.device_tables import DeviceTables
-from starling_engine.worker.device.extra_outputs import Wishes
+from starling_engine.worker.device.extra_outputs import ExtraOutputs
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.in_flight import InFlight
-from starling_engine.worker.device.step_buffer import Shape
+from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import Fields, StepWriter
-from starling_engine.worker.host.batch import Gathered, InputBatch
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
 from starling_engine.worker.host.pages import KVPages
-from starling_engine.worker.pending_step import Launched
-from starling_engine.worker.prompt_outputs import Model, NoModel
+from starling_engine.worker.pending_step import PendingStep
+from starling_engine.worker.prompt_outputs import NoModel, RunnableModel
 from starling_engine.worker.stage import StageLink
 
 
@@ -37,7 +37,7 @@ class DeviceRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: RunnableModel,
         pages: KVPages,
         batch: InputBatch,
         op: SampleOp,
@@ -62,7 +62,7 @@ class DeviceRunner:
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens)
         self._sampler = DeviceSampler(op, rows, vocab_size, device)
-        self._wishes = Wishes(batch, self._sampler, queue, device)
+        self._wishes = ExtraOutputs(batch, self._sampler, queue, device)
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
         self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
@@ -74,7 +74,7 @@ class DeviceRunner:
 
     # ---- a step ----
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> PendingStep:
         began = time.perf_counter()
         self._in_flight.absorb()
         self._batch.apply(plan)
@@ -109,11 +109,11 @@ class DeviceRunner:
         if self._graphs is not None:
             self._graphs.forget()
 
-    def on_wake(self, model: Model) -> None:
+    def on_wake(self, model: RunnableModel) -> None:
         """Steps are recorded anew as they come: nobody who wakes the engine waits for that."""
         self._use(model)
 
-    def _use(self, model: Model) -> None:
+    def _use(self, model: RunnableModel) -> None:
         self._model = model
         self._wishes.use(model)
 
@@ -131,24 +131,24 @@ class DeviceRunner:
         """A step of padding alone, all rows of which are sampled from; `then` is called with them and their hidden states."""
         longest = self._writer.longest
         tokens = min(tokens, self._max_rows * longest)
-        fields = self._writer.padding(Shape(tokens, -(-tokens // longest)))
+        fields = self._writer.padding(StepShape(tokens, -(-tokens // longest)))
         arrived = None if self._link.first else self._link.blank(tokens)
         hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
         if self._link.last:
-            fields, hidden = self._writer.padding(Shape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous()
+            fields, hidden = self._writer.padding(StepShape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous()
             self._head(fields, hidden)
             then(fields, hidden)
 
     # ---- its parts ----
 
-    def _run(self, plan: StepPlan, step: Gathered, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
+    def _run(self, plan: StepPlan, step: FlatBatch, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
         """Where rows read their prompts, the hidden states of all tokens come back too."""
         tokens, count = len(step.ids), len(sampled)
         decode = step.longest == 1 and count == tokens
         every = self._batch.reads_prompts(plan)
         shared = shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
-        fields = self._writer.write(plan, step, sampled, shape or Shape(tokens, len(step.slots)))
+        fields = self._writer.write(plan, step, sampled, shape or StepShape(tokens, len(step.slots)))
         if shape is not None:
             self._replay(shape, fields, tokens)
             if count and not shape.decode:
@@ -161,11 +161,11 @@ class DeviceRunner:
             self._head(fields.samples(count), hidden.index_select(0, rows) if every and rows is not None else hidden)
         return fields, hidden if every else None
 
-    def _run_stage(self, plan: StepPlan, step: Gathered) -> None:
+    def _run_stage(self, plan: StepPlan, step: FlatBatch) -> None:
         """In a stage before the last, all tokens' states go on to the next one."""
         tokens = len(step.ids)
         shape = self._recorded(step, decode=step.longest == 1)
-        fields = self._writer.write(plan, step, [], shape or Shape(tokens, len(step.slots)))
+        fields = self._writer.write(plan, step, [], shape or StepShape(tokens, len(step.slots)))
         if shape is not None:
             self._replay(shape, fields, tokens)
             # The next replay does not wait until these have been sent.
@@ -173,28 +173,28 @@ class DeviceRunner:
             return
         self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
 
-    def _recorded(self, step: Gathered, *, decode: bool) -> Shape | None:
+    def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
         """The size whose recording has room for the step."""
         if self._graphs is None:
             return None
         tokens = len(step.ids)
         return self._graphs.decode(tokens) if decode else self._graphs.mixed(tokens, len(step.slots))
 
-    def _replay(self, shape: Shape, fields: Fields, tokens: int) -> None:
+    def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "who has no recordings has no size of one"
         if self._arrived is not None:
             self._link.receive(tokens, self._arrived)
             self._arrived[tokens : shape.tokens].zero_()  # what fills a step up stays finite
         self._graphs.run(shape, self._work(fields, shape))
 
-    def _work(self, fields: Fields, shape: Shape) -> Callable[[], None]:
+    def _work(self, fields: Fields, shape: StepShape) -> Callable[[], None]:
         """What is recorded: a whole step of decodes, or one with prompts up to the states of each row's last token."""
         arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
         if shape.decode and self._link.last:
             return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived))
         return partial(self._keep_hidden, fields, shape, arrived)
 
-    def _keep_hidden(self, fields: Fields, shape: Shape, arrived: torch.Tensor | None) -> None:
+    def _keep_hidden(self, fields: Fields, shape: StepShape, arrived: torch.Tensor | None) -> None:
         rows = fields.last if self._link.last else None
         hidden = self._forward(fields, rows, 1 if shape.decode else shape.tokens, arrived=arrived)
         self._hidden[: len(hidden)].copy_(hidden)
@@ -204,7 +204,7 @@ class DeviceRunner:
         f: Fields,
         rows: torch.Tensor | None,
         longest: int,
-        step: Gathered | None = None,
+        step: FlatBatch | None = None,
         arrived: torch.Tensor | None = None,
         shared: int = 0,
     ) -> torch.Tensor:

@@ -19,22 +19,22 @@ from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
 from starling_engine.tokens import unpack
-from starling_engine.worker.device.answers import Answer, Readback
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.pinned import send
+from starling_engine.worker.device.readback import DeviceValues, Readback
 from starling_engine.worker.device.step_writer import Fields
-from starling_engine.worker.host.batch import Gathered, InputBatch, Occupant
-from starling_engine.worker.prompt_outputs import Model, Special
+from starling_engine.worker.host.batch import FlatBatch, InputBatch, SlotState
+from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ExtraSample:
     """Number `at` of the step's samples, for position `end`."""
 
     at: int
     end: int
-    occupant: Occupant
+    occupant: SlotState
     row: RowResult
 
     @property
@@ -42,7 +42,7 @@ class Sample:
         return self.occupant.sampling.logprobs if self.occupant.sampling is not None else None
 
 
-class Wishes:
+class ExtraOutputs:
     """Adjusts and scores at most LOGPROB_ROWS rows of the vocabulary's width at once."""
 
     def __init__(self, batch: InputBatch, sampler: DeviceSampler, queue: DeviceQueue, device: torch.device) -> None:
@@ -52,9 +52,9 @@ class Wishes:
         self._device = device
         self._adjuster = DeviceAdjuster(queue, device, len(batch.occupants), sampler.vocab_size)
 
-    def use(self, model: Model) -> None:
+    def use(self, model: RunnableModel) -> None:
         self._model = model
-        self._special = Special(model, self._batch, self._send)
+        self._special = PromptOutputs(model, self._batch, self._send)
 
     def forget(self) -> None:
         """Gives memory back: there are no requests."""
@@ -63,7 +63,7 @@ class Wishes:
     def serve(
         self,
         plan: StepPlan,
-        step: Gathered,
+        step: FlatBatch,
         sampled: Sequence[int],
         f: Fields,
         hidden: torch.Tensor | None,
@@ -77,7 +77,7 @@ class Wishes:
             return None
         self._enter(plan)
         samples = [
-            Sample(at, int(step.ends[r]), self._batch.occupant(plan.slots[r]), rows[r])
+            ExtraSample(at, int(step.ends[r]), self._batch.occupant(plan.slots[r]), rows[r])
             for at, r in enumerate(sampled)
             if plan.slots[r] in special
         ]
@@ -92,8 +92,8 @@ class Wishes:
     def run_largest(self, f: Fields, hidden: torch.Tensor) -> None:
         """As much as is ever done at once, for a step of rows [R, hidden_size] that has been sampled from: to be measured."""
         params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
-        occupant = Occupant(1, params, None, Adjuster(params, 1, ()))
-        samples = [Sample(at, 1, occupant, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
+        occupant = SlotState(1, params, None, Adjuster(params, 1, ()))
+        samples = [ExtraSample(at, 1, occupant, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
         self._sample_adjusted(f, samples, len(hidden))
         self._score(samples, len(hidden))
         # Of a prompt, whatever the number of rows.
@@ -106,7 +106,7 @@ class Wishes:
             if adjuster is not None:
                 self._adjuster.enter(new.slot, adjuster, unpack(new.token_ids).tolist())
 
-    def _sample_adjusted(self, f: Fields, samples: list[Sample], count: int) -> None:
+    def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
         """The token that was drawn of the model's own logits gives way to one of adjusted logits."""
         rows = self._rows(samples)
         slots = f.sampled_slots.index_select(0, rows)
@@ -114,24 +114,26 @@ class Wishes:
         logits = self._adjuster.adjust(self._sampler.logits(count), rows, slots, adjusters)
         self._adjuster.count(slots, self._sampler.sample_again(f, rows, logits))
 
-    def _score(self, samples: list[Sample], count: int) -> Answer:
+    def _score(self, samples: list[ExtraSample], count: int) -> DeviceValues:
         rows = self._rows(samples)
         chosen = self._sampler.out[:, 0].index_select(0, rows)
         most = max(sample.num_logprobs or 0 for sample in samples)
-        return Answer(scores(self._sampler.logits(count).index_select(0, rows), chosen, most), partial(_take_logprobs, samples))
+        return DeviceValues(
+            scores(self._sampler.logits(count).index_select(0, rows), chosen, most), partial(_take_logprobs, samples)
+        )
 
-    def _rows(self, samples: list[Sample]) -> torch.Tensor:
+    def _rows(self, samples: list[ExtraSample]) -> torch.Tensor:
         return self._send(np.array([sample.at for sample in samples]))
 
     def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return send(self._queue, array, self._device)
 
 
-def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:
+def _parts(samples: list[ExtraSample]) -> Iterator[list[ExtraSample]]:
     for at in range(0, len(samples), LOGPROB_ROWS):
         yield samples[at : at + LOGPROB_ROWS]
 
 
-def _take_logprobs(samples: list[Sample], found: torch.Tensor) -> None:
+def _take_logprobs(samples: list[ExtraSample], found: torch.Tensor) -> None:
     for sample, row in zip(samples, read_scores(found, [sample.num_logprobs or 0 for sample in samples]), strict=True):
         sample.row.logprobs = [row]

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from starling_engine.platforms.queue import DeviceQueue, Replay
-from starling_engine.worker.device.step_buffer import Shape
+from starling_engine.worker.device.step_buffer import StepShape
 
 logger = logging.getLogger("starling.worker")
 
@@ -32,28 +32,28 @@ class Graphs:
 
     def __init__(self, queue: DeviceQueue, max_rows: int, max_tokens: int) -> None:
         self._queue = queue
-        self._decodes = [Shape(size, size, decode=True) for size in decode_sizes(max_rows)]
+        self._decodes = [StepShape(size, size, decode=True) for size in decode_sizes(max_rows)]
         # One row more, to which the tokens belong that fill the step up.
-        self._mixed = [Shape(size, max_rows + 1) for size in mixed_sizes(max_tokens)]
-        self._replays: dict[Shape, Replay] = {}
-        self._eager: set[Shape] = set()
+        self._mixed = [StepShape(size, max_rows + 1) for size in mixed_sizes(max_tokens)]
+        self._replays: dict[StepShape, Replay] = {}
+        self._eager: set[StepShape] = set()
         """Those that could not be recorded."""
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[StepShape]:
         """All that are recorded, the largest first: the others then fit in its memory."""
         return sorted((*self._decodes, *self._mixed), reverse=True)
 
-    def decode(self, rows: int) -> Shape | None:
+    def decode(self, rows: int) -> StepShape | None:
         """The smallest with room for so many rows of one token."""
         at = bisect_left(self._decodes, rows, key=lambda shape: shape.rows)
         return self._decodes[at] if at < len(self._decodes) else None
 
-    def mixed(self, tokens: int, rows: int) -> Shape | None:
+    def mixed(self, tokens: int, rows: int) -> StepShape | None:
         at = bisect_left(self._mixed, tokens, key=lambda shape: shape.tokens)
         return self._mixed[at] if at < len(self._mixed) and rows < self._mixed[at].rows else None
 
-    def run(self, shape: Shape, work: Callable[[], None]) -> None:
+    def run(self, shape: StepShape, work: Callable[[], None]) -> None:
         replay = self._replays.get(shape)
         if replay is not None:
             replay()

@@ -8,7 +8,7 @@ from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.step import RowResult, StepPlan
 from starling_engine.worker.device.on_device import OnDevice
 from starling_engine.worker.device.pinned import PinnedRing
-from starling_engine.worker.host.batch import Gathered, InputBatch
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 
 class InFlight:
@@ -22,7 +22,7 @@ class InFlight:
         self._open: deque[OnDevice] = deque()
         """Steps whose tokens the batch does not have yet."""
 
-    def add(self, plan: StepPlan, step: Gathered, sampled: list[int], began: float, rows: list[RowResult]) -> OnDevice:
+    def add(self, plan: StepPlan, step: FlatBatch, sampled: list[int], began: float, rows: list[RowResult]) -> OnDevice:
         """A step that has just been queued, whose rows `sampled` were sampled from. Results go to `rows`."""
         count = len(sampled)
         host = self._ring.take()[: 2 * 8 * count].view(torch.int64).view(count, 2)

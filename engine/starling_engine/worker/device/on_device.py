@@ -6,8 +6,8 @@ import torch
 
 from starling_engine.platforms.queue import Mark
 from starling_engine.step import RowResult, StepPlan, StepResult
-from starling_engine.worker.device.answers import Readback
-from starling_engine.worker.host.batch import Occupant
+from starling_engine.worker.device.readback import Readback
+from starling_engine.worker.host.batch import SlotState
 from starling_engine.worker.host.sampler import fill_in
 
 
@@ -26,7 +26,7 @@ class OnDevice:
         self.sampled: list[int] = []
         self.output: torch.Tensor | None = None
         """[samples, 2] int64 in pinned memory: tokens, and whether their logits are finite."""
-        self.places: list[tuple[int, Occupant, int]] = []
+        self.places: list[tuple[int, SlotState, int]] = []
         """Of each sample the slot, who is in it, and the position."""
         self.tokens: list[int] | None = None
         self.answers: Readback | None = None

@@ -21,7 +21,7 @@ Array = TypeVar("Array")
 Host = npt.NDArray[np.generic]
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """Tokens and rows of a step, those that only fill it up included; `decode` says that each row has one token and samples one."""
 
     tokens: int
@@ -71,7 +71,7 @@ class StepFields(Generic[Array]):
         return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED})
 
 
-def _dimensions(shape: Shape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _dimensions(shape: StepShape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     tokens, rows, _ = shape
     fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(StepFields.__slots__, ((rows,), torch.int64))
     fields |= dict.fromkeys(("temperature", "top_p", "min_p"), ((rows,), torch.float32))
@@ -84,7 +84,7 @@ def _dimensions(shape: Shape, groups: int) -> dict[str, tuple[tuple[int, ...], t
     }
 
 
-def _views(memory: torch.Tensor, shape: Shape, groups: int) -> dict[str, torch.Tensor]:
+def _views(memory: torch.Tensor, shape: StepShape, groups: int) -> dict[str, torch.Tensor]:
     """Each field's part of `memory`, uint8."""
     views, at = {}, 0
     for name, (size, dtype) in _dimensions(shape, groups).items():
@@ -94,7 +94,7 @@ def _views(memory: torch.Tensor, shape: Shape, groups: int) -> dict[str, torch.T
     return views
 
 
-def _num_bytes(shape: Shape, groups: int) -> int:
+def _num_bytes(shape: StepShape, groups: int) -> int:
     return sum(_aligned(math.prod(size) * dtype.itemsize) for size, dtype in _dimensions(shape, groups).values())
 
 
@@ -105,7 +105,7 @@ def _aligned(count: int) -> int:
 class StepBuffer:
     """Room for a step of `largest`; the device's side stays where it is, so that recorded steps find it again."""
 
-    def __init__(self, queue: DeviceQueue, device: torch.device, largest: Shape, groups: int) -> None:
+    def __init__(self, queue: DeviceQueue, device: torch.device, largest: StepShape, groups: int) -> None:
         size = _num_bytes(largest, groups)
         self._ring = PinnedRing(queue, size)
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -114,20 +114,20 @@ class StepBuffer:
         self._views = lru_cache(KEPT_SHAPES)(self._make_views)
         self._arrays = lru_cache(ENTRIES * KEPT_SHAPES)(self._make_arrays)
 
-    def host(self, shape: Shape) -> StepFields[Host]:
+    def host(self, shape: StepShape) -> StepFields[Host]:
         """Fields to be filled in for the next `send`; what is in them before that is of another step."""
         self._host = self._ring.take()
         return self._arrays(self._host, shape)
 
-    def send(self, shape: Shape) -> StepFields[torch.Tensor]:
+    def send(self, shape: StepShape) -> StepFields[torch.Tensor]:
         """The same fields on the device, in its queue."""
         used = _num_bytes(shape, self._groups)
         self._memory[:used].copy_(self._host[:used], non_blocking=True)
         self._ring.given()
         return self._views(shape)
 
-    def _make_views(self, shape: Shape) -> StepFields[torch.Tensor]:
+    def _make_views(self, shape: StepShape) -> StepFields[torch.Tensor]:
         return StepFields(**_views(self._memory, shape, self._groups))
 
-    def _make_arrays(self, host: torch.Tensor, shape: Shape) -> StepFields[Host]:
+    def _make_arrays(self, host: torch.Tensor, shape: StepShape) -> StepFields[Host]:
         return StepFields(**{name: view.numpy() for name, view in _views(host, shape, self._groups).items()})

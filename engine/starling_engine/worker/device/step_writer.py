@@ -5,8 +5,8 @@ import torch
 
 from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.step import GIVEN, StepPlan
-from starling_engine.worker.device.step_buffer import Host, Shape, StepBuffer, StepFields
-from starling_engine.worker.host.batch import Gathered, InputBatch
+from starling_engine.worker.device.step_buffer import Host, StepBuffer, StepFields, StepShape
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 Fields = StepFields[torch.Tensor]
 
@@ -19,10 +19,10 @@ class StepWriter:
         self._padding = len(batch.occupants)
         self.longest = batch.tokens.shape[1] - 1
         """Tokens of the longest sequence: tables and rotations have no more."""
-        largest = Shape(max(max_tokens, self._padding), self._padding + 1)
+        largest = StepShape(max(max_tokens, self._padding), self._padding + 1)
         self._buffer = StepBuffer(queue, device, largest, len(batch.tables))
 
-    def write(self, plan: StepPlan, step: Gathered, sampled: list[int], shape: Shape) -> Fields:
+    def write(self, plan: StepPlan, step: FlatBatch, sampled: list[int], shape: StepShape) -> Fields:
         """A step, filled up to `shape`, of which the rows `sampled` are sampled from."""
         tokens, rows, count = len(step.ids), len(step.slots), len(sampled)
         f = self._buffer.host(shape)
@@ -51,12 +51,12 @@ class StepWriter:
             f.seeds[:count] = self._batch.seed[slots]
         return self._buffer.send(shape)
 
-    def padding(self, shape: Shape) -> Fields:
+    def padding(self, shape: StepShape) -> Fields:
         """A step of nothing else."""
         self._fill_up(self._buffer.host(shape), shape, 0, 0, 0)
         return self._buffer.send(shape)
 
-    def _fill_up(self, f: StepFields[Host], shape: Shape, tokens: int, rows: int, count: int) -> None:
+    def _fill_up(self, f: StepFields[Host], shape: StepShape, tokens: int, rows: int, count: int) -> None:
         """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else the
         fewest prompts that hold the tokens. What they compute is finite, and stored nowhere.
         """

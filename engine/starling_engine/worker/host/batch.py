@@ -21,7 +21,7 @@ LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(slots=True)
-class Occupant:
+class SlotState:
     """What a slot's request asks for beyond the arrays."""
 
     num_prompt: int
@@ -51,7 +51,7 @@ class StepInputs:
 
 
 @dataclass(slots=True)
-class Gathered:
+class FlatBatch:
     """One step of R rows and T tokens, flat, as the host has it.
 
     slots [R], ids [T] int32 and positions [T]; targets[g] [T], where each token's keys and values go in KV group g; query_end [R],
@@ -95,7 +95,7 @@ class InputBatch:
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seed = np.zeros(max_num_seqs, np.int64)
-        self.occupants: list[Occupant | None] = [None] * max_num_seqs
+        self.occupants: list[SlotState | None] = [None] * max_num_seqs
         self.special: set[int] = set()
         """Slots that need more than plain sampling: adjusted logits, logprobs, or pooling."""
 
@@ -127,7 +127,7 @@ class InputBatch:
         for group, blocks in enumerate(new.blocks):
             self._append(slot, group, blocks)
         adjuster = Adjuster(params, new.num_prompt, self._eos) if params is not None and needs_adjusting(params) else None
-        self.occupants[slot] = Occupant(new.num_prompt, params, new.pooling, adjuster)
+        self.occupants[slot] = SlotState(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
             self.temperature[slot] = params.temperature and max(params.temperature, LEAST_TEMPERATURE)
@@ -142,7 +142,7 @@ class InputBatch:
         self.tables[group][slot, at : at + len(blocks)] = blocks
         self.table_lengths[group, slot] = at + len(blocks)
 
-    def occupant(self, slot: int) -> Occupant:
+    def occupant(self, slot: int) -> SlotState:
         occupant = self.occupants[slot]
         assert occupant is not None, f"slot {slot} is planned but empty"
         return occupant
@@ -151,7 +151,7 @@ class InputBatch:
         rows = zip(plan.slots, plan.starts, strict=True) if self.special else ()
         return any(slot in self.special and self.occupant(slot).reads_prompt(start) for slot, start in rows)
 
-    def gather(self, plan: StepPlan) -> Gathered:
+    def gather(self, plan: StepPlan) -> FlatBatch:
         """The step's tokens, positions and slots; one vectorised pass, whatever mix of prompts and decodes it is."""
         slots = np.array(plan.slots)
         starts = np.array(plan.starts)
@@ -166,7 +166,7 @@ class InputBatch:
         size = self.block_size
         page, offset = positions // size, positions % size
         targets = [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
-        return Gathered(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
+        return FlatBatch(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """What the model is given, where it computes on the host."""

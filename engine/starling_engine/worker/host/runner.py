@@ -8,22 +8,22 @@ from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.pages import KVPages
 from starling_engine.worker.host.sampler import Sampler
-from starling_engine.worker.pending_step import Finished, Launched
-from starling_engine.worker.prompt_outputs import Model, NoModel, Special
+from starling_engine.worker.pending_step import Finished, PendingStep
+from starling_engine.worker.prompt_outputs import NoModel, PromptOutputs, RunnableModel
 from starling_engine.worker.stage import StageLink
 
 
 class ModelRunner:
     """See `Runner`."""
 
-    def __init__(self, model: Model, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink) -> None:
+    def __init__(self, model: RunnableModel, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink) -> None:
         self._pages = pages
         self._batch = batch
         self._sampler = sampler
         self._link = link
         self._use(model)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> PendingStep:
         return Finished(self._execute(plan))
 
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -53,12 +53,12 @@ class ModelRunner:
     def on_sleep(self) -> None:
         self._use(NoModel())
 
-    def on_wake(self, model: Model) -> None:
+    def on_wake(self, model: RunnableModel) -> None:
         self._use(model)
 
-    def _use(self, model: Model) -> None:
+    def _use(self, model: RunnableModel) -> None:
         self._model = model
-        self._special = Special(model, self._batch, torch.from_numpy)
+        self._special = PromptOutputs(model, self._batch, torch.from_numpy)
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)

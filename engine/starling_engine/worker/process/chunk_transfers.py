@@ -5,12 +5,12 @@ import threading
 import msgspec
 import zmq
 
-from starling_engine.kv_offload.orders import Done, Standing
-from starling_engine.kv_offload.transfers import Transfers
-from starling_engine.worker.messages import Moves, move_identity
+from starling_engine.kv_offload.orders import TierStatus, TransferDone
+from starling_engine.kv_offload.transfers import TransferThreads
+from starling_engine.worker.messages import TransferChunks, transfer_identity
 from starling_engine.worker.process.dealer import connect
 
-_decode = msgspec.msgpack.Decoder(Moves).decode
+_decode = msgspec.msgpack.Decoder(TransferChunks).decode
 
 
 class MoveSocket:
@@ -18,7 +18,7 @@ class MoveSocket:
 
     def __init__(self, address: str, rank: int) -> None:
         context = zmq.Context()
-        self._socket = connect(context, address, move_identity(rank))
+        self._socket = connect(context, address, transfer_identity(rank))
         self._inside = context.socket(zmq.PULL)
         self._inside.bind("inproc://done")
         self._answers = context.socket(zmq.PUSH)
@@ -26,20 +26,20 @@ class MoveSocket:
         self._lock = threading.Lock()
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def answer(self, message: Done | Standing) -> None:
+    def answer(self, message: TransferDone | TierStatus) -> None:
         """From any thread."""
         with self._lock:
             self._answers.send(self._encode(message))
 
-    def serve(self, transfers: Transfers) -> None:
+    def serve(self, transfers: TransferThreads) -> None:
         """Passes orders on from now on, and says so to the executor."""
         threading.Thread(target=self._run, args=(transfers,), name="kv-moves", daemon=True).start()
 
-    def _run(self, transfers: Transfers) -> None:
+    def _run(self, transfers: TransferThreads) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._inside, zmq.POLLIN)
-        self._socket.send(self._encode(Moves([])))
+        self._socket.send(self._encode(TransferChunks([])))
         while True:
             ready = dict(poller.poll())
             if self._inside in ready:

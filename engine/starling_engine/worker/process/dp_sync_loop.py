@@ -7,11 +7,11 @@ from contextlib import suppress
 import zmq
 
 from starling_engine.errors import RankLost
-from starling_engine.expert_parallel.dp_sync import Epoch, Lockstep, Turn
-from starling_engine.expert_parallel.preparing import Preparation, Preparer
+from starling_engine.expert_parallel.dp_sync import DpSync, Epoch, SyncDecision
+from starling_engine.expert_parallel.preparing import EpochPreparation, EpochPreparer
 from starling_engine.step import StepPlan
 from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
-from starling_engine.worker.counters import Counters
+from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
 from starling_engine.worker.worker import Worker
 
@@ -19,7 +19,7 @@ STAGE_POLL_MS = 1
 """How long a rank of several stages waits for a plan before it serves without one: its next may hang on a stage behind it."""
 
 
-class Together:
+class DpSyncLoop:
     """`socket` is the executor's; `decode` and `send` are of its messages. `counters` hear of progress as `rank`'s."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Together:
         socket: zmq.Socket[bytes],
         decode: Callable[[bytes], ToWorker],
         send: Callable[[FromWorker], None],
-        counters: Counters,
+        counters: ProgressCounters,
         rank: int,
     ) -> None:
         self._worker = worker
@@ -37,7 +37,7 @@ class Together:
         self._send = send
         self._counters = counters
         self._rank = rank
-        self._steps = Lockstep()
+        self._steps = DpSync()
         self._holders = worker.holders()
         self._moves = worker.rearrangement()
         self._balancing = worker.balancing(self._moves, send)
@@ -45,7 +45,7 @@ class Together:
         self._expects = False
         """The core has said that it will have more."""
         self._stopped = False
-        self._preparer = Preparer(zmq.Context.instance(), self._prepare)
+        self._preparer = EpochPreparer(zmq.Context.instance(), self._prepare)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._preparer.socket, zmq.POLLIN)
@@ -65,19 +65,19 @@ class Together:
         epoch = self._steps.epoch
         assert epoch is not None, "in no epoch there is no turn"
         turn = self._steps.turn(has_plan=bool(self._plans), says=self._balancing.says())
-        if turn is not Turn.SWITCHED:
+        if turn is not SyncDecision.SWITCHED:
             self._balancing.hear(self._steps.step, self._steps.said)
         match turn:
-            case Turn.RUN:
+            case SyncDecision.RUN:
                 result = self._worker.attempt(self._plans.popleft())
                 if result.error is not None and epoch.ranks.shard.count > 1:
                     raise RankLost(f"rank {self._rank} failed within a step that others share: {result.error}")
                 if self._worker.samples or result.error is not None:
                     self._send(Executed(result))
                 self._counters.finish_step(self._rank)
-            case Turn.SERVE:
+            case SyncDecision.SERVE:
                 self._worker.serve()
-            case Turn.SWITCHED:
+            case SyncDecision.SWITCHED:
                 self._switched()
 
     # ---- messages ----
@@ -147,7 +147,7 @@ class Together:
         complete = self._moves.ready == self._moves.num_layers
         return self._moves.progress[0], complete
 
-    def _take_prepared(self, made: Preparation) -> None:
+    def _take_prepared(self, made: EpochPreparation) -> None:
         if made.error is not None:
             self._moves.cancel()
             self._send(Unprepared(made.plan.number, made.error))

@@ -9,8 +9,8 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from starling_engine.worker.counters import Count
-from starling_engine.worker.messages import BEAT_SECONDS, Beat, beat_identity
+from starling_engine.worker.counters import ProgressCount
+from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, heartbeat_identity
 from starling_engine.worker.process.dealer import dealer
 
 GONE_MS = 10_000
@@ -18,13 +18,13 @@ GONE_MS = 10_000
 logger = logging.getLogger("starling.worker")
 
 
-class Beats:
+class HeartbeatSender:
     """Runs in a thread with a socket of its own, so that neither a long load nor a collective keeps it from speaking."""
 
-    def __init__(self, address: str, rank: int, count: Callable[[], Count]) -> None:
+    def __init__(self, address: str, rank: int, count: Callable[[], ProgressCount]) -> None:
         self._count = count
         # A context of its own: that of the worker's other socket is ended before the process is.
-        self._socket = dealer(zmq.Context(), address, beat_identity(rank))
+        self._socket = dealer(zmq.Context(), address, heartbeat_identity(rank))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -34,8 +34,8 @@ class Beats:
     def _run(self) -> None:
         encode = msgspec.msgpack.Encoder().encode
         while True:
-            self._socket.send(encode(Beat(self._count())))
-            if self._monitor.poll(round(1000 * BEAT_SECONDS)):
+            self._socket.send(encode(Heartbeat(self._count())))
+            if self._monitor.poll(round(1000 * HEARTBEAT_SECONDS)):
                 self._take_event()
             while self._socket.poll(0):
                 self._socket.recv()  # the executor only looks whether it can be sent

@@ -13,30 +13,30 @@ import zmq
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import die_with_parent, live_with_parent
 from starling_engine.parallel.gloo import serve_store
-from starling_engine.sleep import Release, Restore
+from starling_engine.sleep import ReleaseMemory, RestoreMemory
 from starling_engine.step import StepResult
-from starling_engine.worker.counters import Count, Counters
+from starling_engine.worker.counters import ProgressCount, ProgressCounters
 from starling_engine.worker.messages import (
     Allocate,
     Execute,
     Executed,
-    Failed,
     FromWorker,
     Joined,
-    Planned,
-    Ready,
+    MemoryPlanned,
     Start,
     Stop,
     ToWorker,
-    Working,
+    WorkerFailed,
+    WorkerPhase,
+    WorkerReady,
     answer_identity,
 )
 from starling_engine.worker.process.chunk_transfers import MoveSocket
 from starling_engine.worker.process.dealer import connect
-from starling_engine.worker.process.dp_sync_loop import Together
-from starling_engine.worker.process.heartbeat import Beats
+from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
+from starling_engine.worker.process.heartbeat import HeartbeatSender
 from starling_engine.worker.report import Phase
-from starling_engine.worker.result_pump import Answering
+from starling_engine.worker.result_pump import ResultPump
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
@@ -60,9 +60,9 @@ class WorkerProcess:
         self._rank = rank
         self._host = host
         self._address = address
-        self._counters: Counters | None = None
+        self._counters: ProgressCounters | None = None
         if host:
-            Beats(address, rank, self._count)
+            HeartbeatSender(address, rank, self._count)
         self._decode = msgspec.msgpack.Decoder(ToWorker).decode
         self._socket = connect(zmq.Context.instance(), address, str(rank).encode(), SEND_MS)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -76,7 +76,7 @@ class WorkerProcess:
         assert isinstance(start, Start), "Start comes first"
         config = start.config
         # A file of the executor's node is of no use on another one.
-        counters = Counters(None if self._host else Path(config.counters), config.layout.world_size)
+        counters = ProgressCounters(None if self._host else Path(config.counters), config.layout.world_size)
         self._counters = counters
         moves = MoveSocket(self._address, self._rank) if config.tiers is not None else None
         answer = moves.answer if moves is not None else None
@@ -84,15 +84,15 @@ class WorkerProcess:
         report = worker.prepare()
         if moves is not None and worker.transfers is not None:
             moves.serve(worker.transfers)
-        self._send(Ready(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
+        self._send(WorkerReady(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
         if config.lockstep:
-            Together(worker, self._socket, self._decode, self._send, counters, self._rank).run()
+            DpSyncLoop(worker, self._socket, self._decode, self._send, counters, self._rank).run()
         else:
             self._execute_plans(worker, counters)
         if worker.transfers is not None:
             worker.transfers.close()
 
-    def _execute_plans(self, worker: Worker, counters: Counters) -> None:
+    def _execute_plans(self, worker: Worker, counters: ProgressCounters) -> None:
         """Results go by a socket of their own: a thread may have to wait for them, while this one waits for plans."""
         results = connect(zmq.Context.instance(), self._address, answer_identity(self._rank), SEND_MS)
         encode = msgspec.msgpack.Encoder().encode
@@ -103,9 +103,9 @@ class WorkerProcess:
                 results.send(encode(Executed(result)))
             counters.finish_step(self._rank)
 
-        answering = Answering(answer, failures.append)
+        answering = ResultPump(answer, failures.append)
         while not isinstance(message := self._next_plan(failures), Stop):
-            if isinstance(message, Release | Restore):
+            if isinstance(message, ReleaseMemory | RestoreMemory):
                 answering.settle()  # the executor knows the results of the rank that samples; this one's may still be on their way
                 self._send(worker.rest(message))
                 continue
@@ -125,12 +125,12 @@ class WorkerProcess:
                 raise failures[0]
         return self._receive()
 
-    def _count(self) -> Count:
-        return self._counters.read()[self._rank] if self._counters is not None else Count(0, 0, 0)
+    def _count(self) -> ProgressCount:
+        return self._counters.read()[self._rank] if self._counters is not None else ProgressCount(0, 0, 0)
 
     def fail(self, error: Exception) -> None:
         """The last word."""
-        self._send(Failed(type(error).__name__, str(error)))
+        self._send(WorkerFailed(type(error).__name__, str(error)))
 
     def close(self) -> None:
         """Waits until what was sent is gone."""
@@ -138,13 +138,13 @@ class WorkerProcess:
 
     def _agree(self, num_blocks: int) -> int:
         """Waits for the slowest rank to have loaded."""
-        self._send(Planned(num_blocks))
+        self._send(MemoryPlanned(num_blocks))
         answer = self._receive()
         assert isinstance(answer, Allocate), "Allocate comes next"
         return answer.num_blocks
 
     def _report_phase(self, phase: Phase) -> None:
-        self._send(Working(phase.name, phase.done, phase.total))
+        self._send(WorkerPhase(phase.name, phase.done, phase.total))
 
     def _send(self, message: FromWorker) -> None:
         self._socket.send(self._encode(message))

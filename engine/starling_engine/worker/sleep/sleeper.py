@@ -8,14 +8,14 @@ import torch
 
 from starling_engine.errors import StarlingError
 from starling_engine.models.decoder import Decoder
-from starling_engine.sleep import Release, Rested, RestOrder, Restore, Tag
+from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestOrder, RestoreMemory, Tag
 from starling_engine.worker.pending_step import Runner
 from starling_engine.worker.sleep.memory import HostCopies, Pages, return_unused, storages_of
 
 logger = logging.getLogger("starling.worker")
 
 
-class Rest:
+class RankSleeper:
     """Carries out what a rank is told, twice as well as once. `model` must be the runner's, and nobody else may keep it.
 
     `remake` makes the model anew, as it was made at the start, and so takes it from the files again: whatever form the weights are
@@ -39,7 +39,7 @@ class Rest:
         """The weights, where they wait in host memory."""
         self._asleep: set[Tag] = set()
 
-    def carry_out(self, order: RestOrder) -> Rested:
+    def carry_out(self, order: RestOrder) -> MemoryOrderDone:
         """Whatever goes wrong is told; the rank goes on, and may be told again."""
         began = time.perf_counter()
         try:
@@ -48,21 +48,21 @@ class Rest:
             expected = isinstance(error, StarlingError)  # its words say all
             logger.error("%s came to nothing: %s", order, error, exc_info=not expected)
             return_unused(self._device)
-            return Rested(f"{type(error).__name__}: {error}")
-        if isinstance(order, Release):
+            return MemoryOrderDone(f"{type(error).__name__}: {error}")
+        if isinstance(order, ReleaseMemory):
             return_unused(self._device)
         logger.info("%s took %.2f s", order, time.perf_counter() - began)
-        return Rested()
+        return MemoryOrderDone()
 
     def _do(self, order: RestOrder) -> None:
         match order:
-            case Release(level):
+            case ReleaseMemory(level):
                 self._release_weights(level)
                 self._asleep.add("weights")
                 self._kv.release()
                 self._asleep.add("kv_cache")
                 self._runner.on_sleep()
-            case Restore(tags):
+            case RestoreMemory(tags):
                 self._restore([tag for tag in tags if tag in self._asleep])
 
     def _release_weights(self, level: int) -> None:

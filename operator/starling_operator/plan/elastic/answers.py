@@ -2,13 +2,13 @@
 
 import json
 
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.observed import LeaderAnswer
 
 
-def refusal(status: int, text: str) -> Answer:
+def refusal(status: int, text: str) -> LeaderAnswer:
     """From OpenAI's error body; an answer of another form counts as one of an unknown code."""
     try:
         error = json.loads(text)["error"]
-        return Answer(str(error.get("code") or f"http_{status}"), str(error["message"]))
+        return LeaderAnswer(str(error.get("code") or f"http_{status}"), str(error["message"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(f"http_{status}", f"its leader answers {status}: {text.strip()[:200]}")
+        return LeaderAnswer(f"http_{status}", f"its leader answers {status}: {text.strip()[:200]}")

@@ -4,14 +4,14 @@ from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.status import OperationPhase, OperationStatus, PhaseSeconds
 
 from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.elastic.sizing import Sizing, ended
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.elastic.elastic_state import ElasticState, ended
+from starling_operator.plan.observed import LeaderAnswer
 
 _PROGRESS_STEP = 10
 """Percent: each step is a write of the status."""
 
 
-def follow(sizing: Sizing, answer: Answer | None, *, closed: bool, now: float) -> OperationStatus | None:
+def follow(sizing: ElasticState, answer: LeaderAnswer | None, *, closed: bool, now: float) -> OperationStatus | None:
     """`answer`: the leader's refusal of the stored operation, if it gave one. `closed`: pods are as the target needs them."""
     stored, told = sizing.stored, sizing.leader.operation if sizing.leader is not None else None
     if stored is None:
@@ -36,7 +36,7 @@ def phased(operation: OperationStatus, phase: OperationPhase, now: float, **chan
     return operation.model_copy(update={**changes, "phase": phase, "since": since})
 
 
-def _adopted(sizing: Sizing, told: Operation, closed: bool, now: float) -> OperationStatus:
+def _adopted(sizing: ElasticState, told: Operation, closed: bool, now: float) -> OperationStatus:
     """The leader runs, or ran, what the status does not know: it was lost, or somebody else asked for it."""
     known = OperationStatus(
         id=told.id, source=sizing.size(told.source), target=sizing.size(told.target), phase="waiting", since=rfc3339(now)
@@ -44,7 +44,7 @@ def _adopted(sizing: Sizing, told: Operation, closed: bool, now: float) -> Opera
     return _as_told(sizing, known, told, closed, now)
 
 
-def _as_told(sizing: Sizing, known: OperationStatus, told: Operation, closed: bool, now: float) -> OperationStatus:
+def _as_told(sizing: ElasticState, known: OperationStatus, told: Operation, closed: bool, now: float) -> OperationStatus:
     phase: OperationPhase = "releasing" if told.phase == "done" and not closed else told.phase
     percent = int(told.progress * 100) // _PROGRESS_STEP * _PROGRESS_STEP
     return phased(
@@ -59,7 +59,7 @@ def _as_told(sizing: Sizing, known: OperationStatus, told: Operation, closed: bo
     )
 
 
-def _as_answered(stored: OperationStatus, answer: Answer, now: float) -> OperationStatus:
+def _as_answered(stored: OperationStatus, answer: LeaderAnswer, now: float) -> OperationStatus:
     if answer.code == "unknown_operation":
         return phased(stored, "cancelled", now, error="")
     if answer.code == "invalid_target":

@@ -3,7 +3,7 @@
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.clock import read_time
-from starling_operator.plan.elastic.step import Turn
+from starling_operator.plan.elastic.step import ElasticTurn
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 
@@ -13,7 +13,7 @@ def are_streaming(group: Group, nodes: int) -> bool:
     return any(_is_streaming(pod) for pod in _leavers(group, nodes))
 
 
-def drain_left(group: Group, nodes: int, operation: OperationStatus, turn: Turn) -> float:
+def drain_left(group: Group, nodes: int, operation: OperationStatus, turn: ElasticTurn) -> float:
     """Seconds that they may still take. One that runs and has not reported may have streams too."""
     leavers = _leavers(group, nodes)
     if not any(_is_streaming(pod) or (pod.report is None and pod.phase == "Running") for pod in leavers):

@@ -12,20 +12,20 @@ from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.clock import read_time
 from starling_operator.plan.decision import ScaleCall
+from starling_operator.plan.elastic.elastic_state import ElasticState, ended
 from starling_operator.plan.elastic.following import follow, phased, serial
 from starling_operator.plan.elastic.leavers import are_streaming, drain_left
 from starling_operator.plan.elastic.pauses import held_back
-from starling_operator.plan.elastic.sizing import Sizing, ended
-from starling_operator.plan.elastic.step import Step, Turn
+from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
 from starling_operator.plan.group import Group
 
 
-def next_step(group: Group, turn: Turn) -> Step:
+def next_step(group: Group, turn: ElasticTurn) -> ElasticStep:
     """Of a group that is elastic."""
     sizing = group.sizing
     assert sizing is not None
     if sizing.leader is None:
-        return Step(nodes=_at_least(group, sizing.gang or 1), operation=sizing.stored, waits="its leader has not reported")
+        return ElasticStep(nodes=_at_least(group, sizing.gang or 1), operation=sizing.stored, waits="its leader has not reported")
     answer = turn.answers.get(sizing.stored.id) if sizing.stored is not None else None
     operation = follow(sizing, answer, closed=_is_closed(group, sizing, turn), now=turn.now)
     if operation is not None and not ended(operation):
@@ -33,7 +33,7 @@ def next_step(group: Group, turn: Turn) -> Step:
     return _resting(group, sizing, operation, turn)
 
 
-def _is_closed(group: Group, sizing: Sizing, turn: Turn) -> bool:
+def _is_closed(group: Group, sizing: ElasticState, turn: ElasticTurn) -> bool:
     """Of an operation that the leader calls done: leavers are gone, and new pods serve, unless another size is wanted by now."""
     told = sizing.leader.operation if sizing.leader is not None else None
     if told is None or group.nodes > sizing.nodes(told.target):
@@ -41,12 +41,12 @@ def _is_closed(group: Group, sizing: Sizing, turn: Turn) -> bool:
     return turn.whole or turn.desired != told.target
 
 
-def _running(group: Group, sizing: Sizing, operation: OperationStatus, turn: Turn) -> Step:
+def _running(group: Group, sizing: ElasticState, operation: OperationStatus, turn: ElasticTurn) -> ElasticStep:
     assert sizing.leader is not None
     told = sizing.leader.operation
     known = told is not None and told.id == operation.id
     is_stored = sizing.stored is not None and sizing.stored.id == operation.id
-    step = Step(nodes=_at_least(group, sizing.gang or 1), operation=operation)
+    step = ElasticStep(nodes=_at_least(group, sizing.gang or 1), operation=operation)
     if known and told is not None and told.phase in ("committing", "releasing", "done"):
         return _release(group, sizing, step, turn) if told.phase == "done" else step
     if turn.desired not in (None, operation.target.data):
@@ -57,7 +57,7 @@ def _running(group: Group, sizing: Sizing, operation: OperationStatus, turn: Tur
     return replace(step, call=_call(group, operation, operation.target.data))
 
 
-def _release(group: Group, sizing: Sizing, step: Step, turn: Turn) -> Step:
+def _release(group: Group, sizing: ElasticState, step: ElasticStep, turn: ElasticTurn) -> ElasticStep:
     """The epoch serves without the leavers: their pods may go."""
     assert step.operation is not None
     nodes = sizing.nodes(step.operation.target.data)
@@ -69,13 +69,13 @@ def _release(group: Group, sizing: Sizing, step: Step, turn: Turn) -> Step:
     return replace(step, nodes=nodes)
 
 
-def _resting(group: Group, sizing: Sizing, operation: OperationStatus | None, turn: Turn) -> Step:
+def _resting(group: Group, sizing: ElasticState, operation: OperationStatus | None, turn: ElasticTurn) -> ElasticStep:
     """No operation runs. Pods that no size needs go; then the next operation may begin."""
     effective, desired = sizing.effective, turn.desired
     gang = sizing.nodes(effective) if effective else 1
     if desired is None:
-        return Step(nodes=_at_least(group, gang), operation=operation)
-    step = held_back(sizing, operation, turn) if effective != desired else Step(nodes=0, operation=operation)
+        return ElasticStep(nodes=_at_least(group, gang), operation=operation)
+    step = held_back(sizing, operation, turn) if effective != desired else ElasticStep(nodes=0, operation=operation)
     wanted = gang if step.gave_up else max(gang, sizing.nodes(desired))
     if group.nodes > wanted:
         return replace(step, nodes=group.nodes if are_streaming(group, wanted) else wanted)
@@ -83,10 +83,10 @@ def _resting(group: Group, sizing: Sizing, operation: OperationStatus | None, tu
         return replace(step, nodes=_at_least(group, gang))
     if group.nodes < wanted:
         return replace(step, nodes=wanted)
-    return Step(nodes=group.nodes, operation=_begun(group, sizing, operation, desired, turn), begins=True)
+    return ElasticStep(nodes=group.nodes, operation=_begun(group, sizing, operation, desired, turn), begins=True)
 
 
-def _begun(group: Group, sizing: Sizing, last: OperationStatus | None, desired: int, turn: Turn) -> OperationStatus:
+def _begun(group: Group, sizing: ElasticState, last: OperationStatus | None, desired: int, turn: ElasticTurn) -> OperationStatus:
     """The id follows from what is stored: a killed operator's successor makes the same one."""
     failed = last is not None and last.phase == "failed" and last.target.data == desired
     in_window = failed and last is not None and turn.now - read_time(last.since) < turn.recovery.window_seconds

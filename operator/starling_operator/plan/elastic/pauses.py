@@ -5,8 +5,8 @@ from dataclasses import replace
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.clock import read_time, rfc3339
-from starling_operator.plan.elastic.sizing import Sizing
-from starling_operator.plan.elastic.step import Step, Turn
+from starling_operator.plan.elastic.elastic_state import ElasticState
+from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
 
@@ -16,9 +16,9 @@ def backoff(attempts: int) -> float:
     return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10))
 
 
-def held_back(sizing: Sizing, operation: OperationStatus | None, turn: Turn) -> Step:
+def held_back(sizing: ElasticState, operation: OperationStatus | None, turn: ElasticTurn) -> ElasticStep:
     """Whether the next operation has to wait, and for what. `nodes` is not decided here."""
-    step = Step(nodes=0, operation=operation)
+    step = ElasticStep(nodes=0, operation=operation)
     again = operation is not None and operation.target.data == turn.desired and operation.source.data == sizing.effective
     if operation is not None and again and operation.phase == "refused":
         return replace(step, gave_up=True, waits=f"refused by its leader: {operation.error}")

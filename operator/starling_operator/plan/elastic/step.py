@@ -7,11 +7,11 @@ from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.observed import LeaderAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ElasticTurn:
     """What one group may do now.
 
     desired   size in data parallel ranks; None: it keeps its own, and only ends what it has begun
@@ -27,11 +27,11 @@ class Turn:
     drain: DrainSpec
     recovery: RecoverySpec
     now: float
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, LeaderAnswer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ElasticStep:
     """nodes       pods that the StatefulSet is to ask for
     operation   what the status is to hold
     begins      the operation is new: its write must not pass one that was not seen

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.elastic.desired import Desired
+from starling_operator.plan.elastic.elastic_state import ElasticState
 from starling_operator.plan.elastic.next_step import next_step
-from starling_operator.plan.elastic.sizing import Sizing
-from starling_operator.plan.elastic.step import Step, Turn
+from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Observed
 
@@ -23,14 +23,14 @@ def steps_of(
     kept: Iterable[Group],
     serves: Callable[[Group], bool],
     whole: Callable[[Group], bool],
-) -> Mapping[str, Step]:
+) -> Mapping[str, ElasticStep]:
     """By name, of the elastic groups among those that stay. Groups of an older revision keep their size until they are replaced."""
     groups = [group for group in kept if group.sizing is not None]
     data = desired.data if desired is not None else None
     has_turn = _whose_turn(groups, data)
     steps = {}
     for group in groups:
-        turn = Turn(
+        turn = ElasticTurn(
             desired=data if group.target else None,
             resizes=group.name == has_turn,
             serves=serves(group),
@@ -52,5 +52,5 @@ def _whose_turn(groups: list[Group], desired: int | None) -> str:
     return next(busy, "") or next(others, "")
 
 
-def _is_resizing(sizing: Sizing) -> bool:
+def _is_resizing(sizing: ElasticState) -> bool:
     return sizing.is_changing and sizing.stored is not None and sizing.stored.source.data > 0

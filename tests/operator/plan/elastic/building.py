@@ -8,8 +8,8 @@ from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.elastic.sizing import Sizing
-from starling_operator.plan.elastic.step import Turn
+from starling_operator.plan.elastic.elastic_state import ElasticState
+from starling_operator.plan.elastic.step import ElasticTurn
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 
@@ -58,10 +58,10 @@ def group_of(
         fields: dict[str, Any] = {} if number < (effective or nodes) else pending(scheduled=True)
         own = report if number == 0 else make_report(open_streams=streams if number == nodes - 1 else 0)
         pods.append(make_pod(NAME, number, **(fields | {"report": own})))
-    return make_group(NAME, pods, nodes=nodes, sizing=Sizing(layout=LAYOUT, leader=report, stored=record))
+    return make_group(NAME, pods, nodes=nodes, sizing=ElasticState(layout=LAYOUT, leader=report, stored=record))
 
 
-def turn(desired: int | None, **fields: Any) -> Turn:
+def turn(desired: int | None, **fields: Any) -> ElasticTurn:
     """Of a group that serves, and may begin."""
     given: dict[str, Any] = {
         "desired": desired,
@@ -72,4 +72,4 @@ def turn(desired: int | None, **fields: Any) -> Turn:
         "recovery": RecoverySpec(restart_budget=3, window_seconds=600),
         "now": NOW,
     }
-    return Turn(**(given | fields))
+    return ElasticTurn(**(given | fields))

@@ -7,9 +7,9 @@ import pytest
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.elastic.next_step import next_step
 from starling_operator.plan.elastic.pauses import backoff
-from starling_operator.plan.elastic.step import Step
+from starling_operator.plan.elastic.step import ElasticStep
 from starling_operator.plan.group import Group
-from starling_operator.plan.observed import Answer
+from starling_operator.plan.observed import LeaderAnswer
 
 from tests.operator.plan.building import NOW
 from tests.operator.plan.elastic.building import NAME, group_of, stored, told, turn
@@ -25,7 +25,7 @@ def leaving(phase: str, **more: Any) -> Any:
     return told(phase, 4, 2, **more)
 
 
-def said(step: Step) -> tuple[int, str, str]:
+def said(step: ElasticStep) -> tuple[int, str, str]:
     """Pods, the operation's phase and what the leader is told."""
     operation = step.operation.phase if step.operation is not None else "none"
     call = "" if step.call is None else "cancel" if step.call.data is None else f"to {step.call.data}"
@@ -174,7 +174,7 @@ def test_one_thing_at_a_time(group: Group, given: dict[str, Any], wanted: tuple[
 )
 def test_what_the_leader_refuses(code: str, desired: int, phase: str, error: str) -> None:
     group = group_of(4, 2, None, stored("waiting"))
-    step = next_step(group, turn(desired, answers={UP: Answer(code, "no")}))
+    step = next_step(group, turn(desired, answers={UP: LeaderAnswer(code, "no")}))
     assert step.operation is not None
     assert (step.operation.phase, step.operation.error) == (phase, error)
     # What is not ended is told again: pauses are the caller's.
@@ -183,7 +183,7 @@ def test_what_the_leader_refuses(code: str, desired: int, phase: str, error: str
 
 def test_a_refusal_of_another_operation_is_nothing() -> None:
     group = group_of(4, 2, None, stored("waiting", number=2))
-    step = next_step(group, turn(4, answers={UP: Answer("invalid_target", "no")}))
+    step = next_step(group, turn(4, answers={UP: LeaderAnswer("invalid_target", "no")}))
     assert step.operation is not None
     assert (step.operation.phase, step.operation.id) == ("waiting", f"{NAME}-4-2")
 

@@ -11,7 +11,7 @@ from starling_agent.contract.report import GroupSize, Topology
 from starling_agent.contract.scale import Operation
 from starling_crds.manifest import SCALE_KIND
 from starling_operator.plan.decision import Decision, ScaleCall
-from starling_operator.plan.observed import Answer, Manifest, Observed
+from starling_operator.plan.observed import LeaderAnswer, Manifest, Observed
 
 from tests.operator.plan.world import Member, World
 
@@ -42,7 +42,7 @@ class ElasticWorld(World):
     """`largest`: sizes above are refused; `failures`: so many operations fail; `deaf`: calls do not arrive; `streams` stay open."""
 
     leaders: dict[str, Leader] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, LeaderAnswer] = field(default_factory=dict)
     calls: list[ScaleCall] = field(default_factory=list)
     largest: int = 1000
     failures: int = 0
@@ -108,17 +108,17 @@ class ElasticWorld(World):
         else:
             self.answers[call.operation] = refused
 
-    def _put(self, leader: Leader, call: ScaleCall) -> Answer | None:
+    def _put(self, leader: Leader, call: ScaleCall) -> LeaderAnswer | None:
         assert call.data is not None
         if call.operation in leader.operations:
             return None
         newest = leader.newest
         if newest is not None and not newest.ended:
-            return Answer("operation_running", f"{newest.id} runs")
+            return LeaderAnswer("operation_running", f"{newest.id} runs")
         if call.data > self.largest:
-            return Answer("invalid_target", f"data: at most {self.largest} is possible, got {call.data}")
+            return LeaderAnswer("invalid_target", f"data: at most {self.largest} is possible, got {call.data}")
         if leader.effective and not self._well(call.group, leader):
-            return Answer("rank_dead", "a rank is dead")
+            return LeaderAnswer("rank_dead", "a rank is dead")
         leader.operations[call.operation] = Operation(
             id=call.operation,
             source=leader.effective,
@@ -128,14 +128,14 @@ class ElasticWorld(World):
         )
         return None
 
-    def _cancel(self, leader: Leader, call: ScaleCall) -> Answer | None:
+    def _cancel(self, leader: Leader, call: ScaleCall) -> LeaderAnswer | None:
         found = leader.operations.get(call.operation)
         if found is None:
-            return Answer("unknown_operation", "there is none")
+            return LeaderAnswer("unknown_operation", "there is none")
         if found.phase in ("waiting", "preparing"):
             leader.move("cancelled")
         elif not found.ended:
-            return Answer("too_late", "it commits")
+            return LeaderAnswer("too_late", "it commits")
         return None
 
     def _lead(self, group: str) -> None:

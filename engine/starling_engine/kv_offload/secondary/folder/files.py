@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import local
 from typing import Protocol
 
-from starling_engine.kv_offload.secondary.folder.header import PAGE, Damaged, pages
+from starling_engine.kv_offload.secondary.folder.header import PAGE, ObjectDamaged, pages
 
 _buffers = local()
 
@@ -73,7 +73,7 @@ def _whole(move: _Vectored, fd: int, parts: list[memoryview]) -> None:
     while parts:
         moved = move(fd, parts, offset)
         if not moved:
-            raise Damaged("is cut off")
+            raise ObjectDamaged("is cut off")
         offset += moved
         while parts and moved >= parts[0].nbytes:
             moved -= parts.pop(0).nbytes
@@ -92,7 +92,7 @@ def can_go_direct(path: Path) -> bool | None:
             os.close(fd)
     except OSError as error:
         return False if error.errno == EINVAL else None
-    except Damaged:
+    except ObjectDamaged:
         return False
     finally:
         with suppress(OSError):

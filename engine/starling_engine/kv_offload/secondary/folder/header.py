@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 from xxhash import xxh3_64
 
-from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 
 PAGE = 4096
@@ -24,11 +24,11 @@ _PREFIX = struct.Struct("<8sIIQ")
 _FIXED_BYTES, _LAYER_BYTES, _LABEL = 1024, 21, 200
 
 
-class Damaged(Exception):
+class ObjectDamaged(Exception):
     """The file does not hold what it should; the message says what is wrong."""
 
 
-class Header(msgspec.Struct):
+class ObjectHeader(msgspec.Struct):
     """`bytes` of data in equal parts for each layer of `part`, whose checksums are `layers`. `fingerprint` and `name` in hex."""
 
     model: str
@@ -36,7 +36,7 @@ class Header(msgspec.Struct):
     fingerprint: str
     name: str
     group: int
-    part: Part
+    part: ChunkPart
     bytes: int
     layers: list[int]
 
@@ -46,7 +46,7 @@ class Header(msgspec.Struct):
 
 
 # Here and wherever threads decode: msgspec (0.22) crashes when two of them are the first to decode a type.
-_decode_header = msgspec.json.Decoder(Header).decode
+_decode_header = msgspec.json.Decoder(ObjectHeader).decode
 
 
 def pages(size: int) -> int:
@@ -54,7 +54,7 @@ def pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def layers_of(part: Part) -> int:
+def layers_of(part: ChunkPart) -> int:
     return part.end_layer - part.first_layer
 
 
@@ -72,15 +72,15 @@ def checksums(data: memoryview, layers: int) -> Iterator[int]:
         yield layer.intdigest()
 
 
-def make_header(fingerprint: Fingerprint, key: ObjectKey, data: memoryview) -> Header:
+def make_header(fingerprint: Fingerprint, key: ObjectKey, data: memoryview) -> ObjectHeader:
     layers = layers_of(key.part)
     assert data.nbytes and data.nbytes % layers == 0, "an object holds as much of each of its layers"
     label = fingerprint.model.encode()[:_LABEL].decode(errors="ignore")
     hexes = fingerprint.digest.hex(), key.name.hex()
-    return Header(label, fingerprint.dtype, *hexes, key.group, key.part, data.nbytes, [*checksums(data, layers)])
+    return ObjectHeader(label, fingerprint.dtype, *hexes, key.group, key.part, data.nbytes, [*checksums(data, layers)])
 
 
-def encode(header: Header) -> bytes:
+def encode(header: ObjectHeader) -> bytes:
     """Whole pages."""
     body = msgspec.json.encode(header)
     packed = _PREFIX.pack(_MAGIC, FORMAT, len(body), xxh3_64(body).intdigest()) + body
@@ -89,41 +89,41 @@ def encode(header: Header) -> bytes:
     return packed.ljust(size, b"\0")
 
 
-def decode(page: memoryview) -> Header:
+def decode(page: memoryview) -> ObjectHeader:
     """From the file's first pages. Raises Damaged."""
     if len(page) < _PREFIX.size:
-        raise Damaged(f"has {len(page)} bytes, less than a header")
+        raise ObjectDamaged(f"has {len(page)} bytes, less than a header")
     magic, version, length, checksum = _PREFIX.unpack_from(page)
     if magic != _MAGIC:
-        raise Damaged("is no object of the cache")
+        raise ObjectDamaged("is no object of the cache")
     if version != FORMAT:
-        raise Damaged(f"has format {version}, this release reads {FORMAT}")
+        raise ObjectDamaged(f"has format {version}, this release reads {FORMAT}")
     body = page[_PREFIX.size : _PREFIX.size + length]
     if len(body) != length or xxh3_64(body).intdigest() != checksum:
-        raise Damaged("has a damaged header")
+        raise ObjectDamaged("has a damaged header")
     try:
         header = _decode_header(body)
         names = header.key.name, bytes.fromhex(header.fingerprint)
     except (msgspec.DecodeError, ValueError) as error:
-        raise Damaged(f"has a header that cannot be read: {error}") from error
+        raise ObjectDamaged(f"has a header that cannot be read: {error}") from error
     numbers = all(0 <= number < 1 << 32 for number in (header.group, *header.part))
     if not (all(names) and numbers and 0 < len(header.layers) == layers_of(header.part) and header.bytes > 0):
-        raise Damaged("has a header that contradicts itself")
+        raise ObjectDamaged("has a header that contradicts itself")
     return header
 
 
-def check(header: Header, fingerprint: Fingerprint, key: ObjectKey, data: memoryview) -> None:
+def check(header: ObjectHeader, fingerprint: Fingerprint, key: ObjectKey, data: memoryview) -> None:
     """Raises Damaged unless `data` is what was written by that name for that model."""
     named = header.fingerprint, header.name, header.group, header.part
     if named != (fingerprint.digest.hex(), key.name.hex(), key.group, key.part):
-        raise Damaged(f"is another's: of {header.model}, {header.dtype}")
+        raise ObjectDamaged(f"is another's: of {header.model}, {header.dtype}")
     if header.bytes != data.nbytes:
-        raise Damaged(f"holds {header.bytes} bytes, not {data.nbytes}")
+        raise ObjectDamaged(f"holds {header.bytes} bytes, not {data.nbytes}")
     check_layers(header, data)
 
 
-def check_layers(header: Header, data: memoryview) -> None:
+def check_layers(header: ObjectHeader, data: memoryview) -> None:
     """Raises Damaged naming the first layer that is."""
     for layer, (now, then) in enumerate(zip(checksums(data, len(header.layers)), header.layers, strict=True)):
         if now != then:
-            raise Damaged(f"is damaged in layer {header.part.first_layer + layer}")
+            raise ObjectDamaged(f"is damaged in layer {header.part.first_layer + layer}")

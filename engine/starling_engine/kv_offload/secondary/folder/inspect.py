@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starling_engine.kv_offload.secondary.folder.files import buffer, read_file
-from starling_engine.kv_offload.secondary.folder.header import PAGE, Damaged, Header, check_layers, decode, header_bytes, pages
-from starling_engine.kv_offload.secondary.folder.layout import SUFFIX, Layout, this_process
-from starling_engine.kv_offload.secondary.folder.sweep import Found, walk
+from starling_engine.kv_offload.secondary.folder.header import (
+    PAGE,
+    ObjectDamaged,
+    ObjectHeader,
+    check_layers,
+    decode,
+    header_bytes,
+    pages,
+)
+from starling_engine.kv_offload.secondary.folder.layout import SUFFIX, FolderLayout, this_process
+from starling_engine.kv_offload.secondary.folder.sweep import ObjectFile, walk
 
 
 class NoFolder(Exception):
@@ -21,7 +29,7 @@ class NoFolder(Exception):
 
 
 @dataclass
-class Model:
+class CachedModel:
     """One model's objects. `fingerprint` is the part of it that files bear; times in seconds since 1970."""
 
     fingerprint: str
@@ -32,38 +40,38 @@ class Model:
     oldest: float = float("inf")
     newest: float = 0.0
 
-    def add(self, found: Found) -> None:
+    def add(self, found: ObjectFile) -> None:
         self.objects, self.bytes = self.objects + 1, self.bytes + found.size
         self.oldest, self.newest = min(self.oldest, found.used / 1e9), max(self.newest, found.used / 1e9)
 
 
-def list_models(root: Path) -> list[Model]:
+def list_models(root: Path) -> list[CachedModel]:
     """The biggest first. Opens files only until it has a name for each model. Raises OSError."""
-    models: dict[str, Model] = {}
+    models: dict[str, CachedModel] = {}
     for found in objects(root):
-        held = models.setdefault(fingerprint_in(found.path), Model(fingerprint_in(found.path)))
+        held = models.setdefault(fingerprint_in(found.path), CachedModel(fingerprint_in(found.path)))
         held.add(found)
         if held.model == "?":
-            with suppress(Damaged, OSError):
+            with suppress(ObjectDamaged, OSError):
                 header = read_object(Path(found.path))
                 held.model, held.dtype = header.model, header.dtype
     return sorted(models.values(), key=lambda model: -model.bytes)
 
 
-def verify(root: Path) -> Iterator[tuple[Found, Damaged | OSError | None]]:
+def verify(root: Path) -> Iterator[tuple[ObjectFile, ObjectDamaged | OSError | None]]:
     """Each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
     for found in objects(root):
-        wrong: Damaged | OSError | None = None
+        wrong: ObjectDamaged | OSError | None = None
         try:
             _verify(root, Path(found.path))
         except FileNotFoundError:
             continue
-        except (Damaged, OSError) as error:
+        except (ObjectDamaged, OSError) as error:
             wrong = error
         yield found, wrong
 
 
-def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[Found, OSError | None]]:
+def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[ObjectFile, OSError | None]]:
     """Removes the objects of fingerprints that begin so, not used since `before` (seconds since 1970).
 
     Yields them, each with the reason if it is still there. Raises NoFolder, OSError.
@@ -90,7 +98,7 @@ def _remove(path: Path, before: float) -> bool:
     return True
 
 
-def objects(root: Path) -> Iterator[Found]:
+def objects(root: Path) -> Iterator[ObjectFile]:
     """All. Raises NoFolder, OSError."""
     folder = root / "objects"
     try:
@@ -112,22 +120,22 @@ def fingerprint_in(path: str) -> str:
 def _verify(root: Path, path: Path) -> None:
     """Raises Damaged, OSError."""
     header = read_object(path, whole=True)
-    if Layout(root, bytes.fromhex(header.fingerprint), this_process()).path_of(header.key) != path:
-        raise Damaged("is another object's file")
+    if FolderLayout(root, bytes.fromhex(header.fingerprint), this_process()).path_of(header.key) != path:
+        raise ObjectDamaged("is another object's file")
 
 
-def read_object(path: Path, whole: bool = False) -> Header:
+def read_object(path: Path, whole: bool = False) -> ObjectHeader:
     """The header, and if `whole` the data too, checked. Raises Damaged, OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
         first = buffer("header", PAGE)
         if os.preadv(fd, [first], 0) < PAGE:
-            raise Damaged(f"has {size} bytes, less than a header")
+            raise ObjectDamaged(f"has {size} bytes, less than a header")
         header = _decode_longer(fd, first)
         ahead = header_bytes(len(header.layers))
         if size != ahead + pages(header.bytes):
-            raise Damaged(f"has {size} bytes, not {ahead + pages(header.bytes)}")
+            raise ObjectDamaged(f"has {size} bytes, not {ahead + pages(header.bytes)}")
         if whole:
             data = buffer("data", header.bytes)
             read_file(fd, buffer("header", ahead), data, direct=False)
@@ -137,11 +145,11 @@ def read_object(path: Path, whole: bool = False) -> Header:
         os.close(fd)
 
 
-def _decode_longer(fd: int, first: memoryview) -> Header:
+def _decode_longer(fd: int, first: memoryview) -> ObjectHeader:
     """A header of many layers goes on past the first page."""
     try:
         return decode(first)
-    except Damaged:
+    except ObjectDamaged:
         more = buffer("header", 16 * PAGE)
         read = os.preadv(fd, [more], 0)
         return decode(more[:read])

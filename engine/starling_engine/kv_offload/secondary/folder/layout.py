@@ -26,14 +26,14 @@ _numbers = count()
 
 
 @dataclass(frozen=True)
-class Process:
+class WriterProcess:
     """Who writes. `machine` changes with the boot and the container, so that `pid` means something only where it is equal."""
 
     id: str
     machine: str
     pid: int
 
-    def is_gone(self, here: "Process") -> bool:
+    def is_gone(self, here: "WriterProcess") -> bool:
         """Whether the process is known to have ended: it ran where `here` runs."""
         if self.machine != here.machine or self.pid == here.pid:
             return False
@@ -46,17 +46,17 @@ class Process:
         return False
 
 
-def this_process() -> Process:
+def this_process() -> WriterProcess:
     """Another id at each call: one process may open the folder several times."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     machine = sha256(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
-    return Process(f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", machine, os.getpid())
+    return WriterProcess(f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", machine, os.getpid())
 
 
-class Layout:
+class FolderLayout:
     """The folder at `root`, for the objects of one model."""
 
-    def __init__(self, root: Path, digest: bytes, process: Process) -> None:
+    def __init__(self, root: Path, digest: bytes, process: WriterProcess) -> None:
         self.root = root
         self.process = process
         self.objects, self.temporary, self.writers, self.lease = (root / name for name in ("objects", "tmp", "writers", "lease"))
@@ -104,7 +104,7 @@ class Layout:
         """Whether it is a file whose writer is known to have ended."""
         machine, _, rest = temporary.name.partition(".")
         pid = rest.partition(".")[0]
-        return pid.isdigit() and Process("", machine, int(pid)).is_gone(self.process)
+        return pid.isdigit() and WriterProcess("", machine, int(pid)).is_gone(self.process)
 
     def publish(self, path: Path, content: bytes) -> None:
         """A small file as a whole or not at all. Raises OSError."""

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from starling_engine.kv_offload.secondary.folder.layout import Layout, Process
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, WriterProcess
 from starling_engine.kv_offload.secondary.folder.usage import Amount
 
 DURATION = 15.0
 """Seconds without a renewal after which another may take it."""
 
 
-class Term(msgspec.Struct, frozen=True):
+class LeaseRecord(msgspec.Struct, frozen=True):
     """The lease's file. `beat` changes with each renewal; no owner is a lease that was given back."""
 
     owner: str = ""
@@ -33,17 +33,17 @@ class Term(msgspec.Struct, frozen=True):
         return Amount(self.bytes, self.objects) if self.known else None
 
 
-_decode = msgspec.json.Decoder(Term).decode
+_decode = msgspec.json.Decoder(LeaseRecord).decode
 
 
-class Lease:
+class FolderLease:
     """One process's view of it; called by one thread."""
 
-    def __init__(self, layout: Layout, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, layout: FolderLayout, clock: Callable[[], float] = time.monotonic) -> None:
         self._layout, self._me, self._clock = layout, layout.process, clock
         self._seen_at = 0.0
-        self._term: Term | None = None
-        self.heard: Term | None = None
+        self._term: LeaseRecord | None = None
+        self.heard: LeaseRecord | None = None
         """Another's, as it was last seen."""
         self.is_new = False
         """It has just been taken, and counts when it is still ours at the next look."""
@@ -66,7 +66,7 @@ class Lease:
         if found is not None and found.owner == self._me.id:
             self._publish("", "", 0, amount, found.beat + 1)
 
-    def _look(self) -> Term | None:
+    def _look(self) -> LeaseRecord | None:
         try:
             found = _decode(self._layout.lease.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
@@ -77,8 +77,8 @@ class Lease:
             self.heard = found
         return found
 
-    def _is_free(self, found: Term) -> bool:
-        gone = not found.owner or Process(found.owner, found.machine, found.pid).is_gone(self._me)
+    def _is_free(self, found: LeaseRecord) -> bool:
+        gone = not found.owner or WriterProcess(found.owner, found.machine, found.pid).is_gone(self._me)
         return gone or self._clock() - self._seen_at > DURATION
 
     def _write(self, amount: Amount | None, beat: int) -> None:
@@ -86,6 +86,6 @@ class Lease:
 
     def _publish(self, owner: str, machine: str, pid: int, amount: Amount | None, beat: int) -> None:
         known = amount or Amount()
-        term = Term(owner, machine, pid, beat, known.bytes, known.objects, amount is not None)
+        term = LeaseRecord(owner, machine, pid, beat, known.bytes, known.objects, amount is not None)
         self._layout.publish(self._layout.lease, msgspec.json.encode(term))
         self._term, self._seen_at = term, self._clock()

@@ -7,7 +7,7 @@ from starling_engine.config import Direct
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder.files import can_go_direct
-from starling_engine.kv_offload.secondary.folder.layout import Layout, this_process
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, this_process
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 
 
@@ -22,7 +22,7 @@ def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint)
         raise ConfigError(f"must be at least 1, got {limit}", "kv_fs_bytes")
     if os.path.exists(root) and not os.path.isdir(root):  # noqa: PTH110, PTH112 - these never raise
         raise ConfigError(f"{root} is a file, not a folder", "kv_fs_path")
-    layout = Layout(root, fingerprint.digest, this_process())
+    layout = FolderLayout(root, fingerprint.digest, this_process())
     try:
         layout.make()
         empty = layout.is_empty()
@@ -35,7 +35,7 @@ def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint)
     return tier
 
 
-def _passes_by_cache(layout: Layout, direct: Direct) -> bool:
+def _passes_by_cache(layout: FolderLayout, direct: Direct) -> bool:
     """Whether to use O_DIRECT; "auto" where it is seen to work. Raises ConfigError where "on" does not."""
     if direct == "off":
         return False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from threading import Lock
 
-from starling_engine.kv_offload.secondary.base import FarError
+from starling_engine.kv_offload.secondary.base import TierError
 
 logger = logging.getLogger("starling.tiers")
 
@@ -64,8 +64,8 @@ class Breaker:
                 self._end(token, news=False)
                 raise
             self._end(token, str(error))
-            raise FarError(f"{self._what}: {error}") from error
-        except FarError:
+            raise TierError(f"{self._what}: {error}") from error
+        except TierError:
             self._end(token, news=False)
             raise
         except BaseException:
@@ -89,7 +89,7 @@ class Breaker:
             if self._since is not None:
                 if self._trying is not None or self._hanging or now < self._until:
                     self.refused += 1
-                    raise FarError(f"{self._what} is out of order")
+                    raise TierError(f"{self._what} is out of order")
                 self._trying = token
             self._running[token] = now + slow
             return now
@@ -141,7 +141,7 @@ class Breaker:
         self._since = None
 
 
-class Health:
+class FolderBreakers:
     """Two breakers, as reads go on where only writing fails: a full disk, a read-only one."""
 
     def __init__(self, root: object, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from starling_engine.kv_offload.secondary.folder.layout import Layout
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout
 from starling_engine.kv_offload.secondary.folder.usage import Amount
 
 ABANDONED = 3600.0
@@ -20,10 +20,10 @@ RENEWAL = ABANDONED / 6
 _decode = msgspec.json.Decoder(tuple[int, int]).decode
 
 
-class Reports:
+class UsageReports:
     """Of all processes that share the folder; amounts since each opened it."""
 
-    def __init__(self, layout: Layout, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, layout: FolderLayout, clock: Callable[[], float] = time.monotonic) -> None:
         self._layout, self._clock = layout, clock
         self._mine = layout.writers / layout.new_temporary().name
         self._told_at: float | None = None
@@ -51,7 +51,7 @@ class Reports:
         return found
 
 
-def tidy(layout: Layout) -> None:
+def tidy(layout: FolderLayout) -> None:
     """Removes what processes left that have ended. Ages are by the mount's clock: the lease has just been written.
 
     Raises OSError.

@@ -15,7 +15,7 @@ Breathe = Callable[[], None]
 """Called often while a walk goes on. It may sleep, and raises to end it."""
 
 
-class Found(NamedTuple):
+class ObjectFile(NamedTuple):
     """An object's file. `used` is its time of modification, ns: when it was last read, about."""
 
     used: int
@@ -37,9 +37,9 @@ class Oldest:
 
     def __init__(self, goal: int) -> None:
         self._goal, self._bytes = goal, 0
-        self._newest_first: list[tuple[int, Found]] = []
+        self._newest_first: list[tuple[int, ObjectFile]] = []
 
-    def offer(self, found: Found) -> None:
+    def offer(self, found: ObjectFile) -> None:
         enough = self._bytes >= self._goal
         if enough and (not self._newest_first or found.used >= -self._newest_first[0][0]):
             return
@@ -48,7 +48,7 @@ class Oldest:
         while self._bytes - self._newest_first[0][1].size >= self._goal:
             self._bytes -= heapq.heappop(self._newest_first)[1].size
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ObjectFile]:
         return iter(sorted(found for _, found in self._newest_first))
 
 
@@ -72,7 +72,7 @@ def sweep(objects: Path, goal: int, keep: Callable[[int], int], breathe: Breathe
     return Swept(held, evicted, largest)
 
 
-def evict(found: Found) -> bool:
+def evict(found: ObjectFile) -> bool:
     """Whether it is gone; not when it has been read since it was found, nor when it is another's to remove. Raises OSError."""
     try:
         path = Path(found.path)
@@ -86,7 +86,7 @@ def evict(found: Found) -> bool:
     return True
 
 
-def walk(objects: Path, breathe: Breathe) -> Iterator[Found]:
+def walk(objects: Path, breathe: Breathe) -> Iterator[ObjectFile]:
     """All objects, in no order. What goes meanwhile is left out. Raises OSError."""
     with os.scandir(objects) as entries:
         tops = [entry.path for entry in entries]
@@ -96,7 +96,7 @@ def walk(objects: Path, breathe: Breathe) -> Iterator[Found]:
                 with suppress(FileNotFoundError):
                     if entry.name.endswith(SUFFIX):
                         stat = entry.stat(follow_symlinks=False)
-                        yield Found(stat.st_mtime_ns, stat.st_size, entry.path)
+                        yield ObjectFile(stat.st_mtime_ns, stat.st_size, entry.path)
             breathe()
 
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from starling_engine.kv_offload.secondary.base import FarCounters, FarError, Missing, ObjectKey
+from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder.files import buffer, read_file, write_file
 from starling_engine.kv_offload.secondary.folder.header import (
-    Damaged,
+    ObjectDamaged,
     check,
     decode,
     encode,
@@ -21,10 +21,10 @@ from starling_engine.kv_offload.secondary.folder.header import (
     make_header,
     pages,
 )
-from starling_engine.kv_offload.secondary.folder.keeper import Keeper
-from starling_engine.kv_offload.secondary.folder.layout import Layout, place
-from starling_engine.kv_offload.secondary.folder.outage import FULL, Health, logger
-from starling_engine.kv_offload.secondary.folder.usage import Amount, Usage
+from starling_engine.kv_offload.secondary.folder.janitor import FolderJanitor
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, place
+from starling_engine.kv_offload.secondary.folder.outage import FULL, FolderBreakers, logger
+from starling_engine.kv_offload.secondary.folder.usage import Amount, FolderUsage
 
 TOUCH = 60.0
 """Seconds between two marks of use on one file: the order of eviction is as coarse, and reads seldom write."""
@@ -36,20 +36,20 @@ class FolderTier:
     name = "filesystem"
     cpu_elsewhere = 0.0
 
-    def __init__(self, layout: Layout, fingerprint: Fingerprint, limit: int, direct: bool, empty: bool = False) -> None:
+    def __init__(self, layout: FolderLayout, fingerprint: Fingerprint, limit: int, direct: bool, empty: bool = False) -> None:
         """Unless it is known to be `empty`, nothing is written before it has been counted, or its count has been heard."""
         self._layout, self._fingerprint, self._direct = layout, fingerprint, direct
-        self._usage, self._health = Usage(limit), Health(layout.root)
+        self._usage, self._health = FolderUsage(limit), FolderBreakers(layout.root)
         if empty:
             self._usage.learn(Amount(), Amount())
         self._lock = Lock()
         self._corrupt = self._full = 0
-        self.keeper = Keeper(layout, self._usage, self._health)
+        self.keeper = FolderJanitor(layout, self._usage, self._health)
 
     @property
-    def counters(self) -> FarCounters:
+    def counters(self) -> TierCounters:
         health, held = self._health, self._usage.now
-        return FarCounters(
+        return TierCounters(
             held.bytes,
             held.objects,
             self.keeper.evicted,
@@ -73,10 +73,10 @@ class FolderTier:
                 self._load(path, key, into.cast("B"))
             except FileNotFoundError:
                 self._look_whether_mounted()
-                raise Missing(f"{path.name} is not there") from None
-            except Damaged as error:
+                raise ObjectMissing(f"{path.name} is not there") from None
+            except ObjectDamaged as error:
                 self._drop(path, error)
-                raise Missing(f"{path.name} {error}") from error
+                raise ObjectMissing(f"{path.name} {error}") from error
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
         size = header_bytes(layers_of(key.part)) + pages(data.nbytes)
@@ -85,8 +85,8 @@ class FolderTier:
                 self._full += 1
             self.keeper.wake()
             if not self._usage.is_known:
-                raise FarError(f"what {self._layout.root} holds is not known yet")
-            raise FarError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
+                raise TierError(f"what {self._layout.root} holds is not known yet")
+            raise TierError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
         placed = False
         try:
             with self._health.writing():
@@ -110,7 +110,7 @@ class FolderTier:
             header = buffer("header", header_bytes(layers_of(key.part)))
             expected = len(header) + pages(into.nbytes)
             if stat.st_size != expected:
-                raise Damaged(f"has {stat.st_size} bytes, not {expected}")
+                raise ObjectDamaged(f"has {stat.st_size} bytes, not {expected}")
             read_file(fd, header, into, self._direct)
             check(decode(header), self._fingerprint, key, into)
             self._touch(fd, stat.st_mtime)
@@ -160,7 +160,7 @@ class FolderTier:
             with suppress(OSError):
                 os.utime(fd)
 
-    def _drop(self, path: Path, reason: Damaged) -> None:
+    def _drop(self, path: Path, reason: ObjectDamaged) -> None:
         """Only the first is told at once; the others are counted."""
         logger.log(logging.DEBUG if self._corrupt else logging.WARNING, "%s %s; it is removed and computed anew", path, reason)
         with self._lock:

@@ -23,7 +23,7 @@ class Amount:
         return Amount(self.bytes - other.bytes, self.objects - other.objects)
 
 
-class Usage:
+class FolderUsage:
     """Bounds the folder to `limit` bytes. Several threads call it."""
 
     def __init__(self, limit: int) -> None:

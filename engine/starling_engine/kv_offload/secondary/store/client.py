@@ -21,13 +21,13 @@ import msgspec
 from starling_engine.kv_offload.secondary.store.address import StoreAddress
 from starling_engine.kv_offload.secondary.store.messages import (
     PACKET,
-    Answer,
-    Call,
-    Failed,
     FromHelper,
     Imported,
-    Ready,
     Setup,
+    StoreAnswer,
+    StoreCall,
+    StoreFailed,
+    StoreReady,
     Unusable,
 )
 from starling_engine.kv_offload.secondary.store.space import Space
@@ -56,8 +56,8 @@ class NoSpace(Exception):
 
 @dataclass(slots=True)
 class Pending:
-    call: Call
-    place: "Place | None"
+    call: StoreCall
+    place: "BufferRange | None"
     came: threading.Event = field(default_factory=threading.Event)
     codes: list[int] | None = None
 
@@ -114,13 +114,13 @@ class StoreClient:
     # ---- calls ----
 
     @contextmanager
-    def space(self, size: int, deadline: float) -> Iterator["Place"]:
+    def space(self, size: int, deadline: float) -> Iterator["BufferRange"]:
         """Memory for one value. Raises NoSpace. It is given back at the end, or when the answer comes to a call that was late."""
         with self._changed:
             while (start := self._space.take(size)) is None:
                 if size > self._size or not self._changed.wait(deadline - time.monotonic()):
                     raise NoSpace(f"{size} bytes wanted, {self._space.num_free} of {self._size} free")
-        place = Place(start, size, memoryview(self._map)[start : start + size])
+        place = BufferRange(start, size, memoryview(self._map)[start : start + size])
         try:
             yield place
         finally:
@@ -134,10 +134,10 @@ class StoreClient:
             self._changed.notify_all()
 
     def call(
-        self, what: Literal["find", "get", "put", "drop"], keys: list[str], deadline: float, place: "Place | None" = None
+        self, what: Literal["find", "get", "put", "drop"], keys: list[str], deadline: float, place: "BufferRange | None" = None
     ) -> list[int]:
         """The code for each key. Raises Late or Gone. `deadline` is by the monotonic clock."""
-        call = Call(next(self._numbers), what, keys, deadline)
+        call = StoreCall(next(self._numbers), what, keys, deadline)
         if place is not None:
             call.offset, call.size = place.start, place.size
         pending = Pending(call, place)
@@ -207,15 +207,15 @@ class StoreClient:
     def _listen(self) -> None:
         while packet := self._receive():
             match _decode(packet):
-                case Answer(number, codes):
+                case StoreAnswer(number, codes):
                     self._take(number, codes)
                 case Imported():
                     self.imported.set()
-                case Ready():
+                case StoreReady():
                     self.ready.set()
                 case Unusable(reason):
                     self.unusable = reason
-                case Failed(reason):
+                case StoreFailed(reason):
                     self.failure = reason
                     self.ready.set()
         self._ended()
@@ -258,7 +258,7 @@ class StoreClient:
 
 
 @dataclass(slots=True)
-class Place:
+class BufferRange:
     """A range of the memory that both map; `view` is valid until the end of `space`."""
 
     start: int

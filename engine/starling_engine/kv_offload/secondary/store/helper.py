@@ -22,17 +22,17 @@ from starling_engine.kv_offload.secondary.store.address import bracketed, own_ho
 from starling_engine.kv_offload.secondary.store.messages import (
     LATE,
     PACKET,
-    Answer,
-    Call,
-    Failed,
     FromHelper,
     Imported,
-    Ready,
     Setup,
+    StoreAnswer,
+    StoreCall,
+    StoreFailed,
+    StoreReady,
     ToHelper,
     Unusable,
 )
-from starling_engine.platforms.priority import be_nice
+from starling_engine.platforms.priority import lower_priority
 
 BATCH = 32
 """Calls made as one. More would keep the first of them waiting."""
@@ -53,7 +53,7 @@ class Helper:
         self._base = ctypes.addressof(self._memory)
         self._store: Any = MooncakeDistributedStore()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._lanes: dict[str, queue.SimpleQueue[Call]] = {}
+        self._lanes: dict[str, queue.SimpleQueue[StoreCall]] = {}
 
     def send(self, message: FromHelper) -> None:
         self._link.send(self._encode(message))
@@ -67,11 +67,11 @@ class Helper:
             host, setup.metadata, setup.segment, LIBRARY_BUFFER, "tcp", "", f"{bracketed(setup.master)}:{setup.port}"
         ) or self._store.register_buffer(self._base, self._size)
         if code:
-            self.send(Failed(f"it answers {code} to a new client"))
+            self.send(StoreFailed(f"it answers {code} to a new client"))
             return
         rest = self._lane(self._rest)
         self._lanes = {"get": self._lane(self._get), "put": self._lane(self._put, nice=True), "find": rest, "drop": rest}
-        self.send(Ready())
+        self.send(StoreReady())
 
     def _await_master(self) -> None:
         while not self._is_master_there():
@@ -84,15 +84,15 @@ class Helper:
             return False
         return True
 
-    def take(self, call: Call) -> None:
+    def take(self, call: StoreCall) -> None:
         self._lanes[call.what].put(call)
 
-    def _lane(self, run: Callable[[list[Call]], list[list[int]]], *, nice: bool = False) -> "queue.SimpleQueue[Call]":
-        waiting: queue.SimpleQueue[Call] = queue.SimpleQueue()
+    def _lane(self, run: Callable[[list[StoreCall]], list[list[int]]], *, nice: bool = False) -> "queue.SimpleQueue[StoreCall]":
+        waiting: queue.SimpleQueue[StoreCall] = queue.SimpleQueue()
 
         def work() -> None:
             if nice:
-                be_nice()
+                lower_priority()
             while True:
                 calls = [waiting.get()]
                 while len(calls) < BATCH and not waiting.empty():
@@ -101,23 +101,23 @@ class Helper:
                 live = [call for call in calls if call.deadline > now]
                 for call in calls:
                     if call.deadline <= now:
-                        self.send(Answer(call.id, [LATE] * len(call.keys)))
+                        self.send(StoreAnswer(call.id, [LATE] * len(call.keys)))
                 for call, codes in zip(live, run(live) if live else [], strict=True):
-                    self.send(Answer(call.id, codes))
+                    self.send(StoreAnswer(call.id, codes))
 
         threading.Thread(target=work, daemon=True).start()
         return waiting
 
-    def _get(self, calls: list[Call]) -> list[list[int]]:
+    def _get(self, calls: list[StoreCall]) -> list[list[int]]:
         return [[code] for code in self._store.batch_get_into(*self._places(calls))]
 
-    def _put(self, calls: list[Call]) -> list[list[int]]:
+    def _put(self, calls: list[StoreCall]) -> list[list[int]]:
         return [[code] for code in self._store.batch_put_from(*self._places(calls))]
 
-    def _places(self, calls: list[Call]) -> tuple[list[str], list[int], list[int]]:
+    def _places(self, calls: list[StoreCall]) -> tuple[list[str], list[int], list[int]]:
         return [c.keys[0] for c in calls], [self._base + c.offset for c in calls], [c.size for c in calls]
 
-    def _rest(self, calls: list[Call]) -> list[list[int]]:
+    def _rest(self, calls: list[StoreCall]) -> list[list[int]]:
         forced = True  # also while a reader holds it: nobody has use for a damaged value
         return [
             self._store.batch_is_exist(call.keys) if call.what == "find" else [self._store.remove(key, forced) for key in call.keys]
@@ -145,7 +145,7 @@ def main() -> None:
     decode = msgspec.msgpack.Decoder(ToHelper).decode
     while packet := link.recv(PACKET):
         call = decode(packet)
-        assert isinstance(call, Call)
+        assert isinstance(call, StoreCall)
         helper.take(call)
     closing = threading.Thread(target=helper.close, daemon=True)
     closing.start()

@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, tag="setup"):
     port: int
 
 
-class Call(msgspec.Struct, tag="call"):
+class StoreCall(msgspec.Struct, tag="call"):
     """Of a "get" or "put" there is one key, and `size` bytes from `offset` of the memory. `deadline` is by the monotonic clock."""
 
     id: int
@@ -53,22 +53,22 @@ class Unusable(msgspec.Struct, tag="unusable"):
     reason: str
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class StoreReady(msgspec.Struct, tag="ready"):
     """Calls are taken."""
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class StoreFailed(msgspec.Struct, tag="failed"):
     """The store did not take this client."""
 
     reason: str
 
 
-class Answer(msgspec.Struct, tag="answer"):
+class StoreAnswer(msgspec.Struct, tag="answer"):
     """A code for each key: of "find" 1 or 0, of "get" the bytes that were read, of "put" and "drop" 0; below 0 an error."""
 
     id: int
     codes: list[int]
 
 
-FromHelper = Imported | Unusable | Ready | Failed | Answer
-ToHelper = Setup | Call
+FromHelper = Imported | Unusable | StoreReady | StoreFailed | StoreAnswer
+ToHelper = Setup | StoreCall

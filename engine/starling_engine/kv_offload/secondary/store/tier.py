@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from starling_engine.errors import ConfigError
-from starling_engine.kv_offload.secondary.base import FarCounters, FarError, Missing, ObjectKey
+from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.store.address import StoreAddress, parse_address
 from starling_engine.kv_offload.secondary.store.client import Gone, Late, NoSpace, StoreClient
 from starling_engine.kv_offload.secondary.store.envelope import HEADER, is_whole, seal, store_key
@@ -39,12 +39,12 @@ def open_store(url: str, fingerprint: bytes) -> "StoreTier":
 
 
 class StoreTier:
-    """A `FarTier`. Each rank has one."""
+    """A `SecondaryTier`. Each rank has one."""
 
     name = "store"
 
     def __init__(self, address: StoreAddress, fingerprint: bytes) -> None:
-        self.counters = FarCounters()
+        self.counters = TierCounters()
         self._address = address
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class StoreTier:
         with self._use() as client, client.space(HEADER.size + into.nbytes, deadline) as place:
             code = client.call("get", [name], deadline, place)[0]
             if code == NOT_FOUND:
-                raise Missing(name)
+                raise ObjectMissing(name)
             if code < 0 and code != TOO_LARGE:
                 raise self._failed(client, "get", code)
             self._watch.worked(client)
@@ -102,7 +102,7 @@ class StoreTier:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
         if not self._room.is_expected:
             self._count("full")
-            raise FarError("the store is full")
+            raise TierError("the store is full")
         with self._use() as client, client.space(HEADER.size + data.nbytes, deadline) as place:
             place.view[: HEADER.size] = seal(name, data)
             _copy(data, place.view[HEADER.size :])
@@ -120,31 +120,31 @@ class StoreTier:
         client = self._watch.client
         if client is None:
             self._count("refused")
-            raise FarError("the store is out of order, and is left alone for a while")
+            raise TierError("the store is out of order, and is left alone for a while")
         try:
             yield client
         except (Late, Gone) as error:
             self._count("errors")
             self._watch.report(client, str(error))
-            raise FarError(str(error)) from None
+            raise TierError(str(error)) from None
         except NoSpace as error:
             self._count("errors")
-            raise FarError(str(error)) from None
+            raise TierError(str(error)) from None
 
-    def _failed(self, client: StoreClient, what: str, code: int) -> FarError:
+    def _failed(self, client: StoreClient, what: str, code: int) -> TierError:
         self._count("full" if code == NO_ROOM else "errors")
         if code == MASTER_UNREACHABLE:
             self._watch.report(client, "its master cannot be reached")
         elif code == NO_ROOM:
             self._room.was_missing()
-        return FarError(f"{what}: the store answers {code}")
+        return TierError(f"{what}: the store answers {code}")
 
     def _drop(self, client: StoreClient, name: str) -> None:
         """What is damaged or foreign makes way for what will be written."""
         self._count("corrupt")
         with contextlib.suppress(Late, Gone):
             client.call("drop", [name], self._deadline())
-        raise Missing(name)
+        raise ObjectMissing(name)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._address.timeout

@@ -10,7 +10,7 @@ from starling_agent.contract.config import AgentConfig, LayoutConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class NodeLayout:
     """`data` is the data parallel size now; the rest of the layout never changes."""
 
     layout: LayoutConfig
@@ -37,9 +37,9 @@ class Places:
         return tuple((core, rank) for core, rank in found if core * self.workers // per_node != node)
 
 
-def most_places(layout: LayoutConfig) -> Places:
+def most_places(layout: LayoutConfig) -> NodeLayout:
     """Those that the group can ever have. Where a rank runs does not depend on how many there are."""
-    return Places(layout, layout.elastic.max if layout.elastic is not None else layout.data)
+    return NodeLayout(layout, layout.elastic.max if layout.elastic is not None else layout.data)
 
 
 def is_led(config: AgentConfig) -> bool:

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
-from starling_engine.kv_offload.secondary.folder.layout import Layout
-from starling_engine.kv_offload.secondary.folder.lease import Lease
-from starling_engine.kv_offload.secondary.folder.outage import FULL, Health
-from starling_engine.kv_offload.secondary.folder.reports import Reports, tidy
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout
+from starling_engine.kv_offload.secondary.folder.lease import FolderLease
+from starling_engine.kv_offload.secondary.folder.outage import FULL, FolderBreakers
+from starling_engine.kv_offload.secondary.folder.reports import UsageReports, tidy
 from starling_engine.kv_offload.secondary.folder.sweep import sweep
-from starling_engine.kv_offload.secondary.folder.usage import LOW, Amount, Usage
+from starling_engine.kv_offload.secondary.folder.usage import LOW, Amount, FolderUsage
 
 TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
 """Seconds between two looks: usually, when the limit is near or a walk is under way, and after the lease was taken."""
@@ -58,12 +58,12 @@ class _Count:
         return sum((now - self.reports.get(name, Amount()) for name, now in reports.items()), self.held)
 
 
-class Keeper:
+class FolderJanitor:
     """`tick` is all it does; `start` has a thread do it. Other threads call `wake` and `press`."""
 
-    def __init__(self, layout: Layout, usage: Usage, health: Health) -> None:
+    def __init__(self, layout: FolderLayout, usage: FolderUsage, health: FolderBreakers) -> None:
         self._layout, self._usage, self._health = layout, usage, health
-        self._lease, self._reports = Lease(layout), Reports(layout)
+        self._lease, self._reports = FolderLease(layout), UsageReports(layout)
         self._learnt: object = None
         self._count: _Count | None = None
         self._pressed = self._stuck = False

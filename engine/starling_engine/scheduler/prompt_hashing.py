@@ -8,7 +8,7 @@ NAMED_TOKENS = 16_384
 """That are hashed between two plans, at most: a few milliseconds."""
 
 
-class Naming:
+class PromptHashing:
     """A request waits behind `Gate.NAMES` until what it could find of its prompt has names; `NAMED_TOKENS` are shared by all."""
 
     def __init__(self) -> None:

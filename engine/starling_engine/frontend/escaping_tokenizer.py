@@ -12,7 +12,7 @@ from starling_engine.frontend.control_tokens import ChatPrompt
 _SECRET_DIGITS = 20
 
 
-class TwinTokenizer:
+class EscapingTokenizer:
     """Encodes chats in which messages spell control tokens: the template's are given their secret names first.
 
     All else is the tokenizer's own: model, normalizer and the rest are shared with it, and tokens keep their rules, so that merges

@@ -12,7 +12,7 @@ SHORTEST_REST = 0.002
 """A shorter one costs more than it saves."""
 
 
-class Pace:
+class StreamBatcher:
     """Shared by all streams of a process; each counts itself in `streams` while it is open."""
 
     def __init__(self, device: str) -> None:

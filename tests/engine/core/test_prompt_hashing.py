@@ -1,7 +1,7 @@
 """Names of long prompts: what is hashed between two steps is bounded, and nothing else changes by it."""
 
 import pytest
-from starling_engine.scheduler import naming
+from starling_engine.scheduler import prompt_hashing as naming
 
 from tests.engine.core.test_scheduler import params, prompt_of
 from tests.engine.kv_offload.test_offload import Outside, engine_of

@@ -13,7 +13,7 @@ WAIT_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
-class GroupCores:
+class GroupCorePool:
     """Nodes start their cores by themselves and tell the leader; a core that has left its epoch stands by until its node goes.
 
     `lockstep`: only cores that stand by can join.

@@ -2,17 +2,17 @@
 
 from starling_engine.config import TiersConfig, WorkerConfig
 from starling_engine.kv.layer_specs import whole_groups
-from starling_engine.kv_offload.secondary.base import CHUNK, FarTier
+from starling_engine.kv_offload.secondary.base import CHUNK, SecondaryTier
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.kv_offload.secondary.parts import covers, part_of
-from starling_engine.kv_offload.secondary.share import FarShare, GroupShare
+from starling_engine.kv_offload.secondary.share import GroupShare, SecondaryTiers
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.topology.shard import Shard
 
 
-def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -> FarShare | None:
+def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -> SecondaryTiers | None:
     """The folder first, which is nearer, then the store; None where there is neither. Raises ConfigError."""
-    opened: list[FarTier] = []
+    opened: list[SecondaryTier] = []
     if tiers.far:
         # Of an fp8 cache also what it was rounded from: that decides which way.
         dtype = f"{config.kv_dtype} of {config.dtype}" if config.fp8_cache else config.dtype
@@ -25,7 +25,7 @@ def open_outside(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -
             from starling_engine.kv_offload.secondary.store.tier import open_store
 
             opened.append(open_store(tiers.store, mark.digest))
-    return FarShare(opened, group_shares(model, config)) if opened else None
+    return SecondaryTiers(opened, group_shares(model, config)) if opened else None
 
 
 def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:

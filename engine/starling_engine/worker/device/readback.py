@@ -9,7 +9,7 @@ from starling_engine.platforms.queue import DeviceQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeviceValues:
     """`values`, int32 of any shape (or fp32 seen as such), are on the device; `take` is called with the same on the host."""
 
     values: torch.Tensor
@@ -19,7 +19,7 @@ class Answer:
 class Readback:
     """Answers on their way to the host, by one copy behind all that has been queued."""
 
-    def __init__(self, queue: DeviceQueue, answers: Sequence[Answer]) -> None:
+    def __init__(self, queue: DeviceQueue, answers: Sequence[DeviceValues]) -> None:
         flat = torch.cat([answer.values.flatten() for answer in answers])
         self._host = queue.pinned(flat.nbytes).view(torch.int32)
         self._host.copy_(flat, non_blocking=True)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from starling_agent.contract.group import GroupView, Member
+from starling_agent.contract.group import GroupMember, GroupView
 
 
 class GroupRefusal(Exception):
@@ -17,9 +17,9 @@ class Unreachable(Exception):
     """The leader is not there, or not yet; another try may find it."""
 
 
-class Desk(Protocol):
+class MembershipService(Protocol):
     """The leader's, in its own process or far away."""
 
-    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
         """A view that is not `known`, or the same after `seconds`. Raises GroupRefusal or Unreachable."""
         ...

@@ -11,7 +11,7 @@ COMMITTED = ("releasing", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
+class ElasticState:
     """Sizes are data parallel ranks.
 
     layout   of the group's own revision, which need not be the one that the spec asks for

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 from starling_engine.config import TiersConfig
 from starling_engine.delta import TierStats
-from starling_engine.kv_offload.orders import Done, FarReport, LoadChunks, Order, StoreChunks
-from starling_engine.kv_offload.primary import HostIndex
+from starling_engine.kv_offload.orders import LoadChunks, Order, StoreChunks, TierReport, TransferDone
+from starling_engine.kv_offload.primary import PrimaryIndex
 
 
-class Counts:
+class OffloadStats:
     """Of the CPU tier what the scheduler knows itself; of the tiers outside what comes with the answers of the ranks."""
 
-    def __init__(self, config: TiersConfig, host: HostIndex, chunk_bytes: int) -> None:
+    def __init__(self, config: TiersConfig, host: PrimaryIndex, chunk_bytes: int) -> None:
         self.tiers = {"cpu": TierStats(capacity=host.num_slots * chunk_bytes)}
         """By name."""
         if config.fs_path is not None:
@@ -42,7 +42,7 @@ class Counts:
         cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._host.evictions
         cpu.full_total = self._host.full
 
-    def answered(self, order: Order, done: Done) -> None:
+    def answered(self, order: Order, done: TransferDone) -> None:
         cpu, moved = self.tiers["cpu"], sum(done.done) * self._chunk_bytes
         self.look()
         if isinstance(order, StoreChunks | LoadChunks):
@@ -56,13 +56,13 @@ class Counts:
                 cpu.load_seconds_total += done.seconds
         self.stand(done.far)
 
-    def stand(self, far: Mapping[str, FarReport]) -> None:
+    def stand(self, far: Mapping[str, TierReport]) -> None:
         """As the ranks say it, by name."""
         for name, report in far.items():
             _take_report(self.tiers[name], report)
 
 
-def _take_report(stats: TierStats, report: FarReport) -> None:
+def _take_report(stats: TierStats, report: TierReport) -> None:
     """Reports of several threads and ranks may pass each other: what only grows does so here too."""
     held = report.held
     stats.bytes, stats.objects = held.bytes, held.objects

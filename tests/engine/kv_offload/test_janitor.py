@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from starling_engine.kv_offload.secondary.base import FarError
-from starling_engine.kv_offload.secondary.folder.keeper import Keeper
-from starling_engine.kv_offload.secondary.folder.layout import Layout, Process, this_process
-from starling_engine.kv_offload.secondary.folder.lease import DURATION, Lease
-from starling_engine.kv_offload.secondary.folder.outage import Health
-from starling_engine.kv_offload.secondary.folder.reports import ABANDONED, Reports
-from starling_engine.kv_offload.secondary.folder.sweep import Found, Oldest, walk
+from starling_engine.kv_offload.secondary.base import TierError
+from starling_engine.kv_offload.secondary.folder.janitor import FolderJanitor
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, WriterProcess, this_process
+from starling_engine.kv_offload.secondary.folder.lease import DURATION, FolderLease
+from starling_engine.kv_offload.secondary.folder.outage import FolderBreakers
+from starling_engine.kv_offload.secondary.folder.reports import ABANDONED, UsageReports
+from starling_engine.kv_offload.secondary.folder.sweep import ObjectFile, Oldest, walk
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
-from starling_engine.kv_offload.secondary.folder.usage import Amount, Usage
+from starling_engine.kv_offload.secondary.folder.usage import Amount, FolderUsage
 
 from tests.engine.kv_offload.objects import FILE, MODEL, file_of, keep, quiet_tier, write
 
@@ -29,10 +29,10 @@ class Clock:
         return self.now
 
 
-def lease_of(root: Path, name: str, clock: Clock, machine: str | None = None) -> Lease:
-    layout = Layout(root, MODEL.digest, Process(name, machine or name, 1))
+def lease_of(root: Path, name: str, clock: Clock, machine: str | None = None) -> FolderLease:
+    layout = FolderLayout(root, MODEL.digest, WriterProcess(name, machine or name, 1))
     layout.make()
-    return Lease(layout, clock)
+    return FolderLease(layout, clock)
 
 
 def test_one_holds_the_lease_and_another_takes_it_over_when_it_falls_silent(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_the_lease_of_a_process_that_ended_here_is_free_at_once(tmp_path: Path) 
     here = this_process()
     for machine, waits in (("elsewhere", True), (here.machine, False)):
         (tmp_path / machine).mkdir()
-        layout = Layout(tmp_path / machine, MODEL.digest, Process("dead", machine, ended.pid))
+        layout = FolderLayout(tmp_path / machine, MODEL.digest, WriterProcess("dead", machine, ended.pid))
         layout.make()
-        Lease(layout).hold(Amount())
-        mine = Lease(Layout(tmp_path / machine, MODEL.digest, here))
+        FolderLease(layout).hold(Amount())
+        mine = FolderLease(FolderLayout(tmp_path / machine, MODEL.digest, here))
         assert [mine.hold(Amount()), mine.hold(Amount())] == [False, not waits]
 
 
@@ -126,7 +126,7 @@ def test_there_is_room_again_for_the_next_object(tmp_path: Path, size: float) ->
 
 def fill(tier: FolderTier, numbers: range) -> None:
     """As far as it is let."""
-    with suppress(FarError):
+    with suppress(TierError):
         for number in numbers:
             write(tier, number)
 
@@ -134,14 +134,14 @@ def fill(tier: FolderTier, numbers: range) -> None:
 def during_walks(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
     """The holder of the lease is at a walk while these go on, and looks up between them however short they are."""
 
-    def walk_long(objects: Path, breathe: Callable[[], None]) -> Iterator[Found]:
+    def walk_long(objects: Path, breathe: Callable[[], None]) -> Iterator[ObjectFile]:
         for step in steps:
             step()
             breathe()
         yield from walk(objects, breathe)
 
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.keeper.SOON", -1.0)
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.keeper.SLICE", 1e9)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.SOON", -1.0)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.SLICE", 1e9)
     monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.sweep.walk", walk_long)
 
 
@@ -155,7 +155,7 @@ def test_the_limit_holds_while_all_is_counted(tmp_path: Path, monkeypatch: pytes
     holder.keeper.tick()
     if not is_first:
         holder.keeper.tick()
-        monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.keeper.RESCAN", -1.0)
+        monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.RESCAN", -1.0)
     one.keeper.tick()
 
     most = []
@@ -184,13 +184,13 @@ def test_nothing_is_written_before_anybody_has_counted(tmp_path: Path, monkeypat
     """The lease is lost: the folder may be as full as it may be."""
     fill(quiet_tier(tmp_path, 100 * FILE), range(90))
     holder, other = (quiet_tier(tmp_path, 100 * FILE) for _ in range(2))
-    with pytest.raises(FarError, match="is not known yet"):
+    with pytest.raises(TierError, match="is not known yet"):
         write(holder, 100)
 
     def try_it() -> None:
         other.keeper.tick()
         for tier in (holder, other):
-            with pytest.raises(FarError, match="is not known yet"):
+            with pytest.raises(TierError, match="is not known yet"):
                 write(tier, 100)
 
     during_walks(monkeypatch, try_it)
@@ -227,10 +227,10 @@ def test_what_was_read_since_it_was_found_old_stays(tmp_path: Path, monkeypatch:
 def test_the_oldest_are_as_many_as_are_asked_for() -> None:
     oldest = Oldest(25)
     for used in (5, 3, 9, 1, 7, 2):
-        oldest.offer(Found(used, 10, str(used)))
+        oldest.offer(ObjectFile(used, 10, str(used)))
     assert [found.used for found in oldest] == [1, 2, 3]
     none = Oldest(0)
-    none.offer(Found(1, 10, "1"))
+    none.offer(ObjectFile(1, 10, "1"))
     assert not list(none)
 
 
@@ -240,8 +240,13 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     here = this_process()
     tier = quiet_tier(tmp_path)
     dead, living, elsewhere, old = (
-        Layout(tmp_path, MODEL.digest, process).new_temporary()
-        for process in (Process("d", here.machine, ended.pid), here, Process("e", "elsewhere", 1), Process("o", "elsewhere", 1))
+        FolderLayout(tmp_path, MODEL.digest, process).new_temporary()
+        for process in (
+            WriterProcess("d", here.machine, ended.pid),
+            here,
+            WriterProcess("e", "elsewhere", 1),
+            WriterProcess("o", "elsewhere", 1),
+        )
     )
     for path in (dead, living, elsewhere, old):
         path.write_bytes(b"half")
@@ -268,10 +273,10 @@ def test_a_writer_with_nothing_new_to_tell_stays_known(tmp_path: Path) -> None:
     assert others.of_others() == {report.name: Amount(7, 1)}
 
 
-def reports_of(root: Path, name: str, clock: Clock) -> Reports:
-    layout = Layout(root, MODEL.digest, Process(name, name, 1))
+def reports_of(root: Path, name: str, clock: Clock) -> UsageReports:
+    layout = FolderLayout(root, MODEL.digest, WriterProcess(name, name, 1))
     layout.make()
-    return Reports(layout, clock)
+    return UsageReports(layout, clock)
 
 
 def test_a_writer_that_ends_during_a_count_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +295,7 @@ def test_a_writer_that_ends_during_a_count_is_not_forgotten(tmp_path: Path, monk
             os.utime(report, (time.time() - 2 * ABANDONED,) * 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr("starling_engine.kv_offload.secondary.folder.keeper.RESCAN", -1.0)
+        patch.setattr("starling_engine.kv_offload.secondary.folder.janitor.RESCAN", -1.0)
         during_walks(patch, end)
         holder.keeper.tick()
     holder.keeper.tick()
@@ -336,9 +341,9 @@ def test_what_is_being_written_is_neither_evicted_nor_forgotten(tmp_path: Path) 
 
 
 def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
-    layout = Layout(tmp_path, MODEL.digest, this_process())
+    layout = FolderLayout(tmp_path, MODEL.digest, this_process())
     layout.make()
-    keeper = Keeper(layout, Usage(1 << 30), Health(tmp_path))
+    keeper = FolderJanitor(layout, FolderUsage(1 << 30), FolderBreakers(tmp_path))
     keeper.start()
     keeper.stop()
     keeper._thread.join(20)

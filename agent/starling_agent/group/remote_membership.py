@@ -6,15 +6,15 @@ import httpx
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from starling_agent.contract.group import GroupView, Member
-from starling_agent.group.desk import GroupRefusal, Unreachable
+from starling_agent.contract.group import GroupMember, GroupView
+from starling_agent.group.membership_service import GroupRefusal, Unreachable
 from starling_agent.http.received import post
 
 GRACE_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 
 
-class RemoteDesk:
+class RemoteMembershipService:
     """At `leader`, the host and port of its admin endpoint. Looks nobody else up: a name that is asked for too early is remembered
     as missing by the cluster's DNS for half a minute."""
 
@@ -22,7 +22,7 @@ class RemoteDesk:
         self._url = f"http://{leader}/admin/group"
         self._token_file = token_file
 
-    async def ask(self, member: Member, known: GroupView | None, seconds: float) -> GroupView:
+    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
         query: dict[str, str | float] = {"wait": seconds}
         if known is not None:
             query |= {"after": known.version, "leader": known.incarnation}

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.elastic.desired import Desired
-from starling_operator.plan.elastic.step import Step
+from starling_operator.plan.elastic.step import ElasticStep
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod, Service, Settings
-from starling_operator.plan.proof import Asked
-from starling_operator.plan.recovery import Healing
+from starling_operator.plan.proof import ExpectedReports
+from starling_operator.plan.recovery import RecoveryDecision
 from starling_operator.plan.refusals import Refusal
-from starling_operator.plan.rollout import Change
+from starling_operator.plan.rollout import RolloutStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class StatusInputs:
     """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name.
 
     desired   size of the groups of an elastic service; steps: of its groups towards it, by name
@@ -29,13 +29,13 @@ class Situation:
     now: float
     groups: Groups
     target: str
-    asked: Asked | None = None
+    asked: ExpectedReports | None = None
     refused: Refusal | None = None
-    change: Change = field(default_factory=Change)
+    change: RolloutStep = field(default_factory=RolloutStep)
     unready: Mapping[str, str] = field(default_factory=dict)
-    healing: Mapping[str, Healing] = field(default_factory=dict)
+    healing: Mapping[str, RecoveryDecision] = field(default_factory=dict)
     desired: Desired | None = None
-    steps: Mapping[str, Step] = field(default_factory=dict)
+    steps: Mapping[str, ElasticStep] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     min_available: int = 0
     token_secret: str = ""

@@ -18,7 +18,7 @@ RETRY_AFTER = 1.0
 """Seconds after which a caller that found the queue full may try again."""
 
 
-class Run:
+class RequestProgress:
     """One request on its way: the resume records of its sequences, and what has come of them."""
 
     def __init__(self, choose: Callable[[], CoreClient], assembler: Assembler) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from starling_engine import AsyncEngine
 from starling_engine.delta import Stats
-from starling_engine.topology.node_placement import Here
+from starling_engine.topology.node_placement import NodePlacement
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.contract.group import Core, GroupView
+from starling_agent.contract.group import GroupCore, GroupView
 from starling_agent.contract.identity import Identity
-from starling_agent.group.membership import Membership
-from starling_agent.group.places import is_led, most_places
+from starling_agent.group.membership import GroupMembership
+from starling_agent.group.node_layout import is_led, most_places
 from starling_agent.group.workers import Workers
 
 TOLD_SECONDS = 10.0
@@ -22,13 +22,13 @@ HEARD_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 
 
-class OwnPart:
+class LocalShare:
     """`ranks`: data parallel ranks whose cores run here. `alone`: all of the group runs here, and its size is the engine's affair.
 
     `workers`: of cores that run on other nodes.
     """
 
-    def __init__(self, config: AgentConfig, identity: Identity, membership: Membership) -> None:
+    def __init__(self, config: AgentConfig, identity: Identity, membership: GroupMembership) -> None:
         self._places = places = most_places(config.layout)
         self.ranks = places.cores(identity.node)
         self.alone = places.nodes == 1 and not is_led(config)
@@ -36,10 +36,10 @@ class OwnPart:
         self.workers = Workers(places, membership, identity.address)
         self.joining = ""
         """Where workers of other nodes have to join the core that runs here."""
-        self._here = Here(identity.address, self.ranks, config.layout.per_node)
+        self._here = NodePlacement(identity.address, self.ranks, config.layout.per_node)
 
     @property
-    def here(self) -> Here | None:
+    def here(self) -> NodePlacement | None:
         return None if self.alone else self._here
 
     def takes_part(self, data: int) -> bool:
@@ -53,13 +53,13 @@ class OwnPart:
     def invite(self, joining: str) -> None:
         """Workers of the core that loads here are to join it: who has some on other nodes is the only core of its own."""
         self.joining = joining
-        self.membership.publish([Core(rank=rank, taking=False, joining=joining) for rank in self.ranks])
+        self.membership.publish([GroupCore(rank=rank, taking=False, joining=joining) for rank in self.ranks])
 
     def publish(self, engine: AsyncEngine) -> None:
         """The other nodes may send requests from now on."""
         if not self.alone:
             cores = zip(self.ranks, engine.cores.reachable, strict=True)
-            self.membership.publish([Core(rank=rank, address=address, joining=self.joining) for rank, address in cores])
+            self.membership.publish([GroupCore(rank=rank, address=address, joining=self.joining) for rank, address in cores])
 
     def withdraw(self) -> None:
         """No core runs here any more."""

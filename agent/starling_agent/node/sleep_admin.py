@@ -8,7 +8,7 @@ from starling_agent.http.errors import ApiError
 from starling_agent.openai.sleeping import put_to_sleep, state_of, wake
 
 
-class Bed:
+class SleepAdmin:
     """The admin endpoint is there before the engine, and outlives it. `engine` is the one that serves now."""
 
     def __init__(self) -> None:

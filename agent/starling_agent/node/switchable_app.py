@@ -24,7 +24,7 @@ RETRY_SECONDS = 2
 MAX_RETRY_SECONDS = 30
 
 
-class Door:
+class SwitchableApp:
     """Work, metrics and totals are its own, for they outlive each engine."""
 
     def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, cache: CacheShape, *more: Collector) -> None:
