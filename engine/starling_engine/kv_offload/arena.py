@@ -42,7 +42,7 @@ class Arena:
         return self._view[number * self.slot_bytes : number * self.slot_bytes + size]
 
     def _pin(self) -> None:
-        """It lives as long as the process, so nothing unpins it."""
+        """Pins the memory for as long as the process lives."""
         try:
             pin(self._memory)
         except MemoryError as error:

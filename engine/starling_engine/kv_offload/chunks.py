@@ -1,4 +1,4 @@
-"""Which chunks a prefix is made of, and which of them a next token reads, over all KV groups."""
+"""The chunks of a prefix, and those of them that a next token reads, over all KV groups."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,47 +9,47 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 
 
 class ChunkMap:
-    """Arithmetic over the groups of one KVManager. `first` is the chunk in which what the device has ends."""
+    """Arithmetic over the KV groups of one KVManager. `first` is the number of chunks that the device has."""
 
     def __init__(self, kv: KVManager) -> None:
         self.blocks = CHUNK // kv.block_size
-        """Blocks of a chunk."""
+        """Blocks in a chunk."""
         self.groups = range(len(kv.groups))
         self._kv = kv
         self._specs = [group.spec for group in kv.groups]
 
-    def names(self, holding: SequenceBlocks, tokens: Sequence[int]) -> list[bytes]:
-        """Of the chunks that end before the last token."""
-        holding.chain.extend(tokens, len(tokens))
-        return holding.chain.names[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
+    def hashes(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> list[bytes]:
+        """Returns the hash at the end of each chunk that ends before the last token."""
+        sequence.chain.extend(tokens, len(tokens))
+        return sequence.chain.hashes[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
 
-    def span(self, holding: SequenceBlocks, tokens: Sequence[int], at: int) -> BlockSpan:
-        """The blocks of the chunk at this place of the prefix."""
-        return self._kv.span(holding, tokens, at * self.blocks, self.blocks)
+    def span(self, sequence: SequenceBlocks, tokens: Sequence[int], at: int) -> BlockSpan:
+        """Returns the blocks of the prefix's chunk number `at`."""
+        return self._kv.span(sequence, tokens, at * self.blocks, self.blocks)
 
-    def on_device(self, holding: SequenceBlocks, tokens: Sequence[int]) -> int:
-        """Chunks of the prefix that the device has whole."""
-        return len(self._kv.find_prefix(holding, tokens)[0]) // self.blocks
+    def on_device(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> int:
+        """Returns how many chunks of the prefix the device has whole."""
+        return len(self._kv.find_prefix(sequence, tokens)[0]) // self.blocks
 
-    def longest(self, names: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
-        """The most chunks of a prefix, of which the device has the first ones, that all groups have, as far as they need them."""
-        return agreed_length(self.groups, len(names), lambda group, limit: self._group_length(group, names, first, limit, has))
+    def longest(self, hashes: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
+        """Returns the most chunks of a prefix that all groups have, as far as each needs them. The device has the first ones."""
+        return agreed_length(self.groups, len(hashes), lambda group, limit: self._group_length(group, hashes, first, limit, has))
 
-    def _group_length(self, group: int, names: list[bytes], first: int, limit: int, has: Callable[[Chunk], bool]) -> int:
+    def _group_length(self, group: int, hashes: list[bytes], first: int, limit: int, has: Callable[[Chunk], bool]) -> int:
         while limit > first:
             begin = max(first, self._first_needed(group, limit))
-            missing = next((at for at in range(begin, limit) if not has((group, names[at]))), None)
+            missing = next((at for at in range(begin, limit) if not has((group, hashes[at]))), None)
             if missing is None:
                 return limit
             limit = missing
         return min(first, limit)
 
-    def needed(self, names: list[bytes], first: int, count: int) -> Iterator[tuple[Chunk, int]]:
-        """Of `count` chunks, those that a next token reads and the device does not have, with their place in the prefix."""
+    def needed(self, hashes: list[bytes], first: int, count: int) -> Iterator[tuple[Chunk, int]]:
+        """Yields those of `count` chunks that a next token reads and the device lacks, with their index in the prefix."""
         for group in self.groups:
             for at in range(max(first, self._first_needed(group, count)), count):
-                yield (group, names[at]), at
+                yield (group, hashes[at]), at
 
     def _first_needed(self, group: int, count: int) -> int:
-        """The first chunk that a token after `count` chunks reads."""
+        """Returns the first chunk that a token after `count` chunks reads."""
         return self._specs[group].first_needed_block(count * CHUNK) // self.blocks

@@ -1,102 +1,113 @@
-"""From the device to slots: at once where there are tiers outside, else before the device gives up what it has cached."""
+"""Stores chunks from the device to the primary tier: at once where there are secondary tiers, else before they are evicted."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starling_engine.kv.events import BlockSpan
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.chunks import ChunkMap
-from starling_engine.kv_offload.costs import Costs
 from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
 from starling_engine.kv_offload.orders import ChunkCopy, StoreChunks
+from starling_engine.kv_offload.policies import SwapPolicy, TransferCosts
 from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.write_back import WriteBack
 from starling_engine.request_state import Gate, RequestState
 
 STORE_BATCH = 16
-"""Chunks that are copied to slots by one order; there is one such order at a time."""
+"""Chunks of one order; there is one such order at a time."""
 MIN_BLANK = 1 / 8
-"""Share of the device's blocks that are to be free without losing anything; below it, what is cached is copied to the CPU tier."""
+"""Share of the device's blocks to be free without losing anything; below it, cached chunks are stored."""
 
 
 class Demotions:
-    """`keeps` has what was copied written outside; None without tiers there."""
+    """Stores chunks of confirmed tokens, and passes them on to be written back."""
 
     def __init__(
-        self, kv: KVManager, chunks: ChunkMap, host: PrimaryIndex, jobs: TransferJobs, costs: Costs, keeps: WriteBack | None
+        self,
+        kv: KVManager,
+        chunks: ChunkMap,
+        primary: PrimaryIndex,
+        jobs: TransferJobs,
+        costs: TransferCosts,
+        swap: SwapPolicy,
+        write_back: WriteBack,
     ) -> None:
         self._kv = kv
         self._map = chunks
-        self._host = host
+        self._primary = primary
         self._jobs = jobs
         self._costs = costs
-        self._keeps = keeps
-        self._unsaved: OrderedDict[Chunk, BlockSpan] = OrderedDict()
+        self._swap = swap
+        self._write_back = write_back
+        self._unstored: OrderedDict[Chunk, BlockSpan] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with their blocks."""
         self._headroom = 0
         """Blocks that running requests may need next."""
         self.confirmed_step = -1
-        """The last step of which the results are known."""
+        """The last step whose results are known."""
 
     @property
     def urgent(self) -> bool:
-        """Whether something is to be written that a crash would lose."""
-        return self._keeps is not None and bool(self._unsaved)
+        """Whether chunks are to be stored that a crash would lose."""
+        return self._write_back.enabled and bool(self._unstored)
 
-    def confirm(self, request: RequestState) -> None:
-        """Notes the chunks that have become full of confirmed tokens."""
-        holding, blocks = request.holding, self._map.blocks
-        while (holding.saved_chunks + 1) * blocks <= holding.cached_blocks:
-            span = self._map.span(holding, request.tokens, holding.saved_chunks)
+    def note(self, request: RequestState) -> None:
+        """Notes the request's chunks that have become full of confirmed tokens."""
+        sequence, blocks = request.blocks, self._map.blocks
+        while (sequence.stored_chunks + 1) * blocks <= sequence.cached_blocks:
+            span = self._map.span(sequence, request.tokens, sequence.stored_chunks)
             for group in self._map.groups:
-                self._unsaved[group, span.names[-1]] = span
-            holding.saved_chunks += 1
-        while len(self._unsaved) > self._kv.pool.num_blocks:
-            self._unsaved.popitem(last=False)
+                self._unstored[group, span.hashes[-1]] = span
+            sequence.stored_chunks += 1
+        while len(self._unstored) > self._kv.pool.num_blocks:
+            self._unstored.popitem(last=False)
 
-    def save(self, running: int) -> None:
-        """Has some chunks copied to slots, where it is time; leaves the `running` requests blocks to grow into."""
+    def store_next(self, running: int) -> None:
+        """Orders the next chunks into slots, if it is time; leaves the `running` requests blocks to grow into."""
         self._headroom = running * len(self._map.groups)
-        self._save()
+        self._store_next()
 
-    def swap_out(self, request: RequestState) -> None:
-        """Copies what a request that is about to be preempted has computed, if that is cheaper than computing it again."""
-        chain, blocks = request.holding.chain.names, self._map.blocks
+    def swap_out(self, request: RequestState) -> bool:
+        """Stores the chunks of a request that is about to be preempted, if that is cheaper than computing them again.
+
+        Returns whether it has chunks that are stored.
+        """
+        chain, blocks = request.blocks.chain.hashes, self._map.blocks
         count = min(request.computed // CHUNK, len(chain) // blocks)
         needed = list(self._map.needed(chain[blocks - 1 :: blocks], 0, count))
-        if Gate.KV_LOAD in request.gates or not self._costs.swap_pays(request.computed, len(needed)):
-            return
+        if Gate.KV_LOAD in request.gates or not self._swap.pays(request.computed, len(needed)):
+            return False
         for chunk, _ in needed:
-            self._unsaved.pop(chunk, None)
-        self._store((chunk, self._map.span(request.holding, request.tokens, at)) for chunk, at in needed)
+            self._unstored.pop(chunk, None)
+        self._store((chunk, self._map.span(request.blocks, request.tokens, at)) for chunk, at in needed)
+        return count > 0
 
-    def stored(self, job: TransferJob, done: list[bool], seconds: float) -> None:
-        """An order has been answered: what has come to slots is passed on, and the next ones follow."""
-        for chunk, there in zip(job.chunks, done, strict=True):
-            self._host.settle(chunk, arrived=there)
-        self._host.renew(job.chunks)
+    def complete(self, job: TransferJob, done: list[bool], seconds: float) -> None:
+        """Handles the answer to an order: chunks that came are to be written back, and the next ones are stored."""
+        for chunk, arrived in zip(job.chunks, done, strict=True):
+            self._primary.settle(chunk, arrived=arrived)
+        self._primary.renew(job.chunks)
         self._costs.stored(len(job.chunks), seconds)
-        if self._keeps is not None:
-            self._keeps.add(job.chunks)
-        self._save()
+        self._write_back.add(job.chunks)
+        self._store_next()
 
-    def forget(self, names: list[bytes]) -> None:
-        """Chunks that end in one of these names hold what may be wrong. What lies outside already stays there."""
-        for chunk in [(group, name) for group in self._map.groups for name in names]:
-            self._unsaved.pop(chunk, None)
-            self._host.give_up(chunk)
+    def invalidate(self, hashes: Sequence[bytes]) -> None:
+        """Drops chunks that end in one of these block hashes."""
+        for chunk in [(group, name) for group in self._map.groups for name in hashes]:
+            self._unstored.pop(chunk, None)
+            self._primary.drop(chunk)
 
     def clear(self) -> None:
-        self._unsaved.clear()
+        self._unstored.clear()
 
-    def _save(self) -> None:
-        if self._jobs.of(StoreChunks) or not (self._keeps is not None or self._under_pressure()):
+    def _store_next(self) -> None:
+        if self._jobs.of(StoreChunks) or not (self._write_back.enabled or self._under_pressure()):
             return
         batch: list[tuple[Chunk, BlockSpan]] = []
-        while self._unsaved and len(batch) < STORE_BATCH:
-            chunk, span = self._unsaved.popitem(last=False)
-            if self._found_blocks(chunk, span.names):  # else it takes no other one's place
+        while self._unstored and len(batch) < STORE_BATCH:
+            chunk, span = self._unstored.popitem(last=False)
+            if self._found_blocks(chunk, span.hashes):  # else it takes no other one's place
                 batch.append((chunk, span))
         self._store(batch)
 
@@ -106,32 +117,32 @@ class Demotions:
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
     def _store(self, chunks: Iterable[tuple[Chunk, BlockSpan]]) -> None:
-        """Has chunks, with their blocks, copied to slots: as far as there is room for them, and use."""
-        moves: list[ChunkCopy] = []
+        """Orders chunks into slots, those for which there is room and whose blocks may be held meanwhile."""
+        copies: list[ChunkCopy] = []
         stored: list[Chunk] = []
         blocks: list[int] = []
         for chunk, span in chunks:
-            found = self._found_blocks(chunk, span.names)
-            slot = self._host.take(chunk, span) if found and self._may_hold(found) else None
+            found = self._found_blocks(chunk, span.hashes)
+            slot = self._primary.allocate(chunk, span) if found and self._may_hold(found) else None
             if slot is None:
                 continue
             for block in found:
                 self._kv.pool.share(block)
-            moves.append(ChunkCopy(slot, chunk[0], 0, found))
+            copies.append(ChunkCopy(slot, chunk[0], 0, found))
             stored.append(chunk)
             blocks += found
-        if moves:
-            self._jobs.add(TransferJob(StoreChunks(self._jobs.number(), self.confirmed_step, moves), stored, blocks))
+        if copies:
+            self._jobs.add(TransferJob(StoreChunks(self._jobs.number(), self.confirmed_step, copies), stored, blocks))
 
-    def _found_blocks(self, chunk: Chunk, names: list[bytes]) -> list[int]:
-        """Empty when it is in a slot already, or not all of it is on the device."""
-        if self._host.expects(chunk):
+    def _found_blocks(self, chunk: Chunk, hashes: list[bytes]) -> list[int]:
+        """Returns the chunk's blocks; none when it is in a slot already, or not all of it is on the device."""
+        if self._primary.expects(chunk):
             return []
-        found = [self._kv.pool.find(chunk[0], name) for name in names]
+        found = [self._kv.pool.find(chunk[0], name) for name in hashes]
         blocks = [block for block in found if block is not None]
-        return blocks if len(blocks) == len(names) else []
+        return blocks if len(blocks) == len(hashes) else []
 
     def _may_hold(self, blocks: list[int]) -> bool:
-        """Not when those that are free have been promised to others."""
+        """Whether these blocks may be held: not when the free ones among them have been promised to others."""
         free = sum(map(self._kv.pool.is_free, blocks))
         return not free or free <= self._kv.num_available - self._headroom

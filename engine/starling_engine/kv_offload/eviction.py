@@ -1,4 +1,4 @@
-"""Which content a full memory gives up first: least recently used, or adaptive replacement (ARC)."""
+"""Eviction policies of a full memory: least recently used, or adaptive replacement (ARC)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -17,11 +17,11 @@ class Eviction(Protocol[K]):
         ...
 
     def use(self, key: K) -> None:
-        """What is held was wanted again."""
+        """`key`, which is held, was wanted again."""
         ...
 
     def renew(self, key: K) -> None:
-        """What is held counts as the youngest of those that are like it, without having been wanted again."""
+        """`key`, which is held, counts as the youngest of its kind, without having been wanted again."""
         ...
 
     def victim(self, incoming: K, kept: Callable[[K], bool]) -> K | None:

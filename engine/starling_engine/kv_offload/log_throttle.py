@@ -1,20 +1,20 @@
-"""What lasts is said now and then: a fault that stays should stay known, and not fill the log."""
+"""Repeated log lines come now and then: a fault that lasts should stay known, and not fill the log."""
 
 import math
 
-SAID_EVERY = 600.0
-"""Seconds between two lines of the log that say the same."""
+LOG_INTERVAL = 600.0
+"""Seconds between two lines that say the same."""
 
 
-class Seldom:
-    """Of one kind of line; `now` is in seconds, by any clock."""
+class LogThrottle:
+    """Throttle of one kind of line; `now` is in seconds, by any clock."""
 
     def __init__(self) -> None:
-        self._said_at = -math.inf
+        self._logged_at = -math.inf
 
     def is_due(self, now: float) -> bool:
-        """Whether to say it; whoever is told so does."""
-        if now - self._said_at <= SAID_EVERY:
+        """Returns whether the line is to be logged now, and counts on that."""
+        if now - self._logged_at <= LOG_INTERVAL:
             return False
-        self._said_at = now
+        self._logged_at = now
         return True

@@ -1,18 +1,22 @@
-"""Where cached chunks are besides the device, and what is to be moved: asked, never waited for.
+"""The OffloadManager of a primary tier (host memory) and, below it, secondary tiers (files, a store over the network).
 
-A chunk of confirmed tokens is copied to a slot of the CPU tier (`saves`): at once where there are tiers outside, to be written
-there (`keeps`), else when the device runs out of blocks that nobody would miss. A request whose chunks lie outside is parked while
-they come to slots (`fetches`), and again while they come to the device (`loads`); others run meanwhile. Whatever fails or comes
-late is computed as if it had not been there.
+    device  --- Demotions: store --->  primary tier  --- WriteBack: write --->  secondary tiers
+    device  <-- Loads: load ---------  primary tier  <-- Promotions: promote -  secondary tiers
+
+Chunks of confirmed tokens are stored at once where there are secondary tiers, to be written back there. Without any they are stored
+when the device runs out of blocks that nobody would miss. A request whose chunks lie in a secondary tier is parked while they are
+promoted, and again while they are loaded; others run meanwhile. Whatever fails or comes late is computed as if it were not there.
 """
 
+from collections.abc import Mapping, Sequence, Set
+
 from starling_engine.config import Preempt, TiersConfig
+from starling_engine.delta import TierStats
 from starling_engine.kv.manager import KVManager
+from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.chunks import ChunkMap
-from starling_engine.kv_offload.costs import Costs
 from starling_engine.kv_offload.demotions import Demotions
 from starling_engine.kv_offload.jobs import TransferJobs
-from starling_engine.kv_offload.kv_event_mirror import KVEventMirror
 from starling_engine.kv_offload.loads import Loads
 from starling_engine.kv_offload.orders import (
     LoadChunks,
@@ -20,130 +24,167 @@ from starling_engine.kv_offload.orders import (
     Order,
     PromoteChunks,
     StoreChunks,
+    TierStatus,
     TransferDone,
     WriteBackChunks,
 )
 from starling_engine.kv_offload.pin_quota import PinQuota
-from starling_engine.kv_offload.primary import PrimaryIndex
+from starling_engine.kv_offload.policies import LookupPolicy, SwapPolicy, TransferCosts, WriteBackBudget
+from starling_engine.kv_offload.primary import KVEventMirror, PrimaryIndex
 from starling_engine.kv_offload.promotions import Promotions
+from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.kv_offload.write_back import WriteBack
 from starling_engine.request_state import RequestState
 
 HUNG_SECONDS = 30.0
-"""After so long, no answer of the tiers outside is expected any moment."""
+"""An order that is older is not expected to end any moment."""
 
 
-class OffloadManager:
-    """Of one scheduler, which asks its parts. `slots` is the size of the CPU tier in chunks, `chunk_bytes` what one has on all
-    ranks together.
+class TieredOffload(OffloadManager):
+    """The parts above as one OffloadManager.
+
+    `slots` is the size of the primary tier in chunks, `chunk_bytes` the size of one on all ranks together.
     """
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        told = KVEventMirror(kv.log) if kv.log is not None else None
-        chunks, host, jobs = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, told), TransferJobs()
-        claims = PinQuota(host)
+        mirror = KVEventMirror(kv.log) if kv.log is not None else None
+        chunks, primary, jobs = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, mirror), TransferJobs()
+        pins = PinQuota(primary)
         self._kv = kv
-        self._host = host
-        self._jobs = jobs
-        self._claims = claims
-        self.costs = Costs(preempt)
-        self.counts = OffloadStats(config, host, chunk_bytes)
-        self._keeps = WriteBack(host, jobs, self.costs, self.counts) if config.far else None
-        self.fetches = Promotions(chunks, host, jobs, claims, self.costs, self.counts, far=config.far)
-        self.loads = Loads(kv, chunks, host, jobs, self.costs)
-        self.saves = Demotions(kv, chunks, host, jobs, self.costs, self._keeps)
+        self.primary = primary
+        self.jobs = jobs
+        self.pins = pins
+        self.costs = TransferCosts()
+        self.budget = WriteBackBudget()
+        self._stats = OffloadStats(config, primary, chunk_bytes)
+        self.lookups = LookupPolicy(self.costs)
+        self.write_back = WriteBack(primary, jobs, self.costs, self.budget, self._stats, enabled=config.has_secondary)
+        self.promotions = Promotions(
+            chunks, primary, jobs, pins, self.costs, self.lookups, self.budget, self._stats, enabled=config.has_secondary
+        )
+        self.loads = Loads(kv, chunks, primary, jobs, self.costs)
+        self.demotions = Demotions(kv, chunks, primary, jobs, self.costs, SwapPolicy(preempt, self.costs), self.write_back)
+
+    # ---- requests ----
+
+    def on_new_request(self, request: RequestState) -> None:
+        self.promotions.begin(request)
+
+    def on_request_preempted(self, request: RequestState) -> None:
+        self.promotions.postpone(request)
+
+    def on_request_finished(self, request: RequestState) -> None:
+        self.promotions.forget(request)
+
+    def must_wait(self, request: RequestState) -> bool:
+        return self.promotions.must_wait(request)
+
+    # ---- between the device and the primary tier ----
+
+    def lookup(self, request: RequestState, hit: int) -> int | None:
+        count = self.loads.match(request, hit)
+        if count and self.loads.awaits_others(request, hit, count):
+            return None
+        return count * CHUNK
+
+    def count_lookup(self, request: RequestState, hit: int, length: int) -> int:
+        self._stats.looked_up(*self.loads.count(request, hit, length // CHUNK))
+        return len(request.tokens) - hit * self._kv.block_size
+
+    def prepare_load(self, request: RequestState, hit: int, length: int, after: int) -> None:
+        self.loads.load(request, hit, length // CHUNK, after)
+
+    def on_blocks_cached(self, request: RequestState) -> None:
+        self.demotions.note(request)
+
+    def prepare_store(self, running: int, *, idle: bool) -> None:
+        self.promotions.release_late()
+        self.demotions.store_next(running)
+        self.write_back.write_next(idle=idle)
+
+    def prepare_swap(self, request: RequestState) -> bool:
+        return self.demotions.swap_out(request)
+
+    def invalidate(self, hashes: Sequence[bytes]) -> None:
+        self.demotions.invalidate(hashes)
 
     @property
-    def moving(self) -> bool:
-        """Whether answers are to come, or something is to be written that a crash would lose."""
-        return len(self._jobs) > 0 or self.saves.urgent or self._keeps_more
-
-    @property
-    def answers_soon(self) -> bool:
-        """Whether it is worth looking for answers all the time: not for those of a tier outside that hangs."""
-        hung = len(self._jobs.older_than(HUNG_SECONDS))
-        return len(self._jobs) > hung or self.saves.urgent or (not hung and self._keeps_more)
-
-    @property
-    def writing(self) -> bool:
-        """Whether something is on its way to the tiers outside, or to be, that is not held up by one that hangs."""
-        hung = self._jobs.older_than(HUNG_SECONDS)
-        under_way = [job for job in (*self._jobs.of(StoreChunks), *self._jobs.of(WriteBackChunks)) if job not in hung]
-        return self._keeps is not None and (bool(under_way) or self.saves.urgent or self._keeps.waiting)
-
-    @property
-    def _keeps_more(self) -> bool:
-        return self._keeps is not None and self._keeps.waiting
-
-    @property
-    def uses_device(self) -> bool:
-        """Whether blocks of the device are read or written, or are to be."""
-        return any(job.blocks for job in self._jobs) or self.saves.urgent
-
-    @property
-    def freeing(self) -> bool:
-        """Whether blocks become free as soon as they are copied."""
+    def frees_blocks_soon(self) -> bool:
         refs = self._kv.pool.refs
-        return any(refs[block] == 1 for job in self._jobs for block in job.blocks)
+        return any(refs[block] == 1 for job in self.jobs for block in job.blocks)
 
-    def begin_step(self, running: int, *, idle: bool) -> None:
-        """Before a step with `running` requests is made: who has waited too long goes on, and the next chunks are copied, written.
-        `idle`: there is no request.
-        """
-        self.fetches.open_late()
-        self.saves.save(running)
-        if self._keeps is not None:
-            self._keeps.go_on(idle=idle)
+    # ---- orders and their outcome ----
 
-    def end_step(self, step: int, tokens: int, seconds: float) -> None:
-        """The results of a step are known, which computed so many tokens."""
-        self.saves.confirmed_step = step
+    def on_step_finished(self, step: int, tokens: int, seconds: float) -> None:
+        self.demotions.confirmed_step = step
         self.costs.computed(tokens, seconds)
+        self.budget.stepped(seconds)
 
     def take_orders(self) -> list[Order]:
-        """Those that have not been sent."""
-        return self._jobs.take_orders()
+        return self.jobs.take_orders()
 
-    def take(self, done: TransferDone) -> list[RequestState]:
-        """An order has been carried out, or not; returns the requests that cannot have what they were promised."""
-        job = self._jobs.end(done.job)
+    def complete(self, done: TransferDone) -> list[RequestState]:
+        job = self.jobs.end(done.job)
         for block in reversed(job.blocks):  # a prefix is to lose its end first
             self._kv.pool.release(block)
         failed: list[RequestState] = []
         match job.order:
             case LookUpChunks():
-                self.fetches.found(job, done.done)
+                self.promotions.complete_lookup(job, done.done)
             case PromoteChunks():
-                self.fetches.fetched(job, done.done)
+                self.promotions.complete_promotion(job, done.done)
             case LoadChunks():
-                failed = self.loads.loaded(job, done.done, done.seconds)
+                failed = self.loads.complete(job, done.done, done.seconds)
             case StoreChunks():
-                self.saves.stored(job, done.done, done.seconds)
+                self.demotions.complete(job, done.done, done.seconds)
             case WriteBackChunks():
-                assert self._keeps is not None, "nobody else orders it"
-                self._keeps.kept(job, done.done, done.taken)
-        self.counts.answered(job.order, done)
+                self.write_back.complete(job, done.done, done.taken)
+        self._stats.completed(job.order, done)
         job.let_go()
-        self._claims.look_again()
+        self.pins.retry()
         return failed
 
-    def clear(self) -> None:
-        """Forgets what the CPU tier has."""
-        self._claims.clear()
-        self._host.clear()
-        self.saves.clear()
-        if self._keeps is not None:
-            self._keeps.clear()
-        self.counts.look()
+    def reset(self) -> None:
+        self.pins.clear()
+        self.primary.clear()
+        self.demotions.clear()
+        self.write_back.clear()
+        self._stats.refresh()
+
+    # ---- reports ----
+
+    @property
+    def has_pending_work(self) -> bool:
+        return len(self.jobs) > 0 or self.demotions.urgent or self.write_back.waiting
+
+    @property
+    def completes_soon(self) -> bool:
+        hung = len(self.jobs.older_than(HUNG_SECONDS))
+        return len(self.jobs) > hung or self.demotions.urgent or (not hung and self.write_back.waiting)
+
+    @property
+    def writes_back(self) -> bool:
+        hung = self.jobs.older_than(HUNG_SECONDS)
+        under_way = [job for job in (*self.jobs.of(StoreChunks), *self.jobs.of(WriteBackChunks)) if job not in hung]
+        return self.write_back.enabled and (bool(under_way) or self.demotions.urgent or self.write_back.waiting)
+
+    @property
+    def uses_device(self) -> bool:
+        return any(job.blocks for job in self.jobs) or self.demotions.urgent
+
+    @property
+    def stats(self) -> Mapping[str, TierStats]:
+        return self._stats.tiers
+
+    def update_status(self, status: TierStatus) -> None:
+        self._stats.update(status.secondary)
 
     def pinned_blocks(self) -> list[list[int]]:
-        """Of each job."""
-        return [job.blocks for job in self._jobs]
+        return [job.blocks for job in self.jobs]
 
-    def check_integrity(self, waiting: set[str]) -> None:
-        """Asserts that slots, jobs and claims agree, and that these are of `waiting` requests."""
-        self._host.check_integrity()
-        moved = sum(len(job.chunks) for job in self._jobs if not isinstance(job.order, LookUpChunks))
-        assert self._host.num_pins == moved + self._claims.num_pins
-        assert self._claims.requests <= waiting
+    def check_integrity(self, waiting: Set[str]) -> None:
+        self.primary.check_integrity()
+        moved = sum(len(job.chunks) for job in self.jobs if not isinstance(job.order, LookUpChunks))
+        assert self.primary.num_pins == moved + self.pins.num_pins
+        assert self.pins.requests <= waiting

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the ranks' tiers, and what they answer. Beside the steps: neither waits for the other."""
+"""Orders of the scheduler to the ranks' tiers, and their answers. They go beside the steps: neither waits for the other."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from starling_engine.kv_offload.secondary.base import TierCounters
 
 
 class ChunkCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Between the slot and `blocks` of KV group `group`: those of the chunk from its `first`-th on."""
+    """Copies between a slot and `blocks` of KV group `group`: the chunk's blocks from its `first`-th on."""
 
     slot: int
     group: int
@@ -15,7 +15,7 @@ class ChunkCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk by its name, and the slot that it is in or is to come to."""
+    """A chunk by its block hash, and the slot that it is in or is to come to."""
 
     slot: int
     group: int
@@ -23,39 +23,40 @@ class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreChunks(msgspec.Struct, frozen=True, tag="store"):
-    """Device -> slots, once step `after` has run here. What is read was confirmed by it or before, so no later step writes there;
-    but the rank that told of the step may be ahead of this one, which has yet to write there.
+    """Device -> slots, once step `after` has run on this rank.
+
+    The blocks were confirmed by that step or before, so no later step writes to them. The rank that confirmed it may be ahead.
     """
 
     job: int
     after: int
-    moves: list[ChunkCopy]
+    copies: list[ChunkCopy]
 
 
 class LoadChunks(msgspec.Struct, frozen=True, tag="load"):
-    """Slots -> device, once step `after` has run: an earlier request's steps may still write to the blocks till then."""
+    """Slots -> device, once step `after` has run: steps of an earlier request may write to the blocks until then."""
 
     job: int
     after: int
-    moves: list[ChunkCopy]
+    copies: list[ChunkCopy]
 
 
 class LookUpChunks(msgspec.Struct, frozen=True, tag="find"):
-    """Which of these the tiers outside have; slots do not matter."""
+    """Asks which chunks the secondary tiers have; slots do not matter."""
 
     job: int
     chunks: list[ChunkSlot]
 
 
 class PromoteChunks(msgspec.Struct, frozen=True, tag="fetch"):
-    """Tiers outside -> slots."""
+    """Secondary tiers -> slots."""
 
     job: int
     chunks: list[ChunkSlot]
 
 
 class WriteBackChunks(msgspec.Struct, frozen=True, tag="keep"):
-    """Slots -> tiers outside."""
+    """Slots -> secondary tiers."""
 
     job: int
     chunks: list[ChunkSlot]
@@ -65,7 +66,7 @@ Order = StoreChunks | LoadChunks | LookUpChunks | PromoteChunks | WriteBackChunk
 
 
 class TierReport(msgspec.Struct, array_like=True):
-    """What a rank did with a tier outside; all but `held` only grows. Queries and hits are chunks that requests asked for."""
+    """A rank's counters of one secondary tier; all but `held` only grow. Queries and hits are in chunks."""
 
     held: TierCounters
     queries: int = 0
@@ -77,41 +78,39 @@ class TierReport(msgspec.Struct, array_like=True):
 
 
 class TransferDone(msgspec.Struct, tag="done"):
-    """A job has ended: for each of its moves or chunks, whether it was done (or found). `seconds` it took, without waiting.
+    """A job has ended: for each of its copies or chunks, whether it was done (or found). `seconds` it took, without waiting.
 
-    `far` is how the tiers outside stand now, by name. `taken` is, of what went to them or came from them, for how many seconds
-    that has held steps up at most, by the processor time that it took; 0 where they compute on a device of their own.
+    `secondary` has the secondary tiers' counters, by name. `taken` is for how many seconds transfers to and from them held steps
+    up at most, by the processor time that they took; 0 where steps compute on a device of their own.
     """
 
     job: int
     done: list[bool]
     seconds: float = 0.0
-    far: dict[str, TierReport] = {}
+    secondary: dict[str, TierReport] = {}
     taken: float = 0.0
 
 
 class TierStatus(msgspec.Struct, tag="standing"):
-    """How the tiers outside stand now, by name: told when that has changed, for others write and evict there too, and so does what
-    goes on beside the orders.
-    """
+    """The secondary tiers' counters, by name, sent when they have changed: other engines write and evict there, too."""
 
-    far: dict[str, TierReport]
+    secondary: dict[str, TierReport]
 
 
-def merge_standing(told: list[TierStatus]) -> TierStatus:
-    """Of all ranks."""
-    return TierStatus(_merge_far([each.far for each in told]))
+def merge_status(ranks: list[TierStatus]) -> TierStatus:
+    """Merges all ranks' reports."""
+    return TierStatus(_merge_reports([rank.secondary for rank in ranks]))
 
 
 def merge(answers: list[TransferDone]) -> TransferDone:
-    """Of all ranks: what one could not do is not done. All look into one folder or store, and ask for the same chunks."""
+    """Merges all ranks' answers: what one rank could not do is not done. All look into one folder or store, for the same chunks."""
     done = [all(each) for each in zip(*(answer.done for answer in answers), strict=True)]
-    far = _merge_far([answer.far for answer in answers])
+    secondary = _merge_reports([answer.secondary for answer in answers])
     seconds, taken = max(answer.seconds for answer in answers), max(answer.taken for answer in answers)
-    return TransferDone(answers[0].job, done, seconds, far, taken)
+    return TransferDone(answers[0].job, done, seconds, secondary, taken)
 
 
-def _merge_far(ranks: list[dict[str, TierReport]]) -> dict[str, TierReport]:
+def _merge_reports(ranks: list[dict[str, TierReport]]) -> dict[str, TierReport]:
     return {name: _merge([reports[name] for reports in ranks]) for name in ranks[0]}
 
 

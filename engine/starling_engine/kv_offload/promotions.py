@@ -1,191 +1,264 @@
-"""From the tiers outside to slots: while a request waits, what it could use is looked for there, and brought."""
+"""From the secondary tiers to the primary one: while a request waits, its chunks are looked up there and promoted."""
 
-from starling_engine.kv_offload.bypass import Bypass
+import logging
+from dataclasses import dataclass, field
+
 from starling_engine.kv_offload.chunks import ChunkMap
-from starling_engine.kv_offload.costs import Costs
 from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
-from starling_engine.kv_offload.lookups import Lookup, Lookups
+from starling_engine.kv_offload.log_throttle import LogThrottle
 from starling_engine.kv_offload.orders import ChunkSlot, LookUpChunks, PromoteChunks
 from starling_engine.kv_offload.pin_quota import PinQuota
+from starling_engine.kv_offload.policies import PROBE_EVERY, LookupPolicy, TransferCosts, WriteBackBudget
 from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.stats import OffloadStats
-from starling_engine.request_state import RequestState
+from starling_engine.request_state import Gate, RequestState
 
-FETCH_SECONDS = 3.0
-"""How long a request waits for what the tiers outside have."""
-FETCH_BATCH = 16
-"""Chunks that are brought by one order, and so are of use as soon as they have come, however late those behind them are."""
+LOOKUP_SECONDS = 3.0
+"""Longest wait of a request for the secondary tiers."""
+PROMOTE_BATCH = 16
+"""Chunks of one order: they are usable as soon as they have come, however late those after them are."""
+
+logger = logging.getLogger("starling.offload")
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """One request's lookup, until all its orders have ended or are given up."""
+
+    request: RequestState
+    hashes: list[bytes]
+    first: int
+    """Chunks of the prefix that the device has."""
+    began: float
+    is_probe: bool = False
+    """The request does not wait for it, and may have ended meanwhile."""
+    orders: set[int] = field(default_factory=set)
+    present: set[Chunk] = field(default_factory=set)
+    """Chunks in slots, or on their way there for others."""
+    promoted: set[Chunk] = field(default_factory=set)
+
+    def await_job(self, job: TransferJob) -> None:
+        self.orders.add(job.order.job)
+        if not self.is_probe:
+            job.park(self.request, Gate.KV_PROMOTION)
 
 
 class Promotions:
-    """A request is parked until the tiers outside have said what they have, and again until that has come.
+    """A request is parked until the secondary tiers have answered its lookup, and again until its chunks have come.
 
-    From then on it claims its chunks, which stay in their slots until it is admitted; one that finds no room for them is put off
-    until its turn comes. Without tiers outside (`far` is False) there is nothing to ask for.
-
-    Where asking does not pay, requests pass. What some ask all the same, as probes, parks nobody and claims nothing.
+    From then on its chunks are pinned until it starts; a request without room for them is postponed. Where lookups do not pay,
+    requests pass by; what some of them look up all the same, as probes, parks nobody and pins nothing.
     """
 
     def __init__(
         self,
         chunks: ChunkMap,
-        host: PrimaryIndex,
+        primary: PrimaryIndex,
         jobs: TransferJobs,
-        claims: PinQuota,
-        costs: Costs,
-        counts: OffloadStats,
+        pins: PinQuota,
+        costs: TransferCosts,
+        policy: LookupPolicy,
+        budget: WriteBackBudget,
+        stats: OffloadStats,
         *,
-        far: bool,
+        enabled: bool,
     ) -> None:
         self._map = chunks
-        self._host = host
+        self._primary = primary
         self._jobs = jobs
-        self._claims = claims
-        self._asks = Lookups(chunks, jobs, costs)
-        self._bypass = Bypass(costs)
-        self._counts = counts
-        self._far = far
+        self._pins = pins
+        self._costs = costs
+        self._policy = policy
+        self._budget = budget
+        self._stats = stats
+        self._enabled = enabled
+        self._lookups: list[Lookup] = []
+        self._last_end = 0.0
+        self._slow = LogThrottle()
+        self._logged_slow = False
+        """Whether the last line of the log about it says that the tiers are slow."""
 
-    # ---- of a request that waits ----
+    # ---- requests that wait ----
 
-    def arrive(self, request: RequestState) -> bool:
-        """Asks the tiers outside for what a request could use that waits; it is parked until they have answered.
+    def begin(self, request: RequestState) -> bool:
+        """Looks up what a waiting request could use; it is parked until the tiers have answered.
 
-        Returns False when there was nothing to ask for, as the device and the CPU tier have it all.
+        Returns False when there was nothing to look up, as the device and the primary tier have it all.
         """
-        if not self._far or request.skips_tiers or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
+        if not self._enabled or request.skips_tiers or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
             return False
-        names = self._map.names(request.holding, request.tokens)
-        first = self._map.on_device(request.holding, request.tokens)
-        asked = [(group, name) for name in names[first:] for group in self._map.groups]
-        if all(map(self._host.has, asked)):
+        hashes = self._map.hashes(request.blocks, request.tokens)
+        first = self._map.on_device(request.blocks, request.tokens)
+        wanted = [(group, name) for name in hashes[first:] for group in self._map.groups]
+        if all(map(self._primary.has, wanted)):
             return False
-        passes = self._passes()
+        passes = self._passes_by()
         if passes:
-            self._counts.passed_by()
-        if not passes or self._probes():
-            self._ask(Lookup(request, names, first, is_probe=passes), asked)
+            self._stats.bypassed()
+        if not passes or self._probe_is_due():
+            self._look_up(Lookup(request, hashes, first, self._jobs.clock(), is_probe=passes), wanted)
         return True
 
-    def put_back(self, request: RequestState) -> None:
-        """A preempted request asks when its turn comes: not before is it known what the device will have given up by then."""
-        if self._far:
-            self._claims.put_off(request.record.id, [])
+    def postpone(self, request: RequestState) -> None:
+        """A preempted request looks up when its turn comes: only then is it known what the device still has."""
+        if self._enabled:
+            self._pins.postpone(request.record.id, [])
 
-    def pass_over(self, request: RequestState) -> bool:
-        """Whether a request that could start is to wait: it asks the tiers now, or there is no room yet for what it would fetch."""
+    def must_wait(self, request: RequestState) -> bool:
+        """Whether a request that could start has to wait: it looks up now, or has no room yet for its chunks."""
         name = request.record.id
-        if request.skips_tiers or not self._claims.is_put_off(name):
+        if request.skips_tiers or not self._pins.is_postponed(name):
             return False
-        if not self._claims.take_turn(name):
-            if self._claims.passed_over(name, self._jobs.now()) <= FETCH_SECONDS:
+        if not self._pins.take_turn(name):
+            if self._pins.passed_over(name, self._jobs.clock()) <= LOOKUP_SECONDS:
                 return True
-            self._claims.end_put_off(name)
+            self._pins.end_postponed(name)
             return False
-        if self.arrive(request):
-            self._claims.end_put_off(name)
+        if self.begin(request):
+            self._pins.end_postponed(name)
         return bool(request.gates)
 
     def forget(self, request: RequestState) -> None:
-        """A request that was waiting does so no more: nothing has to be kept for it."""
-        self._asks.forget(request)
-        self._claims.forget(request.record.id)
+        """The request waits no more: nothing is pinned for it."""
+        for lookup in [each for each in self._lookups if each.request is request and not each.is_probe]:
+            self._end(lookup)
+        self._pins.forget(request.record.id)
 
-    def open_late(self) -> None:
-        """Lets requests go whose chunks take too long. What still comes is of use to others."""
+    def release_late(self) -> None:
+        """Lets requests go whose chunks take too long. Those that still come are there for others."""
         for job in self._late():
             job.let_go()
-            self._asks.end_order(job)
+            self._end_order(job)
 
     # ---- answers ----
 
-    def found(self, job: TransferJob, done: list[bool]) -> None:
-        """The tiers outside have said which chunks of an order they have."""
+    def complete_lookup(self, job: TransferJob, done: list[bool]) -> None:
+        """The secondary tiers have said which chunks of an order they have."""
         found = {chunk for chunk, has in zip(job.chunks, done, strict=True) if has}
-        for ask in self._asks.of(job) if found else ():
-            self._fetch(ask, found)
-        self._asks.end_order(job)
+        for lookup in self._of(job) if found else ():
+            self._promote(lookup, found)
+        self._end_order(job)
 
-    def fetched(self, job: TransferJob, done: list[bool]) -> None:
-        """Chunks have come, or have not. Those that have stay for those that wait for them, as far as they are of their prefix."""
-        for chunk, there in zip(job.chunks, done, strict=True):
-            self._host.settle(chunk, arrived=there)
-        came = {chunk for chunk, there in zip(job.chunks, done, strict=True) if there}
-        for ask in self._asks.of(job):
-            ask.came |= came
-            if not ask.is_probe:
-                names = set(ask.names)
-                self._claims.claim(ask.request.record.id, [chunk for chunk in job.chunks if chunk[1] in names])
-        self._asks.end_order(job)
+    def complete_promotion(self, job: TransferJob, done: list[bool]) -> None:
+        """Chunks have come, or have not. They stay for the requests of whose prefix they are."""
+        for chunk, arrived in zip(job.chunks, done, strict=True):
+            self._primary.settle(chunk, arrived=arrived)
+        promoted = {chunk for chunk, arrived in zip(job.chunks, done, strict=True) if arrived}
+        for lookup in self._of(job):
+            lookup.promoted |= promoted
+            if not lookup.is_probe:
+                hashes = set(lookup.hashes)
+                self._pins.pin(lookup.request.record.id, [chunk for chunk in job.chunks if chunk[1] in hashes])
+        self._end_order(job)
 
-    # ---- what is asked ----
+    # ---- orders ----
 
-    def _ask(self, ask: Lookup, wanted: list[Chunk]) -> None:
-        """Waits for those that are on their way, and has the others looked for."""
-        self._asks.begin(ask)
-        self._await_coming(ask, wanted)
-        unknown = [chunk for chunk in wanted if not self._host.expects(chunk)]
+    def _look_up(self, lookup: Lookup, wanted: list[Chunk]) -> None:
+        """Waits for chunks that are on their way, and orders a lookup of the others."""
+        self._lookups.append(lookup)
+        self._await_promotions(lookup, wanted)
+        unknown = [chunk for chunk in wanted if not self._primary.expects(chunk)]
         if unknown:
             order = LookUpChunks(self._jobs.number(), [ChunkSlot(-1, *chunk) for chunk in unknown])
-            ask.await_job(self._jobs.add(TransferJob(order, unknown)))
-        self._asks.end_idle(ask)
+            lookup.await_job(self._jobs.add(TransferJob(order, unknown)))
+        self._end_idle(lookup)
 
-    def _fetch(self, ask: Lookup, found: set[Chunk]) -> None:
-        """Has the longest prefix that there is brought to slots, of as much as there are."""
-        request, names = ask.request, ask.names
-        if not ask.is_probe:  # else its request is likely to have computed some of it meanwhile
-            ask.first = self._map.on_device(request.holding, request.tokens)
-        count = self._map.longest(names, ask.first, lambda chunk: chunk in found or self._host.expects(chunk))
-        places = dict(sorted(self._map.needed(names, ask.first, count), key=lambda each: each[1]))
-        needed = list(places)
-        self._await_coming(ask, needed)
-        missing = {chunk: at for chunk, at in places.items() if not self._host.expects(chunk)}
-        if not self._claims.has_room(request.record.id, needed):
-            if missing and not ask.is_probe:
-                self._claims.put_off(request.record.id, needed)
+    def _promote(self, lookup: Lookup, found: set[Chunk]) -> None:
+        """Orders the longest prefix there is into slots, as much as fits."""
+        request, hashes = lookup.request, lookup.hashes
+        if not lookup.is_probe:  # a probe's request is likely to have computed some of it meanwhile
+            lookup.first = self._map.on_device(request.blocks, request.tokens)
+        count = self._map.longest(hashes, lookup.first, lambda chunk: chunk in found or self._primary.expects(chunk))
+        indices = dict(sorted(self._map.needed(hashes, lookup.first, count), key=lambda each: each[1]))
+        needed = list(indices)
+        self._await_promotions(lookup, needed)
+        missing = {chunk: at for chunk, at in indices.items() if not self._primary.expects(chunk)}
+        if not self._pins.has_room(request.record.id, needed):
+            if missing and not lookup.is_probe:
+                self._pins.postpone(request.record.id, needed)
             return
-        for chunk in filter(self._host.has, reversed(needed)):
-            self._host.use(chunk)
-        if not ask.is_probe:
-            self._claims.claim(request.record.id, needed)
-        self._bring(ask, missing)
+        for chunk in filter(self._primary.has, reversed(needed)):
+            self._primary.touch(chunk)
+        if not lookup.is_probe:
+            self._pins.pin(request.record.id, needed)
+        self._order_promotion(lookup, missing)
 
-    def _bring(self, ask: Lookup, places: dict[Chunk, int]) -> None:
-        """Orders as many of these chunks, with their places in the prefix, as there are slots for: its beginning first."""
+    def _order_promotion(self, lookup: Lookup, indices: dict[Chunk, int]) -> None:
+        """Orders as many of these chunks, with their index in the prefix, as there are slots: its beginning first."""
         coming: list[tuple[Chunk, ChunkSlot]] = []
-        for chunk, at in places.items():
-            slot = self._host.take(chunk, self._map.span(ask.request.holding, ask.request.tokens, at))
+        for chunk, at in indices.items():
+            slot = self._primary.allocate(chunk, self._map.span(lookup.request.blocks, lookup.request.tokens, at))
             if slot is None:
                 break
             coming.append((chunk, ChunkSlot(slot, *chunk)))
-        for start in range(0, len(coming), FETCH_BATCH):
-            batch = coming[start : start + FETCH_BATCH]
+        for start in range(0, len(coming), PROMOTE_BATCH):
+            batch = coming[start : start + PROMOTE_BATCH]
             order = PromoteChunks(self._jobs.number(), [at for _, at in batch])
-            ask.await_job(self._jobs.add(TransferJob(order, [chunk for chunk, _ in batch])))
+            lookup.await_job(self._jobs.add(TransferJob(order, [chunk for chunk, _ in batch])))
 
-    # ---- whether to ask ----
+    def _await_promotions(self, lookup: Lookup, chunks: list[Chunk]) -> None:
+        """Waits for those of the chunks that are being promoted for others; what else is present is no gain of this lookup."""
+        lookup.present = set(filter(self._primary.expects, chunks)) - lookup.promoted
+        for job in self._jobs.moving(PromoteChunks, chunks):
+            lookup.await_job(job)
+            lookup.present.difference_update(job.chunks)
 
-    def _passes(self) -> bool:
-        """Whether a request is to compute rather than to ask the tiers outside."""
-        return self._hang() or self._bypass.passes(self._jobs.now())
+    # ---- whether to look up ----
 
-    def _probes(self) -> bool:
-        """Whether one that passes asks all the same: one at a time, and none of tiers that hang."""
-        return not self._hang() and self._bypass.probe_is_due() and not self._asks.probing
+    def _passes_by(self) -> bool:
+        """Whether a request is to compute rather than to look up; logs when that changes."""
+        if self._late():  # the tiers hang
+            return True
+        pays = self._policy.pays()
+        if pays and self._logged_slow:
+            logger.info("the secondary KV tiers are quicker than computing again: every request looks up")
+            self._logged_slow = False
+        elif not pays and self._slow.is_due(self._jobs.clock()):
+            text = "the secondary KV tiers take longer than computing what they find; one request in %d looks up until then"
+            logger.warning(text, PROBE_EVERY)
+            self._logged_slow = True
+        return not pays
 
-    # ---- what is on its way ----
-
-    def _await_coming(self, ask: Lookup, chunks: list[Chunk]) -> None:
-        """Of these chunks, what is being fetched for others; the rest of what is expected is no gain of this one."""
-        ask.there = set(filter(self._host.expects, chunks)) - ask.came
-        for job in self._jobs.bringing(PromoteChunks, chunks):
-            ask.await_job(job)
-            ask.there.difference_update(job.chunks)
+    def _probe_is_due(self) -> bool:
+        """Whether a request that passes by looks up all the same: one at a time, and not where the tiers hang."""
+        return not self._late() and self._policy.probe_is_due() and not any(each.is_probe for each in self._lookups)
 
     def _late(self) -> list[TransferJob]:
-        return [job for job in self._jobs.older_than(FETCH_SECONDS) if isinstance(job.order, LookUpChunks | PromoteChunks)]
+        return [job for job in self._jobs.older_than(LOOKUP_SECONDS) if isinstance(job.order, LookUpChunks | PromoteChunks)]
 
-    def _hang(self) -> bool:
-        """Whether the tiers outside do: nobody else is to wait for them."""
-        return bool(self._late())
+    # ---- lookups under way ----
+
+    def _of(self, job: TransferJob) -> list[Lookup]:
+        return [lookup for lookup in self._lookups if job.order.job in lookup.orders]
+
+    def _end_order(self, job: TransferJob) -> None:
+        """The order has been answered, or nobody waits for it any more."""
+        for lookup in self._of(job):
+            lookup.orders.discard(job.order.job)
+            self._end_idle(lookup)
+
+    def _end_idle(self, lookup: Lookup) -> None:
+        """Ends a lookup that waits for nothing."""
+        if not lookup.orders:
+            self._end(lookup)
+
+    def _end(self, lookup: Lookup) -> None:
+        """Charges a lookup with its wait since the last one ended: several that wait at once share their time.
+
+        To compute, they would have waited for each other as well.
+        """
+        self._lookups.remove(lookup)
+        now = self._jobs.clock()
+        waited, spared = now - max(lookup.began, self._last_end), self._gain(lookup) * CHUNK
+        self._last_end = now
+        self._policy.ended(waited, spared, is_probe=lookup.is_probe)
+        if not lookup.is_probe:
+            self._budget.spared(spared * (self._costs.token or 0.0))
+
+    def _gain(self, lookup: Lookup) -> int:
+        """Chunks by which the request's prefix has become longer."""
+        if not lookup.promoted:
+            return 0
+        before = self._map.longest(lookup.hashes, lookup.first, lookup.present.__contains__)
+        return self._map.longest(lookup.hashes, lookup.first, (lookup.present | lookup.promoted).__contains__) - before

@@ -1,26 +1,36 @@
-"""How many chunks fit into the host memory of a rank. Pure: the scheduler and every rank come to the same number."""
+"""Sizes of a rank's host memory for chunks. Pure: the scheduler and every rank come to the same numbers, without torch."""
 
 from dataclasses import replace
 
 from starling_engine.config import TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.kv.layer_specs import kv_groups, whole_groups
-from starling_engine.kv_offload.passage import most_passage
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.secondary.store.address import parse_address
 from starling_engine.ledger import HostMemory, block_bytes
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.sizes import amount
 
+MOST_STAGING_BYTES = 1 << 30
+"""Bytes of a rank."""
+
+
+def most_staging_bytes(kv_bytes: int | None) -> int:
+    """Returns the most bytes of a rank's staging buffer. `kv_bytes`: its cache on the device, where that is known.
+
+    No request has more chunks than that cache holds.
+    """
+    return MOST_STAGING_BYTES if kv_bytes is None else min(MOST_STAGING_BYTES, kv_bytes)
+
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
-    """Bytes of a slot: of one KV group's share of CHUNK tokens, on the rank that holds most of it."""
+    """Returns the bytes of a slot: one KV group's share of CHUNK tokens, on the rank that holds most of it."""
     ranks = range(config.layout.world_size)
     return max(block_bytes(kv_groups(model, replace(config, rank=rank))) for rank in ranks) * (CHUNK // config.block_size)
 
 
 def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
-    """Slots of every rank's CPU tier, or of the passage in its place.
+    """Returns the slots of every rank's CPU tier, or of the staging buffer in its place.
 
     Raises ConfigError when not even one request's last chunks would fit.
     """
@@ -36,23 +46,21 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
 
 
 def host_memory(tiers: TiersConfig | None) -> HostMemory:
-    """Of one rank. Raises ConfigError for a store's URL that cannot be one."""
+    """Returns what one rank's tiers take. Raises ConfigError for a store's URL that cannot be one."""
     if tiers is None:
         return HostMemory()
     address = parse_address(tiers.store) if tiers.store is not None else None
     return HostMemory(
         cpu=tiers.cpu_bytes,
-        passage=tiers.passage_bytes,
+        staging=tiers.staging_bytes,
         store=address.segment + address.buffer if address is not None else 0,
-        outside="kv_fs_path" if tiers.fs_path is not None else "kv_store",
+        staged_for="kv_fs_path" if tiers.fs_path is not None else "kv_store",
     )
 
 
-def passage_bytes(model: ModelConfig, config: WorkerConfig) -> int:
-    """Host memory that tiers outside need to pass through, where there is no CPU tier: that of the longest request that the device
-    can hold, up to 1 GiB.
-    """
+def staging_bytes(model: ModelConfig, config: WorkerConfig) -> int:
+    """Returns the bytes of the staging buffer where there is no CPU tier: those of the longest request, up to 1 GiB."""
     groups = len(whole_groups(model, config))
     size = chunk_bytes(model, config)
     longest = -(-config.max_model_len // CHUNK) * groups * size
-    return max(groups * size, min(longest, most_passage(config.kv_cache_memory_bytes)))
+    return max(groups * size, min(longest, most_staging_bytes(config.kv_cache_memory_bytes)))

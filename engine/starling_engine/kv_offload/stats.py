@@ -1,4 +1,4 @@
-"""What the tiers hold and did, as it is told outside (`delta.TierStats`)."""
+"""Counters of the tiers (`delta.TierStats`)."""
 
 from collections.abc import Mapping
 
@@ -9,42 +9,42 @@ from starling_engine.kv_offload.primary import PrimaryIndex
 
 
 class OffloadStats:
-    """Of the CPU tier what the scheduler knows itself; of the tiers outside what comes with the answers of the ranks."""
+    """The primary tier's counters are the scheduler's own; the secondary tiers' come with the ranks' answers."""
 
-    def __init__(self, config: TiersConfig, host: PrimaryIndex, chunk_bytes: int) -> None:
-        self.tiers = {"cpu": TierStats(capacity=host.num_slots * chunk_bytes)}
-        """By name."""
+    def __init__(self, config: TiersConfig, primary: PrimaryIndex, chunk_bytes: int) -> None:
+        self.tiers = {"cpu": TierStats(capacity=primary.num_slots * chunk_bytes)}
+        """Counters by the tier's name."""
         if config.fs_path is not None:
             self.tiers["filesystem"] = TierStats(capacity=config.fs_bytes, shared=True)
         if config.store is not None:
             self.tiers["store"] = TierStats(shared=True)
-        self._host = host
+        self._primary = primary
         self._chunk_bytes = chunk_bytes
 
-    def looked_up(self, asked: int, found: int) -> None:
-        """Chunks in slots."""
-        self.tiers["cpu"].queries_total += asked
+    def looked_up(self, wanted: int, found: int) -> None:
+        """A request looked for so many chunks in slots."""
+        self.tiers["cpu"].queries_total += wanted
         self.tiers["cpu"].hits_total += found
 
-    def passed_by(self) -> None:
-        """A request did not ask the tiers outside."""
+    def bypassed(self) -> None:
+        """A request did not look up in the secondary tiers."""
         for name in self.tiers.keys() - {"cpu"}:
             self.tiers[name].bypassed_total += 1
 
     def left_unwritten(self, chunks: int) -> None:
-        """So many left their slots before they could be written to any tier outside."""
+        """Chunks have left their slots before they could be written back."""
         for name in self.tiers.keys() - {"cpu"}:
             self.tiers[name].unwritten_total += chunks
 
-    def look(self) -> None:
-        """Once the CPU tier may hold something else than before."""
-        cpu, held = self.tiers["cpu"], len(self._host)
-        cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._host.evictions
-        cpu.full_total = self._host.full
+    def refresh(self) -> None:
+        """Counts again what the primary tier holds."""
+        cpu, held = self.tiers["cpu"], len(self._primary)
+        cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._primary.evictions
+        cpu.full_total = self._primary.full
 
-    def answered(self, order: Order, done: TransferDone) -> None:
+    def completed(self, order: Order, done: TransferDone) -> None:
         cpu, moved = self.tiers["cpu"], sum(done.done) * self._chunk_bytes
-        self.look()
+        self.refresh()
         if isinstance(order, StoreChunks | LoadChunks):
             cpu.errors_total += done.done.count(False)
         match order:
@@ -54,16 +54,16 @@ class OffloadStats:
             case LoadChunks():
                 cpu.loaded_bytes_total += moved
                 cpu.load_seconds_total += done.seconds
-        self.stand(done.far)
+        self.update(done.secondary)
 
-    def stand(self, far: Mapping[str, TierReport]) -> None:
-        """As the ranks say it, by name."""
-        for name, report in far.items():
+    def update(self, reports: Mapping[str, TierReport]) -> None:
+        """Takes over the ranks' reports, by the tier's name."""
+        for name, report in reports.items():
             _take_report(self.tiers[name], report)
 
 
 def _take_report(stats: TierStats, report: TierReport) -> None:
-    """Reports of several threads and ranks may pass each other: what only grows does so here too."""
+    """Reports of several threads and ranks may overtake each other: a counter that only grows does so here too."""
     held = report.held
     stats.bytes, stats.objects = held.bytes, held.objects
     stats.queries_total = max(stats.queries_total, report.queries)

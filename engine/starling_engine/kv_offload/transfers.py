@@ -1,4 +1,4 @@
-"""Moves chunks beside the steps: copies between pages and slots, and between slots and the tiers outside, in threads."""
+"""Threads of a rank that move chunks beside the steps: between pages and slots, and between slots and the secondary tiers."""
 
 import logging
 import queue
@@ -9,9 +9,11 @@ from typing import TypeVar
 
 import torch
 
+from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
+from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.arena import Arena
-from starling_engine.kv_offload.copies import CopyStream, GroupPages, load_chunk, store_chunk
+from starling_engine.kv_offload.copies import CopyStream, GroupPages, group_pages, load_chunk, store_chunk
 from starling_engine.kv_offload.orders import (
     ChunkSlot,
     LoadChunks,
@@ -23,32 +25,33 @@ from starling_engine.kv_offload.orders import (
     TransferDone,
     WriteBackChunks,
 )
-from starling_engine.kv_offload.secondary.share import SecondaryTiers
+from starling_engine.kv_offload.secondary.tiers import SecondaryTiers, open_secondary
+from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
+from starling_engine.model_config.config import ModelConfig
 from starling_engine.platforms.priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 
-READERS = WRITERS = 4
-"""Reads and writes outside that go on at once, in threads of their own: a write may take 15 s, and requests wait for reads."""
-FINDERS = 2
-"""Looks that go on at once, apart from reads: each request has one, also where nothing is read."""
-
+LOOKUP_THREADS, READ_THREADS, WRITE_THREADS = 2, 4, 4
+"""Apart from each other: a write may take 15 s, and requests wait for lookups and reads."""
 HOLDS_UP = 2
-"""What steps lose, at most, where something else takes one of their processors: this many times that processor's share, for all
-wait for the last one. Measured with two: all the time was lost for which one of them was taken."""
+"""Share of a processor that steps lose when another thread takes it, at most: all processors wait for the last one.
+
+With two processors, all the time was lost for which one of them was taken (measured).
+"""
 
 HUNG_SECONDS = 60.0
-"""In which a chunk is copied between pages and a slot, by a thread that is alive: it takes milliseconds."""
+"""A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
 
 REPORT_SECONDS = 1.0
-"""Between two looks whether the tiers outside stand as before."""
+"""Between two checks whether the secondary tiers' counters have changed."""
 
-Moving = TypeVar("Moving", StoreChunks, LoadChunks)
-Works = queue.SimpleQueue[Callable[[], None]]
+CopyOrder = TypeVar("CopyOrder", StoreChunks, LoadChunks)
+WorkQueue = queue.SimpleQueue[Callable[[], None]]
 
 
 class ChunkwiseJob:
-    """Chunks of one order, each done by whichever thread is free; the last one answers."""
+    """Chunks of one order, each done by any free thread; the last one answers."""
 
     def __init__(self, order: PromoteChunks | WriteBackChunks, answer: Callable[[TransferDone], None]) -> None:
         self.order = order
@@ -70,18 +73,17 @@ class ChunkwiseJob:
 
 
 class TransferThreads:
-    """Takes orders and answers each, from any thread to any thread. `finished` tells how far the steps are; `processors` are
-    those of the host with which they compute; 0 where they compute on a device of their own.
+    """Carries out orders and answers each; all methods may be called from any thread.
 
-    Stores and loads are done in the order in which they came, each kind in a thread of its own, which on a GPU has a
-    stream of its own.
+    Stores and loads each have a thread, which on a GPU has a stream of its own. They are done in the order in which they came.
+    `processors` are the host's with which steps compute; 0 where they compute on a device of their own.
     """
 
     def __init__(
         self,
         pages: Sequence[GroupPages],
         arena: Arena,
-        far: SecondaryTiers | None,
+        secondary: SecondaryTiers | None,
         answer: Callable[[TransferDone | TierStatus], None],
         first_step: int = 0,
         *,
@@ -90,29 +92,29 @@ class TransferThreads:
         self._pages = list(pages)
         self._device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
         self._arena = arena
-        self._far = far
+        self._secondary = secondary
         self._answer = answer
         self._per_second = min(1.0, HOLDS_UP / processors) if processors else 0.0
-        """What steps lose by a second of a processor's time."""
+        """Seconds that steps lose by a second of a processor's time."""
         self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
-        self._finds: Works = queue.SimpleQueue()
-        self._reads: Works = queue.SimpleQueue()
-        self._writes: Works = queue.SimpleQueue()
+        self._lookups: WorkQueue = queue.SimpleQueue()
+        self._reads: WorkQueue = queue.SimpleQueue()
+        self._writes: WorkQueue = queue.SimpleQueue()
         self._step = first_step - 1
         self._stepped = threading.Condition()
         self._closed = threading.Event()
         self._died: str | None = None
-        """Which thread ended, and by what."""
+        """The thread that ended, and its error."""
         self._copying: dict[str, float] = {}
-        """By thread, when the copy of a chunk began that is under way."""
+        """Time at which each thread's current copy began, by its name."""
         self._start(self._store, "kv-store")
         self._start(self._load, "kv-load")
-        if far is not None:
-            self._start(lambda: self._report(far), "kv-report")
-            self._start_outside(self._finds, "kv-find", FINDERS)
-            self._start_outside(self._reads, "kv-read", READERS)
-            self._start_outside(self._writes, "kv-write", WRITERS, nice=True)
+        if secondary is not None:
+            self._start(lambda: self._report(secondary), "kv-report")
+            self._start_threads(self._lookups, "kv-lookup", LOOKUP_THREADS)
+            self._start_threads(self._reads, "kv-read", READ_THREADS)
+            self._start_threads(self._writes, "kv-write", WRITE_THREADS, low_priority=True)
 
     def order(self, order: Order) -> None:
         match order:
@@ -121,17 +123,17 @@ class TransferThreads:
             case LoadChunks():
                 self._loads.put(order)
             case LookUpChunks():
-                self._finds.put(lambda: self._find(order))
+                self._lookups.put(lambda: self._look_up(order))
             case PromoteChunks():
-                self._put_each(self._reads, order, self._fetch)
+                self._put_each(self._reads, order, self._promote)
             case WriteBackChunks():
-                self._put_each(self._writes, order, self._keep)
+                self._put_each(self._writes, order, self._write_back)
 
     def finished(self, step_id: int) -> None:
-        """That step has run; later ones may have begun.
+        """Step `step_id` has run; later ones may have begun.
 
         Raises RankLost where a thread has died, or hangs in a copy: its orders never end, and their blocks and slots would stay
-        taken. To give them to others is no way out, as the copy may still write.
+        taken. They cannot be given to others, as the copy may still write.
         """
         if self._died is not None:
             raise RankLost(self._died)
@@ -145,8 +147,8 @@ class TransferThreads:
 
     def close(self) -> None:
         self._closed.set()
-        if self._far is not None:
-            self._far.close()
+        if self._secondary is not None:
+            self._secondary.close()
 
     # ---- between pages and slots ----
 
@@ -161,8 +163,8 @@ class TransferThreads:
         while True:
             self._copy(self._in_time(self._loads.get()), load_chunk, stream)
 
-    def _in_time(self, order: Moving) -> Moving:
-        """Waits until the step has run after which the order is to be carried out."""
+    def _in_time(self, order: CopyOrder) -> CopyOrder:
+        """Waits until the step has run after which the order is to be carried out; returns the order."""
         with self._stepped:
             self._stepped.wait_for(lambda: self._step >= order.after)
         return order
@@ -176,89 +178,109 @@ class TransferThreads:
         began, done, name = time.perf_counter(), True, threading.current_thread().name
         try:
             with stream:
-                for move in order.moves:
+                for each in order.copies:
                     self._copying[name] = time.monotonic()
-                    copy(self._pages[move.group], move.blocks, move.first, self._arena.slot(move.slot))
+                    copy(self._pages[each.group], each.blocks, each.first, self._arena.slot(each.slot))
         except Exception:
             logger.exception("chunks could not be copied")
             done = False
         self._copying.pop(name, None)
-        self._answer(TransferDone(order.job, [done] * len(order.moves), time.perf_counter() - began))
+        self._answer(TransferDone(order.job, [done] * len(order.copies), time.perf_counter() - began))
 
-    # ---- between slots and the tiers outside ----
+    # ---- between slots and the secondary tiers ----
 
-    def _put_each(self, works: Works, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool]) -> None:
-        assert self._far is not None, "asked for where there is one"
-        before = self._far.cpu_elsewhere
-        job = ChunkwiseJob(order, lambda done: self._answer_moved(done, before))
+    def _put_each(self, queue: WorkQueue, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool]) -> None:
+        assert self._secondary is not None, "ordered only where there are secondary tiers"
+        before = self._secondary.cpu_elsewhere
+        job = ChunkwiseJob(order, lambda done: self._answer_transfer(done, before))
         for at, chunk in enumerate(order.chunks):
-            works.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
+            queue.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
 
     def _do(self, job: ChunkwiseJob, at: int, chunk: ChunkSlot, work: Callable[[ChunkSlot], bool]) -> None:
         began, cpu_began = time.perf_counter(), time.thread_time()
         try:
             done = work(chunk)
         except Exception:
-            logger.exception("a chunk could not be moved")
+            logger.exception("a chunk could not be transferred")
             done = False
         job.finish(at, done, time.perf_counter() - began, time.thread_time() - cpu_began)
 
-    def _find(self, order: LookUpChunks) -> None:
-        assert self._far is not None, "asked for where there is one"
+    def _look_up(self, order: LookUpChunks) -> None:
+        assert self._secondary is not None, "ordered only where there are secondary tiers"
         began = time.perf_counter()
         try:
-            found = self._far.find([(chunk.group, chunk.name) for chunk in order.chunks])
+            found = self._secondary.lookup([(chunk.group, chunk.name) for chunk in order.chunks])
         except Exception:
-            logger.exception("chunks could not be looked for")
+            logger.exception("chunks could not be looked up")
             found = [False] * len(order.chunks)
-        self._answer_far(TransferDone(order.job, found, time.perf_counter() - began))
+        self._answer_with_counters(TransferDone(order.job, found, time.perf_counter() - began))
 
-    def _fetch(self, chunk: ChunkSlot) -> bool:
-        assert self._far is not None, "asked for where there is one"
-        return self._far.fetch((chunk.group, chunk.name), self._bytes(chunk))
+    def _promote(self, chunk: ChunkSlot) -> bool:
+        assert self._secondary is not None, "ordered only where there are secondary tiers"
+        return self._secondary.read((chunk.group, chunk.name), self._bytes(chunk))
 
-    def _keep(self, chunk: ChunkSlot) -> bool:
-        assert self._far is not None, "asked for where there is one"
-        return self._far.keep((chunk.group, chunk.name), self._bytes(chunk))
+    def _write_back(self, chunk: ChunkSlot) -> bool:
+        assert self._secondary is not None, "ordered only where there are secondary tiers"
+        return self._secondary.write((chunk.group, chunk.name), self._bytes(chunk))
 
     def _bytes(self, chunk: ChunkSlot) -> memoryview:
         return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
 
-    def _answer_moved(self, done: TransferDone, elsewhere: float) -> None:
-        """`done` has the processor time of the threads here; the tiers had taken so much `elsewhere` before."""
-        assert self._far is not None
-        done.taken = self._per_second * (done.taken + max(0.0, self._far.cpu_elsewhere - elsewhere))
-        self._answer_far(done)
+    def _answer_transfer(self, done: TransferDone, elsewhere: float) -> None:
+        """Answers with the processor time of the threads here, and what the tiers' own processes took since `elsewhere`."""
+        assert self._secondary is not None
+        done.taken = self._per_second * (done.taken + max(0.0, self._secondary.cpu_elsewhere - elsewhere))
+        self._answer_with_counters(done)
 
-    def _answer_far(self, done: TransferDone) -> None:
-        assert self._far is not None
-        done.far = self._far.reports()
+    def _answer_with_counters(self, done: TransferDone) -> None:
+        assert self._secondary is not None
+        done.secondary = self._secondary.reports()
         self._answer(done)
 
-    def _report(self, far: SecondaryTiers) -> None:
+    def _report(self, secondary: SecondaryTiers) -> None:
         last = None
         while not self._closed.wait(REPORT_SECONDS):
-            if (now := far.reports()) != last:
+            if (now := secondary.reports()) != last:
                 self._answer(TierStatus(now))
             last = now
 
-    def _start_outside(self, works: Works, name: str, count: int, *, nice: bool = False) -> None:
+    def _start_threads(self, queue: WorkQueue, name: str, count: int, *, low_priority: bool = False) -> None:
         for number in range(count):
-            self._start(lambda: _go_outside(works, nice=nice), f"{name}-{number}")
+            self._start(lambda: _work(queue, low_priority=low_priority), f"{name}-{number}")
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         def run() -> None:
             try:
                 work()
-            except Exception as error:  # whatever it is, the next step ends its rank with these words
+            except Exception as error:  # the next step ends its rank with this message
                 logger.exception("the thread %s of the KV tiers ends", name)
                 self._died = f"the thread {name} of the KV tiers ended: {type(error).__name__}: {error}"
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
 
-def _go_outside(works: Works, *, nice: bool) -> None:
-    if nice:
+def _work(queue: WorkQueue, *, low_priority: bool) -> None:
+    if low_priority:
         lower_priority()
     while True:
-        works.get()()
+        queue.get()()
+
+
+def open_tiers(
+    config: WorkerConfig,
+    model: ModelConfig,
+    groups: Sequence[KVGroup],
+    kv: Sequence[torch.Tensor],
+    answer: Callable[[TransferDone | TierStatus], None],
+) -> TransferThreads | None:
+    """Makes a rank's tiers from its configuration; None where it has none.
+
+    `kv` has the pages of the layers that this rank holds. Raises ConfigError.
+    """
+    if config.tiers is None:
+        return None
+    on_device = bool(kv) and kv[0].device.type != "cpu"
+    arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=on_device)
+    secondary = open_secondary(config.tiers, model, config)
+    processors = 0 if on_device else config.num_threads
+    return TransferThreads(group_pages(groups, kv), arena, secondary, answer, processors=processors)

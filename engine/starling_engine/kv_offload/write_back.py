@@ -1,121 +1,128 @@
-"""From slots to the tiers outside: what has come to slots from the device is written where others and a restart find it.
+"""Writes stored chunks to the secondary tiers, where other engines and a restart find them.
 
-Writing takes processors, and it is a bet: as long as nothing is found outside, steps on the same processors lose a small share of
-them to it at most. What is put off is written when there is no request, unless it has left its slot by then.
+Writing takes processors from steps and is a bet on later requests: `WriteBackBudget` bounds it while requests run. Chunks that wait
+are written while there is no request, unless they have left their slots by then.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from starling_engine.kv_offload.costs import Costs
 from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
 from starling_engine.kv_offload.orders import ChunkSlot, WriteBackChunks
-from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
-from starling_engine.kv_offload.secondary.breaker import Breaker
+from starling_engine.kv_offload.policies import TransferCosts, WriteBackBudget
+from starling_engine.kv_offload.primary import Chunk, PrimaryIndex, write_back_slots
+from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
 from starling_engine.kv_offload.stats import OffloadStats
 
-KEEP_BATCH = 32
-"""Chunks that are written outside by one order; there is one such order at a time."""
-AT_ONCE = 0.02
-"""Seconds that one order is to take from steps: they may begin at any moment, and it is not called back."""
-CALM = 0.05
-"""Seconds without a request after which none is expected the next moment."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
-"""Seconds for which nothing is tried after an order of which nothing was written, and after each further one twice as long."""
-
-
-def most_kept(num_slots: int) -> int:
-    """Of so many slots, those that may be pinned to be written outside, however long that takes."""
-    return 1 + num_slots // 4
+WRITE_BATCH = 32
+"""Chunks of one order at most; there is one such order at a time."""
+ORDER_SECONDS = 0.02
+"""Time that one order may take from steps: they may begin at any moment, and it is not called back."""
+CALM_SECONDS = 0.05
+"""Time without a request after which none is expected the next moment."""
+PAUSES = 1.0, 15.0
+"""Seconds without orders after one of which nothing was written: the first pause, and the longest."""
 
 
 class WriteBack:
-    """In turns, so that most slots stay free to be used for others."""
+    """Chunks in slots that are to be written, in turns, so that most slots stay free for others."""
 
-    def __init__(self, host: PrimaryIndex, jobs: TransferJobs, costs: Costs, counts: OffloadStats) -> None:
-        self._host = host
+    def __init__(
+        self,
+        primary: PrimaryIndex,
+        jobs: TransferJobs,
+        costs: TransferCosts,
+        budget: WriteBackBudget,
+        stats: OffloadStats,
+        *,
+        enabled: bool,
+    ) -> None:
+        self.enabled = enabled
+        """Whether there are secondary tiers."""
+        self._primary = primary
         self._jobs = jobs
         self._costs = costs
-        self._counts = counts
-        self._unkept: OrderedDict[Chunk, None] = OrderedDict()
-        """Chunks in slots that are to be written."""
+        self._budget = budget
+        self._stats = stats
+        self._unwritten: OrderedDict[Chunk, None] = OrderedDict()
         self._idle_since: float | None = None
-        """Since when there has been no request; None while there is one."""
-        self._free = False
-        """Whether the order under way was given while there was none."""
-        self._count = 0
-        """Chunks of the last order."""
-        self._breaker = Breaker(FIRST_PAUSE, LONGEST_PAUSE, jobs.now)
+        """Time since which there has been no request; None while there is one."""
+        self._unbudgeted = False
+        """Whether the order under way was given while there was no request."""
+        self._breaker = CircuitBreaker(*PAUSES, lambda: jobs.clock())
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to write, now or once steps can do without what that takes."""
-        return bool(self._unkept) and not self._breaker.remaining
+        """Whether there is something to write, now or once the budget allows it."""
+        return bool(self._unwritten) and not self._breaker.remaining
 
-    def go_on(self, *, idle: bool) -> None:
-        """Has some chunks written, if it is time now. `idle`: there is no request."""
-        now = self._jobs.now()
+    def write_next(self, *, idle: bool) -> None:
+        """Orders some chunks to be written, if it is time now. `idle`: there is no request."""
+        now = self._jobs.clock()
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        self._keep(free=self._idle_since is not None and now - self._idle_since >= CALM)
+        self._write(budgeted=self._idle_since is None or now - self._idle_since < CALM_SECONDS)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """These have been stored, as far as they have a slot now."""
-        self._note(chunks)
-        self._keep_beside_steps()
+        """Chunks have been stored; those that have a slot by then are written."""
+        if self.enabled:
+            self._note(chunks)
+            self._write_beside_steps()
 
-    def kept(self, job: TransferJob, done: list[bool], taken: float) -> None:
-        """An order has been answered."""
+    def complete(self, job: TransferJob, done: list[bool], seconds: float) -> None:
+        """Handles the answer to an order, which took `seconds` from steps."""
         for chunk in job.chunks:
-            self._host.unpin(chunk)
-        self._costs.kept(sum(done), taken, free=self._free)
+            self._primary.unpin(chunk)
+        self._costs.wrote(sum(done), seconds)
+        if not self._unbudgeted:
+            self._budget.spent(seconds)
         if any(done):
-            self._breaker.close()
             self._breaker.worked()
         else:  # others would fail as well
             self._breaker.trip()
-        self._note(chunk for chunk, kept in zip(job.chunks, done, strict=True) if not kept)
-        self._keep_beside_steps()
+        self._note(chunk for chunk, written in zip(job.chunks, done, strict=True) if not written)
+        self._write_beside_steps()
 
     def clear(self) -> None:
-        self._unkept.clear()
+        self._unwritten.clear()
 
     def _note(self, chunks: Iterable[Chunk]) -> None:
-        """Of no more than there are slots, the newest."""
-        self._unkept.update((chunk, None) for chunk in chunks)
-        while len(self._unkept) > self._host.num_slots:
-            self._unkept.popitem(last=False)
-            self._counts.left_unwritten(1)
+        """Remembers no more chunks than there are slots, the newest."""
+        self._unwritten.update((chunk, None) for chunk in chunks)
+        while len(self._unwritten) > self._primary.num_slots:
+            self._unwritten.popitem(last=False)
+            self._stats.left_unwritten(1)
 
-    def _keep_beside_steps(self) -> None:
-        """Not if there was no request the last time: there may be one since, of which `go_on` will tell."""
+    def _write_beside_steps(self) -> None:
+        """Writes on, unless there was no request the last time: `write_next` knows whether one has come since."""
         if self._idle_since is None:
-            self._keep(free=False)
+            self._write(budgeted=True)
 
-    def _keep(self, *, free: bool) -> None:
-        if not self.waiting or self._jobs.of(WriteBackChunks) or not (free or self._costs.may_keep):
+    def _write(self, *, budgeted: bool) -> None:
+        if not self.waiting or self._jobs.of(WriteBackChunks) or (budgeted and not self._budget.allows):
             return
-        kept = self._next(min(self._at_once(), most_kept(self._host.num_slots)))
-        if kept:
-            self._free, self._count = free, len(kept)
-            order = WriteBackChunks(self._jobs.number(), [ChunkSlot(self._host.pin(chunk), *chunk) for chunk in kept])
-            self._jobs.add(TransferJob(order, kept))
+        chunks = self._next(min(self._batch_size(), write_back_slots(self._primary.num_slots)))
+        if chunks:
+            self._unbudgeted = not budgeted
+            order = WriteBackChunks(self._jobs.number(), [ChunkSlot(self._primary.pin(chunk), *chunk) for chunk in chunks])
+            self._jobs.add(TransferJob(order, chunks))
 
     def _next(self, count: int) -> list[Chunk]:
-        """At most so many, those first that have waited longest."""
-        kept: list[Chunk] = []
-        while self._unkept and len(kept) < count:
-            chunk, _ = self._unkept.popitem(last=False)
-            if self._host.has(chunk):
-                kept.append(chunk)
+        """Takes at most so many chunks, first those that have waited longest."""
+        chunks: list[Chunk] = []
+        while self._unwritten and len(chunks) < count:
+            chunk, _ = self._unwritten.popitem(last=False)
+            if self._primary.has(chunk):
+                chunks.append(chunk)
             else:
-                self._counts.left_unwritten(1)
-        return kept
+                self._stats.left_unwritten(1)
+        return chunks
 
-    def _at_once(self) -> int:
-        """Chunks, as many as do not take too long, as far as that is known: those that are there already take less than others."""
-        most = min(2 * self._count or 1, KEEP_BATCH)
-        one = self._costs.keep
-        return most if not one else max(1, min(most, int(AT_ONCE / one)))
+    def _batch_size(self) -> int:
+        """Chunks that take ORDER_SECONDS from steps; one where it is not known what a chunk takes."""
+        one = self._costs.write
+        if one is None:
+            return 1
+        return WRITE_BATCH if not one else max(1, min(WRITE_BATCH, int(ORDER_SECONDS / one)))

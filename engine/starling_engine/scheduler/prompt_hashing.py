@@ -1,51 +1,51 @@
-"""Names of the prompts that wait, made some at a time: no stream stands still while a long prompt is hashed."""
+"""Hashes waiting prompts piece by piece, so that no stream stands still while a long prompt is hashed."""
 
 from collections.abc import Iterable
 
 from starling_engine.request_state import Gate, RequestState
 
-NAMED_TOKENS = 16_384
-"""That are hashed between two plans, at most: a few milliseconds."""
+MAX_HASHED_TOKENS = 16_384
+"""Most tokens that are hashed between two plans: a few milliseconds."""
 
 
 class PromptHashing:
-    """A request waits behind `Gate.NAMES` until what it could find of its prompt has names; `NAMED_TOKENS` are shared by all."""
+    """Keeps a request behind `Gate.HASHING` until its prompt is hashed; all requests share `MAX_HASHED_TOKENS`."""
 
     def __init__(self) -> None:
-        self._left = NAMED_TOKENS
-        self._unnamed = 0
+        self._left = MAX_HASHED_TOKENS
+        self._num_unfinished = 0
 
-    def begin(self, request: RequestState) -> bool:
-        """Whether an arriving request is named at once."""
-        self._name(request)
-        if request.holding.chain.covers(len(request.tokens)):
+    def start(self, request: RequestState) -> bool:
+        """Begins with an arriving request; returns whether it is hashed at once."""
+        self._hash(request)
+        if request.blocks.chain.covers(len(request.tokens)):
             return True
-        request.gates.add(Gate.NAMES)
-        self._unnamed += 1
+        request.gates.add(Gate.HASHING)
+        self._num_unfinished += 1
         return False
 
-    def go_on(self, waiting: Iterable[RequestState]) -> list[RequestState]:
-        """Names more of those that wait, in their order; returns those that are named now."""
-        self._left = NAMED_TOKENS
-        named = []
-        for request in waiting if self._unnamed else ():
-            if Gate.NAMES in request.gates:
-                self._name(request)
-                if request.holding.chain.covers(len(request.tokens)):
-                    self.end(request)
-                    named.append(request)
+    def advance(self, waiting: Iterable[RequestState]) -> list[RequestState]:
+        """Hashes more of the waiting prompts, in their order; returns the requests that are done."""
+        self._left = MAX_HASHED_TOKENS
+        hashed = []
+        for request in waiting if self._num_unfinished else ():
+            if Gate.HASHING in request.gates:
+                self._hash(request)
+                if request.blocks.chain.covers(len(request.tokens)):
+                    self.finish(request)
+                    hashed.append(request)
                 if not self._left:
                     break
-        return named
+        return hashed
 
-    def end(self, request: RequestState) -> None:
-        """It is named, or wants no names any more."""
-        if Gate.NAMES in request.gates:
-            request.gates.discard(Gate.NAMES)
-            self._unnamed -= 1
+    def finish(self, request: RequestState) -> None:
+        """Opens the gate: the request is hashed, or leaves the queue."""
+        if Gate.HASHING in request.gates:
+            request.gates.discard(Gate.HASHING)
+            self._num_unfinished -= 1
 
-    def _name(self, request: RequestState) -> None:
-        chain, length = request.holding.chain, len(request.tokens)
+    def _hash(self, request: RequestState) -> None:
+        chain, length = request.blocks.chain, len(request.tokens)
         count = min(length - chain.length, self._left)
         chain.extend(request.tokens, chain.length + count)
         self._left -= count

@@ -10,20 +10,20 @@ from starling_engine.request_state import RequestState
 
 
 class WaitingQueue(ABC):
-    """Iteration goes from first to last; only the request that it stands at may be removed meanwhile, which ends it."""
+    """Waiting requests. Iteration goes from first to last; removing the current request is allowed, and ends it."""
 
     _items: deque[RequestState] | list[RequestState]
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Of all requests, prompts and output: none grows while it waits."""
+        """Tokens of all requests, prompts and output: none grows while it waits."""
 
     def add(self, request: RequestState) -> None:
         self.num_tokens += len(request.tokens)
         self._insert(request)
 
     def put_back(self, request: RequestState) -> None:
-        """A preempted request: before all that arrived later."""
+        """Queues a preempted request before all that arrived later."""
         self.num_tokens += len(request.tokens)
         self._insert_again(request)
 

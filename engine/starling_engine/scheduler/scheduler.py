@@ -1,7 +1,7 @@
 """Decides what runs in each step.
 
-There is one rule: every request runs from its planned tokens to all it has, as far as the step's token budget goes. Decode,
-chunked prefill, prefix hits and resumed requests are cases of it.
+There is one rule: every request runs from its planned tokens to all it has, within the step's token budget. Decode, chunked
+prefill, prefix hits and resumed requests are cases of it.
 """
 
 import logging
@@ -11,11 +11,12 @@ from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.kv.hashing import chain_root
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import OutOfBlocks
-from starling_engine.kv_offload.manager import OffloadManager
+from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.orders import TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import Gate, RequestState, RequestStatus
+from starling_engine.scheduler.preemption_log import PreemptionLog
 from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.scheduler.prefix import PrefixHit, PrefixLookup
 from starling_engine.scheduler.prompt_hashing import PromptHashing
@@ -33,7 +34,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: OffloadManager | None = None) -> None:
         self.config = config
         self.kv = kv
-        self.offload = offload
+        self.offload = offload or OffloadManager()
         self.epoch = epoch
         self.requests: dict[str, RequestState] = {}
         self.waiting = make_queue(config.policy)
@@ -42,10 +43,11 @@ class Scheduler:
         self._trial = -1
         """The last step that ran suspects; there is one such step in flight at a time."""
         self._forks: dict[str, list[RequestState]] = {}
-        """By their parent's id, the requests that wait for its prompt."""
+        """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
-        self._prefixes = PrefixLookup(kv, offload, self.requests)
-        self._naming = PromptHashing()
+        self._prefixes = PrefixLookup(kv, self.offload, self.requests)
+        self._hashing = PromptHashing()
+        self._preemptions = PreemptionLog()
         self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000, kv.block_size)
         self._in_flight: dict[int, StepBuilder] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -55,7 +57,7 @@ class Scheduler:
     # ---- requests ----
 
     def answer_at_once(self, record: EngineRequest) -> Delta | None:
-        """The answer to a request that can never run, not now, or has all its output already; None when it is to be added."""
+        """Returns the answer to a request that cannot run, or has all its output already; None when it is to be added."""
         params = record.params
         length = len(record.prompt_ids) + len(record.output_ids)
         wanted = length if record.pooling else length + 1
@@ -73,7 +75,7 @@ class Scheduler:
         if problem is not None:
             logger.info("%s is refused: %s: %s", record.id, problem[1], problem[0])
             return Delta(record.id, record.attempt, finish_reason="error", error=problem[0], error_param=problem[1])
-        # One that another core handed over was accepted there.
+        # A request that another core handed over was accepted there.
         full = self._queue_full(length) if not record.attempt else None
         if full is not None:
             logger.info("%s is refused: %s", record.id, full)
@@ -83,7 +85,7 @@ class Scheduler:
         return None
 
     def _queue_full(self, length: int) -> str | None:
-        """Why a request of so many tokens cannot wait as well. Free seats will be taken by some of those that wait."""
+        """Returns why a request of `length` tokens cannot wait too, or None. Free slots go to requests that wait already."""
         count, tokens = len(self.waiting), self.waiting.num_tokens
         if count >= self.config.max_num_waiting + len(self._free_slots):
             return f"{count} requests are waiting already"
@@ -92,39 +94,34 @@ class Scheduler:
         return None
 
     def add(self, record: EngineRequest) -> None:
-        """Queues a request that `answer_at_once` has no answer to. A newer attempt takes the place of an older one."""
+        """Queues a request that `answer_at_once` has no answer to. A newer attempt replaces an older one."""
         self.abort(record.id)
-        root = chain_root(record.adapter, record.cache_salt, *record.media_hashes)
+        root = chain_root(None, record.cache_salt)  # None: there is no LoRA adapter
         longest = min(self.config.max_model_len, self.kv.max_tokens)
-        holding = self.kv.holding(root)
-        holding.adapter = record.adapter
-        holding.salts = (*record.media_hashes, *([record.cache_salt] if record.cache_salt else []))
-        request = RequestState(record, holding, longest, self.config.eos_token_ids)
+        sequence = self.kv.new_sequence(root)
+        sequence.salt = record.cache_salt or None
+        request = RequestState(record, sequence, longest, self.config.eos_token_ids)
         parent = self._prefixes.parent(request)
         if parent is not None and parent.computed < request.num_prompt:
             request.gates.add(Gate.FORK_PARENT)
             self._forks.setdefault(parent.record.id, []).append(request)
         self.requests[record.id] = request
         self.waiting.add(request)
-        if not self.kv.prefix_caching or not request.reads_prefix_cache or self._naming.begin(request):
-            self._look_outside(request)
-
-    def _look_outside(self, request: RequestState) -> None:
-        if self.offload is not None:
-            self.offload.fetches.arrive(request)
+        if not self.kv.prefix_caching or not request.reads_prefix_cache or self._hashing.start(request):
+            self.offload.on_new_request(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request at once: its blocks are free now, what it has in flight is discarded. Unknown ids are ignored."""
+        """Ends a request at once: its blocks are free now, its results in flight are discarded. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(request)
 
     def hand_over(self) -> list[Delta]:
-        """Ends all requests here: each is told that another core is to continue it."""
+        """Ends all requests here, with deltas by which another core is to continue them."""
         return self.end_all(MOVED)
 
     def end_all(self, reason: str) -> list[Delta]:
-        """Ends all requests here, for a `finish_reason` that each is told. What is in flight is discarded."""
+        """Ends all requests here, with `reason` as their `finish_reason`. Results in flight are discarded."""
         requests = list(self.requests.values())
         for request in requests:
             logger.info("%s ends here (%s) with %d tokens", request.record.id, reason, len(request.tokens))
@@ -142,39 +139,38 @@ class Scheduler:
     # ---- planning ----
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can run now (all is waiting for steps in flight, or there is no work)."""
-        draft = StepBuilder(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
-        if self.offload is not None:
-            self.offload.begin_step(len(self.running), idle=not self.has_work)
-        for request in self._naming.go_on(self.waiting):
-            self._look_outside(request)
+        """Returns the next step, or None when nothing can run now (all waits for steps in flight, or there is no work)."""
+        builder = StepBuilder(self._step_id, self.epoch, self.config.max_num_batched_tokens, self.config.stages)
+        self.offload.prepare_store(len(self.running), idle=not self.has_work)
+        for request in self._hashing.advance(self.waiting):
+            self.offload.on_new_request(request)
         trial = bool(self._suspects) and self._trial not in self._in_flight
-        if trial and self._trial != self._step_id - 1:  # others have every second step
-            self._plan_trial(draft)
-        if not draft.requests:
-            self._plan_step(draft)
-        if not draft.requests and trial:
-            self._plan_trial(draft)
-        if not draft.requests:
+        if trial and self._trial != self._step_id - 1:  # other requests have every second step
+            self._plan_trial(builder)
+        if not builder.requests:
+            self._plan_step(builder)
+        if not builder.requests and trial:
+            self._plan_trial(builder)
+        if not builder.requests:
             return None
         self._step_id += 1
-        self._in_flight[draft.step_id] = draft
-        plan = draft.plan(self._freed_slots)
+        self._in_flight[builder.step_id] = builder
+        plan = builder.plan(self._freed_slots)
         self._freed_slots = []
         return plan
 
-    def _plan_step(self, draft: StepBuilder) -> None:
-        """Decodes first, then prompts: those that are under way share with new requests."""
+    def _plan_step(self, builder: StepBuilder) -> None:
+        """Plans decodes first, then prompts: running prompts share with new requests."""
         preempted = self.stats.preemptions_total
         prompts: list[RequestState] = []
-        self._plan_running(draft, prompts)
-        self._plan_prompts(draft, prompts, admits=self.stats.preemptions_total == preempted)
+        self._plan_running(builder, prompts)
+        self._plan_prompts(builder, prompts, admits=self.stats.preemptions_total == preempted)
 
-    def _plan_running(self, draft: StepBuilder, prompts: list[RequestState]) -> None:
-        """Every decoding request runs its one token; those with more to compute are left to share the rest of the budget.
+    def _plan_running(self, builder: StepBuilder, prompts: list[RequestState]) -> None:
+        """Adds one token of every decoding request; requests with more to compute go to `prompts`, to share the rest of the budget.
 
-        With several pipeline stages a step takes its share of them, so that the other stages have steps of their own to work on,
-        and the first one has its next step while results travel.
+        With several pipeline stages a step takes only its share of the decodes. So other stages have steps of their own, and the
+        first one has its next step while results travel.
         """
         block_size = self.kv.block_size
         by_priority = self.config.policy == "priority"
@@ -182,54 +178,54 @@ class Scheduler:
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
-            if request.gates or request.status is not RequestStatus.RUNNING:  # one before it may have taken its blocks
+            if request.gates or request.status is not RequestStatus.RUNNING:  # a request before it may have taken its blocks
                 continue
             if todo > 1:
                 prompts.append(request)
-            elif todo == 1 and end < request.budget_end and draft.budget:
-                if self.config.stages > 1 and (request.pending or len(draft.requests) >= room):
+            elif todo == 1 and end < request.budget_end and builder.budget:
+                if self.config.stages > 1 and (request.pending or len(builder.requests) >= room):
                     continue
-                if end > len(request.holding.tables[0]) * block_size and not self._grow(draft, request, end):
+                if end > len(request.blocks.tables[0]) * block_size and not self._grow(builder, request, end):
                     continue
-                draft.add_row(request, 1)
+                builder.add_row(request, 1)
 
-    def _plan_prompts(self, draft: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
-        """Prompts share what the decodes leave. Those that run already get what those that wait for it make no use of."""
+    def _plan_prompts(self, builder: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
+        """Shares the rest of the budget among prompts. Running ones also get what waiting ones do not use."""
         if len(self.running) > len(prompts):
-            draft.budget = self._prefill.tokens(draft.budget)
+            builder.budget = self._prefill.tokens(builder.budget)
         wanted = [request.todo for request in prompts]
         waits = admits and len(self.waiting) > 0 and len(self._free_slots) > 0
-        kept = sum(shares(draft.budget, [*wanted, draft.budget if waits else 0], self.kv.block_size)[:-1])
-        draft.budget -= kept
+        reserved = sum(shares(builder.budget, [*wanted, builder.budget if waits else 0], self.kv.block_size)[:-1])
+        builder.budget -= reserved
         if admits:
-            self._admit_waiting(draft)
-        draft.budget += kept
-        for request, share in zip(prompts, shares(draft.budget, wanted, self.kv.block_size), strict=True):
-            self._plan_prompt(draft, request, share)
+            self._admit_waiting(builder)
+        builder.budget += reserved
+        for request, share in zip(prompts, shares(builder.budget, wanted, self.kv.block_size), strict=True):
+            self._plan_prompt(builder, request, share)
 
-    def _plan_prompt(self, draft: StepBuilder, request: RequestState, most: int) -> None:
-        """The next chunk of a request that has several tokens to compute, `most` at most."""
+    def _plan_prompt(self, builder: StepBuilder, request: RequestState, most: int) -> None:
+        """Adds the next chunk of a request with several tokens to compute, at most `most`."""
         count = min(request.todo, most)
-        if count and request.status is RequestStatus.RUNNING and self._grow(draft, request, request.planned + count):
-            draft.add_row(request, count)
+        if count and request.status is RequestStatus.RUNNING and self._grow(builder, request, request.planned + count):
+            builder.add_row(request, count)
 
-    def _admit_waiting(self, draft: StepBuilder) -> None:
-        """Starts waiting requests in their order, until budget, slots or blocks end. Those with closed gates are passed over."""
-        if not draft.budget or not self._free_slots:
+    def _admit_waiting(self, builder: StepBuilder) -> None:
+        """Starts waiting requests in their order, until budget, slots or blocks end. Requests with closed gates are skipped."""
+        if not builder.budget or not self._free_slots:
             return
         for request in [r for r in self.waiting if not r.gates]:
-            if not draft.budget or not self._free_slots or not self._admit(draft, request):
+            if not builder.budget or not self._free_slots or not self._admit(builder, request):
                 return
 
-    def _admit(self, draft: StepBuilder, request: RequestState) -> bool:
-        """False when no other is to be tried in its place; one that is to wait for its chunks is passed over."""
+    def _admit(self, builder: StepBuilder, request: RequestState) -> bool:
+        """Starts a request, or skips one that has to wait for its chunks. Returns False when no further request may be tried."""
         prefix = self._prefixes.find(request)
         if prefix is None:
             return True
         length = len(request.tokens) + (self.kv.block_size if prefix.forked else 0)  # a fork gets a copy of the last block
         headroom = len(self.running) * len(self.kv.groups)
-        if not self.kv.admit(request.holding, prefix.tables, length, headroom):
-            self._tell_put_off(request, length, headroom)
+        if not self.kv.admit(request.blocks, prefix.tables, length, headroom):
+            self._log_put_off(request, length, headroom)
             return False
         if request.put_off_run == request.run:
             logger.info("%s starts after it was put off", request.record.id)
@@ -242,63 +238,57 @@ class Scheduler:
         if prefix.external:
             self._load_prefix(request, prefix)
         else:
-            self._plan_first(draft, request, prefix)
+            self._plan_first(builder, request, prefix)
         return True
 
-    def _tell_put_off(self, request: RequestState, length: int, headroom: int) -> None:
-        """Once a run: it may be first in the queue for many steps."""
+    def _log_put_off(self, request: RequestState, length: int, headroom: int) -> None:
+        """Logs once a run that a request waits for blocks: it may be first in the queue for many steps."""
         if request.put_off_run != request.run:
             request.put_off_run = request.run
             text = "%s is put off: up to %d blocks wanted for %d tokens and %d left for others to grow into, %d free"
             logger.info(text, request.record.id, self.kv.blocks_for(length), length, headroom, self.kv.num_available)
 
     def _load_prefix(self, request: RequestState, prefix: PrefixHit) -> None:
-        """The request has no part in steps until its blocks have come."""
-        assert self.offload is not None, "nothing else has more than the device"
-        self.kv.make_room(request.holding, prefix.length)
+        """Orders the loads of a prefix; the request is in no step until its blocks have come."""
+        self.kv.make_room(request.blocks, prefix.length)
         hit = prefix.hit // self.kv.block_size
-        self.offload.loads.load(request, hit, prefix.length // CHUNK, after=self._step_id - 1)
+        self.offload.prepare_load(request, hit, prefix.length, after=self._step_id - 1)
 
-    def _plan_first(self, draft: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
-        """Its first chunk, behind what it has found on the device."""
-        holding = request.holding
+    def _plan_first(self, builder: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
+        """Adds the request's first chunk, after the prefix that it found on the device."""
+        sequence = request.blocks
         if prefix.forked:
-            holding.cached_blocks = holding.found_blocks = prefix.hit // self.kv.block_size
-            draft.copies.extend(self.kv.make_writable(holding, prefix.hit))
-        holding.saved_chunks = prefix.hit // CHUNK
-        count = min(len(request.tokens) - prefix.hit, draft.budget)
-        self.kv.grow(holding, prefix.hit + count)
-        draft.add_row(request, count)
+            sequence.cached_blocks = sequence.found_blocks = prefix.hit // self.kv.block_size
+            builder.copies.extend(self.kv.make_writable(sequence, prefix.hit))
+        sequence.stored_chunks = prefix.hit // CHUNK
+        count = min(len(request.tokens) - prefix.hit, builder.budget)
+        self.kv.grow(sequence, prefix.hit + count)
+        builder.add_row(request, count)
 
     def _count_hits(self, request: RequestState, prefix: PrefixHit) -> None:
         self.stats.prefix_queries_total += len(request.tokens)
         self.stats.prefix_hits_total += prefix.hit
-        if self.offload is not None:
-            self.stats.external_queries_total += len(request.tokens) - prefix.hit
-            self.stats.external_hits_total += prefix.external
-            asked, found = self.offload.loads.lookup(request, prefix.hit // self.kv.block_size, prefix.length // CHUNK)
-            self.offload.counts.looked_up(asked, found)
+        self.stats.external_queries_total += self.offload.count_lookup(request, prefix.hit // self.kv.block_size, prefix.length)
+        self.stats.external_hits_total += prefix.external
 
     # ---- blocks ----
 
-    def _grow(self, draft: StepBuilder, request: RequestState, num_tokens: int) -> bool:
+    def _grow(self, builder: StepBuilder, request: RequestState, num_tokens: int) -> bool:
         """Takes the blocks for `num_tokens`, preempting the least important requests while there are too few."""
         while True:
             try:
-                for group, blocks in enumerate(self.kv.grow(request.holding, num_tokens)):
+                for group, blocks in enumerate(self.kv.grow(request.blocks, num_tokens)):
                     if request.entered:
-                        draft.appends.append(BlockAppend(request.slot, group, blocks))
+                        builder.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
             except OutOfBlocks as missing:
-                if self.offload is not None and self.offload.freeing:
+                if self.offload.frees_blocks_soon:
                     return False
                 victim = self._victim()
-                if victim in draft.requests:
+                if victim in builder.requests:
                     return False
-                if self.offload is not None:
-                    self.offload.saves.swap_out(victim)
-                why = "%s is preempted at %d of %d tokens and waits to be computed again: %s needs more (%s)"
-                logger.info(why, victim.record.id, victim.computed, len(victim.tokens), request.record.id, missing)
+                swapped = self.offload.prepare_swap(victim)
+                self._preemptions.add(victim, request, missing, swapped=swapped)
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -307,28 +297,26 @@ class Scheduler:
         return self.running[-1] if self.config.policy == "fcfs" else max(self.running, key=lambda r: r.order)
 
     def _preempt(self, request: RequestState) -> None:
-        """Back to the queue; it will compute its tokens again (a prefix hit shortens that)."""
+        """Moves a request back to the queue; it will compute its tokens again, except for a prefix hit."""
         self._leave_slot(request)
         request.status = RequestStatus.WAITING
         request.planned = request.computed = request.pending = 0
         self.waiting.put_back(request)
-        if self.offload is not None:
-            self.offload.fetches.put_back(request)
+        self.offload.on_request_preempted(request)
         self.stats.preemptions_total += 1
 
     # ---- slots ----
 
     def _take_slot(self, request: RequestState) -> None:
         self.waiting.remove(request)
-        if self.offload is not None:
-            self.offload.fetches.forget(request)
+        self.offload.on_request_finished(request)
         self.running.append(request)
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
 
     def _leave_slot(self, request: RequestState) -> None:
         self.running.remove(request)
-        self.kv.release(request.holding)
+        self.kv.release(request.blocks)
         self._free_slots.append(request.slot)
         self._freed_slots.append(request.slot)
         request.slot = -1
@@ -340,55 +328,52 @@ class Scheduler:
     # ---- results ----
 
     def update(self, result: StepResult) -> list[Delta]:
-        """Takes a step's result into account; returns what its requests gained."""
-        draft = self._in_flight.pop(result.step_id, None)
-        if draft is None or result.epoch != draft.epoch:
+        """Applies a step's result; returns its requests' deltas."""
+        builder = self._in_flight.pop(result.step_id, None)
+        if builder is None or result.epoch != builder.epoch:
             logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
             return []
         self.stats.steps_total += 1
-        if self.offload is not None:
-            self.offload.end_step(draft.step_id, sum(draft.num_tokens), result.seconds)
+        self.offload.on_step_finished(builder.step_id, sum(builder.num_tokens), result.seconds)
         if result.error is not None:
-            return self._blame(draft, result.error)
-        self._prefill.measured(draft.num_tokens, result.seconds)
+            return self._on_step_failure(builder, result.error)
+        self._prefill.observe(builder.num_tokens, result.seconds)
         deltas: list[Delta] = []
-        for (request, run, start, count), row in zip(draft.rows(), result.rows, strict=True):
+        for (request, run, start, count), row in zip(builder.rows(), result.rows, strict=True):
             if request.run == run:
                 if row.error is None:
                     self._confirm(request, start + count)
                 else:
-                    self._disown(request)
-                delta = self._take(request, start, row)
+                    self._forget_computed(request)
+                delta = self._apply_row(request, start, row)
                 deltas += [delta] if delta is not None else []
         return deltas
 
     def _confirm(self, request: RequestState, computed: int) -> None:
-        """Its keys and values are in the cache up to `computed`: others may have them."""
+        """Marks a request's tokens up to `computed` as cached: other requests may use them."""
         prompt_done = request.computed < request.num_prompt <= computed
         request.computed = computed
-        holding = request.holding
-        if computed // self.kv.block_size > holding.cached_blocks:
-            self.kv.remember(holding, request.tokens, computed)
-            if self.offload is not None:
-                self.offload.saves.confirm(request)
-        self.kv.leave_window(holding, computed)
+        sequence = request.blocks
+        if computed // self.kv.block_size > sequence.cached_blocks:
+            self.kv.remember(sequence, request.tokens, computed)
+            self.offload.on_blocks_cached(request)
+        self.kv.leave_window(sequence, computed)
         if prompt_done:
             self._open_forks(request)
         if Gate.SUSPECT in request.gates and computed >= request.failed_at:
             self._suspects.clear(request)
 
-    def _disown(self, request: RequestState) -> None:
-        """What it has computed may be as wrong as the row that says so: nobody finds it any more."""
-        chunks = self.kv.forget_own(request.holding)
-        if self.offload is not None:
-            self.offload.saves.forget(chunks)
+    def _forget_computed(self, request: RequestState) -> None:
+        """Removes a failed row's blocks from the cache: they may be wrong too."""
+        chunks = self.kv.forget_own(request.blocks)
+        self.offload.invalidate(chunks)
 
     def _open_forks(self, parent: RequestState) -> None:
         for request in self._forks.pop(parent.record.id, ()):
             request.gates.discard(Gate.FORK_PARENT)
 
-    def _take(self, request: RequestState, start: int, row: RowResult) -> Delta | None:
-        delta = request.take(row, start)
+    def _apply_row(self, request: RequestState, start: int, row: RowResult) -> Delta | None:
+        delta = request.apply(row, start)
         if delta is None:
             return None
         self.stats.generated_tokens_total += len(delta.tokens)
@@ -407,64 +392,63 @@ class Scheduler:
             self._leave_slot(request)
         else:
             self.waiting.remove(request)
-            self._naming.end(request)
+            self._hashing.finish(request)
             request.run += 1
-            if self.offload is not None:
-                self.offload.fetches.forget(request)
+            self.offload.on_request_finished(request)
         request.status = RequestStatus.FINISHED
         self._suspects.clear(request)
         del self.requests[request.record.id]
         self._open_forks(request)
 
-    def move(self, done: TransferDone) -> None:
-        """Takes into account that chunks have moved, or have not."""
-        assert self.offload is not None, "nothing else asks for moves"
-        for request in self.offload.take(done):
+    def on_transfer_done(self, done: TransferDone) -> None:
+        """Applies the outcome of a transfer order."""
+        for request in self.offload.complete(done):
             logger.info("%s computes its prompt: chunks of it that a tier had did not come", request.record.id)
             self._preempt(request)
             request.skips_tiers = True
 
     def reset_prefix_cache(self) -> None:
-        """Forgets what no running request has, on the device and in the CPU tier."""
+        """Drops cached blocks that no running request uses, on the device and in the CPU tier."""
         self.forget_device()
-        if self.offload is not None:
-            self.offload.clear()
+        self.offload.reset()
 
     def forget_device(self) -> None:
-        """Forgets what no running request has on the device. The tiers keep what they have."""
+        """Drops cached blocks of the device that no running request uses. The tiers' chunks stay."""
         self.kv.pool.forget_free()
 
     # ---- faults ----
 
-    def _blame(self, draft: StepBuilder, error: str) -> list[Delta]:
-        """A step failed as a whole. Its only request is to blame; several run again by halves, until one fails alone."""
-        current = [(r, start + count) for r, run, start, count in draft.rows() if r.run == run]
-        if len(draft.requests) == 1:
+    def _on_step_failure(self, builder: StepBuilder, error: str) -> list[Delta]:
+        """Handles a step that failed as a whole. Its only request ends; several run again by halves, until one fails alone."""
+        current = [(r, start + count) for r, run, start, count in builder.rows() if r.run == run]
+        if len(builder.requests) == 1:
             for request, _ in current:
-                logger.info("%s ends: step %d, which ran it alone, failed: %s", request.record.id, draft.step_id, error)
+                logger.info("%s ends: step %d, which ran it alone, failed: %s", request.record.id, builder.step_id, error)
                 self._finish(request)
             return [Delta(r.record.id, r.record.attempt, finish_reason="error", error=error) for r, _ in current]
         for request, end in reversed(current):
-            logger.info("%s is computed again: step %d, which it was part of, failed: %s", request.record.id, draft.step_id, error)
+            logger.info(
+                "%s is computed again: step %d, which it was part of, failed: %s", request.record.id, builder.step_id, error
+            )
             request.failed_at = end
             request.skips_tiers = True
             self._preempt(request)
         self._suspects.add([request for request, _ in current])
         return []
 
-    def _plan_trial(self, draft: StepBuilder) -> None:
-        """A step of suspects alone, as many of those that are tried as fit. Streams wait for it as for any other."""
+    def _plan_trial(self, builder: StepBuilder) -> None:
+        """Plans a step of suspects alone, as many of the group as fit. Streams wait for it as for any other."""
         if len(self.running) > len(self._suspects.tried):
-            draft.budget = self._prefill.tokens(draft.budget)
+            builder.budget = self._prefill.tokens(builder.budget)
         for request in tuple(self._suspects.tried):
-            if not draft.budget:
+            if not builder.budget:
                 break
             if request.status is RequestStatus.RUNNING:
-                self._plan_prompt(draft, request, draft.budget)
+                self._plan_prompt(builder, request, builder.budget)
             elif self._free_slots:
-                self._admit(draft, request)
-        if draft.requests:
-            self._trial = draft.step_id
+                self._admit(builder, request)
+        if builder.requests:
+            self._trial = builder.step_id
 
     # ---- reports ----
 
@@ -472,18 +456,15 @@ class Scheduler:
         self.stats.running = len(self.running)
         self.stats.waiting = len(self.waiting)
         self.stats.kv_blocks_used = self.kv.pool.num_used
-        if self.offload is not None:
-            self.stats.tiers = self.offload.counts.tiers
+        self.stats.tiers = dict(self.offload.stats)
         return self.stats
 
     def check_integrity(self) -> None:
         """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
-        pinned = []
-        if self.offload is not None:
-            self.offload.check_integrity({request.record.id for request in self.waiting})
-            pinned = self.offload.pinned_blocks()
-        self.kv.pool.check_integrity([*(t for r in self.running for t in r.holding.tables), *pinned])
-        assert self.kv.reserved == sum(r.holding.reserved for r in self.running)
+        self.offload.check_integrity({request.record.id for request in self.waiting})
+        pinned = self.offload.pinned_blocks()
+        self.kv.pool.check_integrity([*(t for r in self.running for t in r.blocks.tables), *pinned])
+        assert self.kv.reserved == sum(r.blocks.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)
         self._suspects.check_integrity()

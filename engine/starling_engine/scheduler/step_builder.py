@@ -1,4 +1,4 @@
-"""A step while the scheduler makes it."""
+"""A step that the scheduler is planning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class StepBuilder:
     step_id: int
     epoch: int
     budget: int
-    """Tokens that it may still hold."""
+    """Tokens that still fit."""
     stages: int
     requests: list[RequestState] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class StepBuilder:
     inputs: list[int] = field(default_factory=list)
 
     def add_row(self, request: RequestState, count: int) -> None:
-        """`request` runs its next `count` tokens; the workers are told of it if they do not know it yet."""
+        """Adds a row for the next `count` tokens of `request`; enters it in its slot if the workers do not have it yet."""
         if not request.entered:
             self._enter(request)
         start, known = request.planned, len(request.tokens)
@@ -55,13 +55,13 @@ class StepBuilder:
         request.entered = True
         record = request.record
         sampling = None if record.pooling else record.params
-        blocks = [list(table) for table in request.holding.tables]
+        blocks = [list(table) for table in request.blocks.tables]
         tokens, done = pack(request.tokens), request.planned
         request.given = len(request.tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
 
     def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:
-        """Of each row the request, its run, the position of its first token and the number of its tokens."""
+        """Yields for each row the request, its run, the position of its first token and the number of its tokens."""
         return zip(self.requests, self.runs, self.starts, self.num_tokens, strict=True)
 
     def plan(self, freed_slots: list[int]) -> StepPlan:

@@ -1,8 +1,8 @@
-"""Finds which request of a failed step is to blame, by halves; nobody else is ended for it.
+"""Finds the request that made a step fail, by halves; no other request ends for it.
 
-Its requests are computed again in steps of their own, half of them at a time, until each is past the place where the step failed.
-A half that fails is halved again, and a request that fails alone is the culprit: log2(n) failing steps find one of n. Everybody
-else runs on between these steps.
+Its requests run again in steps of their own, half of them at a time, until each is past the token where the step failed. A half
+that fails is halved again, and a request that fails alone is the culprit: log2(n) failing steps find one of n. All other requests
+run on between these steps.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from starling_engine.request_state import Gate, RequestState
 
 
 class Suspects:
-    """Requests behind `Gate.SUSPECT`, in groups of which the first is being tried."""
+    """Requests behind `Gate.SUSPECT`, in groups, one of which is being tried."""
 
     def __init__(self) -> None:
         self._groups: list[list[RequestState]] = []
@@ -21,11 +21,11 @@ class Suspects:
 
     @property
     def tried(self) -> list[RequestState]:
-        """The group that a step of its own is to run now; empty when there is none."""
+        """The group to run in a step of its own now; empty if there is none."""
         return self._groups[-1] if self._groups else []
 
     def add(self, failed: Sequence[RequestState]) -> None:
-        """Requests of a step that failed, by halves. Members of the group that was tried, if any, are suspected anew."""
+        """Adds the requests of a step that failed, in two halves. Members of the group that was tried are split again."""
         for request in failed:
             self.clear(request)
             request.gates.add(Gate.SUSPECT)
@@ -33,7 +33,7 @@ class Suspects:
         self._groups += [list(half) for half in (failed[middle:], failed[:middle]) if half]
 
     def clear(self, request: RequestState) -> None:
-        """It has passed where the step failed, or has ended."""
+        """Removes a request that is past the failure, or has ended."""
         if Gate.SUSPECT in request.gates:
             request.gates.discard(Gate.SUSPECT)
             for group in self._groups:
@@ -42,7 +42,7 @@ class Suspects:
             self._groups = [group for group in self._groups if group]
 
     def check_integrity(self) -> None:
-        """Asserts that each is in one group."""
+        """Asserts that each suspect is in one group."""
         members = [id(request) for group in self._groups for request in group]
         assert len(members) == len(set(members)) and all(self._groups)
         assert all(Gate.SUSPECT in request.gates for group in self._groups for request in group)

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 
 from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.folder import janitor as keeper
-from starling_engine.kv_offload.secondary.folder import open_folder
+from starling_engine.kv_offload.secondary.folder import janitor
+from starling_engine.kv_offload.secondary.folder.tier import open_folder
 
 from tests.engine.kv_offload.objects import FILE, MODEL, content, read, write
 
@@ -24,15 +24,15 @@ LIMIT = FITS * FILE
 CONTENT = [content(number) for number in range(NUMBERS)]
 
 
-def use(folder: str, seed: int, told: int) -> None:
-    """Writes to the pipe `told` when it is at work."""
+def use(folder: str, seed: int, pipe: int) -> None:
+    """Writes to `pipe` when it is at work."""
     rng = random.Random(seed)
     # A life of some milliseconds is to see evictions too.
-    keeper.CONFIRM = keeper.SOON = keeper.REST = 0.001
+    janitor.INTERVAL = 0.001
     tier = open_folder(folder, LIMIT, "auto", MODEL)
     for step in count():
         if step == 10:
-            os.write(told, b".")
+            os.write(pipe, b".")
         number = rng.randrange(NUMBERS)
         try:
             write(tier, number)
@@ -47,28 +47,28 @@ def use(folder: str, seed: int, told: int) -> None:
 
 class Child:
     def __init__(self, folder: str, seed: int) -> None:
-        self.hears, told = os.pipe()
+        self.started, pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                use(folder, seed, told)
+                use(folder, seed, pipe)
             finally:
                 os._exit(4)
-        os.close(told)
+        os.close(pipe)
 
     def work(self) -> None:
         """Returns when it is at work, or has ended."""
-        os.read(self.hears, 1)
+        os.read(self.started, 1)
 
     def end(self) -> int:
-        """What it ended by itself with, or a signal's number below 0."""
-        os.close(self.hears)
+        """Kills it. Returns the status with which it had ended by itself, or a signal's number below 0."""
+        os.close(self.started)
         os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def main(folder: str, kills: int) -> int:
-    """There are two at a time. Some are killed before they are at work."""
+    """Kills processes, two of which run at a time; some before they are at work."""
     rng = random.Random(0)
     seen: set[str] = set()
     leftovers, code = 0, -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Small objects with content that follows from their number, and where they are to lie in memory."""
+"""Small objects, whose content follows from their number, and tiers to hold them."""
 
 import random
 from hashlib import sha256
@@ -26,23 +26,23 @@ def content(number: int, size: int = SIZE) -> bytes:
 
 
 def memory(data: bytes, at: int = 0) -> memoryview:
-    """`data` in memory that may be written to, `at` bytes past a page's start."""
+    """Returns `data` in memory that may be written to, `at` bytes past a page's start."""
     view = memoryview(mmap(-1, at + len(data)))[at:]
     view[:] = data
     return view
 
 
 def quiet_tier(root: Path, limit: int = 1 << 30, fingerprint: Fingerprint = MODEL, direct: bool = False) -> FolderTier:
-    """Its keeper does nothing by itself: tests call `tick`."""
+    """Opens a tier whose janitor does nothing by itself: tests call `tick`."""
     layout = FolderLayout(root, fingerprint.digest, this_process())
     layout.make()
     return FolderTier(layout, fingerprint, limit, direct, layout.is_empty())
 
 
-def keep(tier: FolderTier) -> None:
-    """What the keeper does in its first half second."""
-    tier.keeper.tick()
-    tier.keeper.tick()
+def run_janitor(tier: FolderTier) -> None:
+    """Does what the janitor does in its first second or two."""
+    tier.janitor.tick()
+    tier.janitor.tick()
 
 
 def read(tier: FolderTier, number: int, size: int = SIZE, at: int = 0) -> bytes:

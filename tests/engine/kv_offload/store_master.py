@@ -1,4 +1,4 @@
-"""A real master of Mooncake Store for tests, that can be stopped, killed and started again on the same ports."""
+"""A real master of Mooncake Store, which tests stop, kill and start again on the same ports."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2
 
 
 def missing() -> str | None:
-    """What this machine lacks for a store, or None."""
+    """Returns what this machine lacks for a store, or None."""
     if importlib.util.find_spec("mooncake") is None:
         return "Mooncake Store is not installed: pip install 'starling[store]'"
     for library in LIBRARIES:
@@ -63,7 +63,7 @@ class Master:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Meanwhile it takes connections, and answers nothing."""
+        """Stops it: it takes connections meanwhile, and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         self._await_stopped()
@@ -73,7 +73,7 @@ class Master:
             self._process.send_signal(signal.SIGCONT)
 
     def _await_stopped(self) -> None:
-        """Until each of its threads stands: the one that is told first has to run for the others to hear of it."""
+        """Waits until each of its threads stands: the first one has to run for the others to get the signal."""
         assert self._process is not None
         for _ in range(1000):
             with contextlib.suppress(OSError):  # one has ended since it was listed

@@ -1,4 +1,4 @@
-"""Equal for what computes equal keys and values, and for nothing else."""
+"""Fingerprints are equal where keys and values are, and nowhere else."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_a_fine_tune_of_one_layer_is_another_model(model: Path, layer: int) -> N
 
 
 def test_no_tensor_is_too_small_or_one_of_too_many_to_count(tmp_path: Path) -> None:
-    """As many experts have: any of 5,000 scales, by its last bit."""
+    """Any of 5,000 scales counts, by its last bit: a model with many experts has as many."""
     (tmp_path / "config.json").write_text("{}")
     scales = {f"experts.{number:04}.scale": np.ones(1, np.float32) for number in range(5000)}
     save_file(scales, tmp_path / "model.safetensors")
@@ -78,7 +78,7 @@ def snapshot_of(model: Path, hub: Path, commit: str) -> Path:
 
 
 def test_a_snapshot_of_the_hub_goes_by_its_commit(model: Path, tmp_path: Path) -> None:
-    """A branch that moved leads to another one."""
+    """A branch that moved leads to another commit."""
     here, there = snapshot_of(model, tmp_path / "here", "c0ffee"), snapshot_of(model, tmp_path / "there", "c0ffee")
     assert fingerprint_of(str(here), "auto", 0, "bfloat16").model == "org/chat-7b@c0ffee"
     assert of(here) == of(there)
@@ -98,7 +98,7 @@ def test_a_snapshot_that_was_edited_is_another_model(model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model-0.safetensors"])
-def test_what_cannot_be_read_is_told(model: Path, damage: str) -> None:
+def test_files_that_cannot_be_read_are_an_error(model: Path, damage: str) -> None:
     if damage == "config.json":
         (model / damage).unlink()
     else:

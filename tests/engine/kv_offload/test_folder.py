@@ -1,4 +1,4 @@
-"""What is written is read as it was, or not at all."""
+"""Objects are read as they were written, or not at all."""
 
 import os
 import time
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.folder import open_folder
-from starling_engine.kv_offload.secondary.folder.files import can_go_direct
+from starling_engine.kv_offload.secondary.folder.object_file import supports_direct
+from starling_engine.kv_offload.secondary.folder.tier import open_folder
 
-from tests.engine.kv_offload.objects import FILE, MODEL, SIZE, content, file_of, keep, key, memory, quiet_tier, read, write
+from tests.engine.kv_offload.objects import FILE, MODEL, SIZE, content, file_of, key, memory, quiet_tier, read, run_janitor, write
 
 
 def test_a_restart_finds_what_was_written(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_restart_finds_what_was_written(tmp_path: Path) -> None:
     write(first, 1)
     first.close()
     second = open_folder(str(tmp_path / "new" / "folder"), 1 << 30, "auto", MODEL)
-    assert second.find([key(1), key(2)]) == [True, False]
+    assert second.lookup([key(1), key(2)]) == [True, False]
     assert read(second, 1) == content(1)
     with pytest.raises(ObjectMissing):
         read(second, 2)
@@ -34,7 +34,7 @@ def test_a_restart_finds_what_was_written(tmp_path: Path) -> None:
 def test_every_way_to_write_suits_every_way_to_read(
     tmp_path: Path, writes_direct: bool, reads_direct: bool, at: int, size: int
 ) -> None:
-    if (writes_direct or reads_direct) and not can_go_direct(tmp_path / "probe"):
+    if (writes_direct or reads_direct) and not supports_direct(tmp_path / "probe"):
         pytest.skip("the file system knows no O_DIRECT")
     data = content(size, size)
     quiet_tier(tmp_path, direct=writes_direct).write(key(1), memory(data, at))
@@ -42,7 +42,7 @@ def test_every_way_to_write_suits_every_way_to_read(
 
 
 def test_bytes_that_cannot_be_written_to_are_data_too(tmp_path: Path) -> None:
-    tier = quiet_tier(tmp_path, direct=bool(can_go_direct(tmp_path / "probe")))
+    tier = quiet_tier(tmp_path, direct=bool(supports_direct(tmp_path / "probe")))
     tier.write(key(1), memoryview(content(1)))
     assert read(tier, 1) == content(1)
 
@@ -50,9 +50,9 @@ def test_bytes_that_cannot_be_written_to_are_data_too(tmp_path: Path) -> None:
 def test_parts_groups_and_models_are_apart(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
     write(tier, 1)
-    assert tier.find([key(1), key(1, ChunkPart(0, 4, 2, 4)), key(1, group=1)]) == [True, False, False]
+    assert tier.lookup([key(1), key(1, ChunkPart(0, 4, 2, 4)), key(1, group=1)]) == [True, False, False]
     for other in (replace(MODEL, identity="org/model@other"), replace(MODEL, dtype="bfloat16"), replace(MODEL, layout=99)):
-        assert quiet_tier(tmp_path, fingerprint=other).find([key(1)]) == [False]
+        assert quiet_tier(tmp_path, fingerprint=other).lookup([key(1)]) == [False]
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_no_half_of_an_object_is_ever_seen(tmp_path: Path, monkeypatch: pytest.M
     steps = []
 
     def a_page_at_a_time(fd: int, parts: list[memoryview], offset: int) -> int:
-        steps.append(tier.find([key(1)]))
+        steps.append(tier.lookup([key(1)]))
         return whole(fd, [parts[0][:4096]], offset)
 
     monkeypatch.setattr(os, "pwritev", a_page_at_a_time)
@@ -151,14 +151,14 @@ def test_the_least_recently_used_goes_and_restarts_do_not_forget_the_order(tmp_p
         write(tier, number)
         os.utime(file_of(tmp_path, number), (long_ago + number, long_ago + number))
     assert read(tier, 0) == content(0)
-    keep(tier)
-    tier.keeper.leave()
+    run_janitor(tier)
+    tier.janitor.leave()
     tier = quiet_tier(tmp_path, limit)
-    keep(tier)
+    run_janitor(tier)
     for number in (8, 9):
         write(tier, number)
-    tier.keeper.tick()
-    assert tier.find([key(number) for number in range(10)]) == [True, False, *[True] * 8]
+    tier.janitor.tick()
+    assert tier.lookup([key(number) for number in range(10)]) == [True, False, *[True] * 8]
     assert (tier.counters.objects, tier.counters.bytes, tier.counters.evicted) == (9, 9 * FILE, 1)
 
 
@@ -170,12 +170,12 @@ def test_it_never_holds_more_than_its_limit(tmp_path: Path) -> None:
         write(tier, 5)
     counters = tier.counters
     assert (counters.objects, counters.full, counters.refused, counters.errors) == (5, 1, 0, 0)
-    keep(tier)
+    run_janitor(tier)
     write(tier, 5)
     assert read(tier, 5) == content(5)
 
 
-def test_the_keeper_evicts_by_itself(tmp_path: Path) -> None:
+def test_the_janitor_evicts_by_itself(tmp_path: Path) -> None:
     tier = open_folder(str(tmp_path), 20 * FILE, "off", MODEL)
     number = written = 0
     until = time.monotonic() + 20
@@ -205,7 +205,7 @@ def test_a_hit_marks_its_use_no_more_than_now_and_then(tmp_path: Path) -> None:
 
 
 def test_threads_that_write_read_and_drop_the_same_objects_get_the_right_bytes(tmp_path: Path) -> None:
-    tier = quiet_tier(tmp_path, direct=bool(can_go_direct(tmp_path / "probe")))
+    tier = quiet_tier(tmp_path, direct=bool(supports_direct(tmp_path / "probe")))
 
     def use(worker: int) -> int:
         hits = 0

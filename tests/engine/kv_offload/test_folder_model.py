@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.folder.files import can_go_direct
+from starling_engine.kv_offload.secondary.folder.object_file import supports_direct
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 from starling_engine.kv_offload.secondary.folder.usage import HIGH, LOW
 
-from tests.engine.kv_offload.objects import FILE, content, file_of, keep, key, quiet_tier, read, write
+from tests.engine.kv_offload.objects import FILE, content, file_of, key, quiet_tier, read, run_janitor, write
 
 LIMIT = 6
 numbers = st.integers(0, 9)
@@ -25,7 +25,7 @@ class TwoUsers(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.root = Path(self.folder.name)
-        self.direct = bool(can_go_direct(self.root / "probe"))
+        self.direct = bool(supports_direct(self.root / "probe"))
         self.tiers = [self.opened(), self.opened()]
         self.there: set[int] = set()
 
@@ -55,14 +55,14 @@ class TwoUsers(RuleBasedStateMachine):
 
     @rule(user=users)
     def finds(self, user: int) -> None:
-        found = self.tiers[user].find([key(number) for number in range(10)])
+        found = self.tiers[user].lookup([key(number) for number in range(10)])
         assert {number for number in range(10) if found[number]} == self.present() >= self.there
 
     @rule(user=users)
     def looks(self, user: int) -> None:
         evicted = self.tiers[user].counters.evicted
         before = self.present()
-        self.tiers[user].keeper.tick()
+        self.tiers[user].janitor.tick()
         gone = before - self.present()
         assert self.tiers[user].counters.evicted - evicted == len(gone)
         self.there -= gone
@@ -70,7 +70,7 @@ class TwoUsers(RuleBasedStateMachine):
     @rule(user=users, closes=st.booleans())
     def restarts(self, user: int, closes: bool) -> None:
         if closes:
-            self.tiers[user].keeper.leave()
+            self.tiers[user].janitor.leave()
         self.tiers[user] = self.opened()
 
     @rule(number=numbers, at=st.integers(0, FILE - 1))
@@ -88,16 +88,16 @@ class TwoUsers(RuleBasedStateMachine):
 
     @rule()
     def is_swept(self) -> None:
-        """Whoever holds the lease evicts what is too much and no more."""
+        """The holder of the lease evicts what is too much and no more."""
         for tier in self.tiers:
-            tier.keeper.leave()
+            tier.janitor.leave()
         (self.root / "lease").unlink(missing_ok=True)  # of one that was not closed
         before = self.present()
         too_much = sum(file_of(self.root, number).stat().st_size for number in before) > HIGH * LIMIT * FILE
         last = self.tiers[0] = self.opened()
         self.tiers[1] = self.opened()
-        keep(last)
-        last.keeper.tick()
+        run_janitor(last)
+        last.janitor.tick()
         held = self.present()
         left = sum(file_of(self.root, number).stat().st_size for number in held)
         assert held < before and left <= LOW * LIMIT * FILE < left + FILE if too_much else held == before

@@ -8,7 +8,7 @@ import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv_offload.secondary.folder.inspect import list_models, verify
-from starling_engine.kv_offload.secondary.open import group_shares
+from starling_engine.kv_offload.secondary.parts import group_shares
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.ledger import block_bytes
 from starling_engine.model_config.config import load_model_config
@@ -16,8 +16,8 @@ from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 from tests.engine.kv_offload.test_model import MIB, Outputs, assert_found, core_with, serve
-from tests.engine.kv_offload.test_share import worker_of
-from tests.engine.running import MODEL
+from tests.engine.kv_offload.test_secondary_tiers import worker_of
+from tests.engine.real_engine import MODEL
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One process of several evicts, by what all have written."""
+"""One of several processes evicts, by what all have written."""
 
 import os
 import subprocess
@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 from starling_engine.kv_offload.secondary.base import TierError
-from starling_engine.kv_offload.secondary.folder.janitor import FolderJanitor
-from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, WriterProcess, this_process
+from starling_engine.kv_offload.secondary.folder.janitor import FolderJanitor, Oldest
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, ObjectFile, WriterProcess, object_folders, this_process
 from starling_engine.kv_offload.secondary.folder.lease import DURATION, FolderLease
-from starling_engine.kv_offload.secondary.folder.outage import FolderBreakers
-from starling_engine.kv_offload.secondary.folder.reports import ABANDONED, UsageReports
-from starling_engine.kv_offload.secondary.folder.sweep import ObjectFile, Oldest, walk
-from starling_engine.kv_offload.secondary.folder.tier import FolderTier
-from starling_engine.kv_offload.secondary.folder.usage import Amount, FolderUsage
+from starling_engine.kv_offload.secondary.folder.tier import FolderBreakers, FolderTier
+from starling_engine.kv_offload.secondary.folder.usage import ABANDONED, Amount, FolderUsage, UsageReports
 
-from tests.engine.kv_offload.objects import FILE, MODEL, file_of, keep, quiet_tier, write
+from tests.engine.kv_offload.objects import FILE, MODEL, file_of, quiet_tier, run_janitor, write
 
 
 class Clock:
@@ -38,16 +35,16 @@ def lease_of(root: Path, name: str, clock: Clock, machine: str | None = None) ->
 def test_one_holds_the_lease_and_another_takes_it_over_when_it_falls_silent(tmp_path: Path) -> None:
     clock = Clock()
     first, second = lease_of(tmp_path, "first", clock), lease_of(tmp_path, "second", clock)
-    assert not first.hold(Amount()), "it counts at the second look"
-    assert first.hold(Amount())
+    assert not first.acquire_or_renew(Amount()), "it counts at the second look"
+    assert first.acquire_or_renew(Amount())
     for _ in range(5):
         clock.now += 0.7 * DURATION
-        assert first.hold(Amount(7, 1)) and not second.hold(Amount())
-    assert second.heard is not None and second.heard.amount == Amount(7, 1)
+        assert first.acquire_or_renew(Amount(7, 1)) and not second.acquire_or_renew(Amount())
+    assert second.other is not None and second.other.amount == Amount(7, 1)
     clock.now += DURATION + 1
-    assert not second.hold(Amount()), "it took it, and looks again"
-    assert second.hold(Amount())
-    assert not first.hold(Amount()), "the one that was paused sees that it lost it"
+    assert not second.acquire_or_renew(Amount()), "it took it, and looks again"
+    assert second.acquire_or_renew(Amount())
+    assert not first.acquire_or_renew(Amount()), "the one that was paused sees that it lost it"
 
 
 def test_of_two_that_take_it_at_once_one_keeps_it(tmp_path: Path) -> None:
@@ -56,18 +53,18 @@ def test_of_two_that_take_it_at_once_one_keeps_it(tmp_path: Path) -> None:
     for lease in leases:
         lease._look()
     for lease in leases:
-        lease._write(Amount(), 0)
-    assert [lease.hold(Amount()) for lease in leases] == [False, True]
+        lease._write(lease._me, Amount(), 0)
+    assert [lease.acquire_or_renew(Amount()) for lease in leases] == [False, True]
 
 
 def test_a_lease_that_was_given_back_is_free_and_keeps_the_count(tmp_path: Path) -> None:
     clock = Clock()
     first, second = lease_of(tmp_path, "first", clock), lease_of(tmp_path, "second", clock)
-    first.hold(Amount())
-    first.hold(Amount())
-    first.give_back(Amount(5, 1))
-    assert not second.hold(Amount()) and second.hold(Amount(5, 1))
-    assert second.heard is not None and second.heard.amount == Amount(5, 1)
+    first.acquire_or_renew(Amount())
+    first.acquire_or_renew(Amount())
+    first.release(Amount(5, 1))
+    assert not second.acquire_or_renew(Amount()) and second.acquire_or_renew(Amount(5, 1))
+    assert second.other is not None and second.other.amount == Amount(5, 1)
 
 
 def test_the_lease_of_a_process_that_ended_here_is_free_at_once(tmp_path: Path) -> None:
@@ -78,105 +75,105 @@ def test_the_lease_of_a_process_that_ended_here_is_free_at_once(tmp_path: Path) 
         (tmp_path / machine).mkdir()
         layout = FolderLayout(tmp_path / machine, MODEL.digest, WriterProcess("dead", machine, ended.pid))
         layout.make()
-        FolderLease(layout).hold(Amount())
+        FolderLease(layout).acquire_or_renew(Amount())
         mine = FolderLease(FolderLayout(tmp_path / machine, MODEL.digest, here))
-        assert [mine.hold(Amount()), mine.hold(Amount())] == [False, not waits]
+        assert [mine.acquire_or_renew(Amount()), mine.acquire_or_renew(Amount())] == [False, not waits]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b'{"owner": 3}'])
 def test_a_damaged_lease_is_free(tmp_path: Path, garbage: bytes) -> None:
     lease = lease_of(tmp_path, "first", Clock())
     (tmp_path / "lease").write_bytes(garbage)
-    assert not lease.hold(Amount()) and lease.hold(Amount())
+    assert not lease.acquire_or_renew(Amount()) and lease.acquire_or_renew(Amount())
 
 
-def test_the_holder_hears_what_others_write_and_they_learn_the_sum(tmp_path: Path) -> None:
+def test_the_holder_adds_up_what_others_write_and_they_learn_the_sum(tmp_path: Path) -> None:
     holder, other = quiet_tier(tmp_path, 10 * FILE), quiet_tier(tmp_path, 10 * FILE)
-    keep(holder)
+    run_janitor(holder)
     for number in range(6):
         write(other, number)
     write(holder, 6)
-    other.keeper.tick()
-    holder.keeper.tick()
-    holder.keeper.tick()
-    other.keeper.tick()
+    other.janitor.tick()
+    holder.janitor.tick()
+    holder.janitor.tick()
+    other.janitor.tick()
     assert holder.counters.bytes == other.counters.bytes == 7 * FILE
     for number in range(10, 13):
         write(other, number)
     assert other.counters.bytes == 10 * FILE
-    other.keeper.tick()
-    holder.keeper.tick()
+    other.janitor.tick()
+    holder.janitor.tick()
     assert (holder.counters.evicted, holder.counters.bytes) == (1, 9 * FILE)
     assert len(list(tmp_path.rglob("*.kv"))) == 9
 
 
 @pytest.mark.parametrize("size", [4.5, 9.7, 24.9, 100.0])
 def test_there_is_room_again_for_the_next_object(tmp_path: Path, size: float) -> None:
-    """Also where less than one would fit between the mark at which eviction begins and the limit."""
+    """This holds, too, where less than one object fits between the high water mark and the limit."""
     limit = int(size * FILE)
     holder, other = quiet_tier(tmp_path, limit), quiet_tier(tmp_path, limit)
-    keep(holder)
+    run_janitor(holder)
     for number in range(2 * int(size)):
         for tier in (other, holder, holder, other):
-            tier.keeper.tick()
+            tier.janitor.tick()
         write(other, number)
     assert int(size) - 5 <= len(list(tmp_path.rglob("*.kv"))) <= int(size)
     assert holder.counters.evicted >= int(size)
 
 
 def fill(tier: FolderTier, numbers: range) -> None:
-    """As far as it is let."""
+    """Writes until there is no room."""
     with suppress(TierError):
         for number in numbers:
             write(tier, number)
 
 
 def during_walks(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
-    """The holder of the lease is at a walk while these go on, and looks up between them however short they are."""
+    """The holder of the lease sweeps while these steps run, and renews the lease between them however short they are."""
 
-    def walk_long(objects: Path, breathe: Callable[[], None]) -> Iterator[ObjectFile]:
+    def walk_long(objects: Path) -> Iterator[str]:
         for step in steps:
             step()
-            breathe()
-        yield from walk(objects, breathe)
+            yield "nowhere"
+        yield from object_folders(objects)
 
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.SOON", -1.0)
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.SLICE", 1e9)
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.sweep.walk", walk_long)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.INTERVAL", -1.0)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.SWEEP_SHARE", 1.0)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.object_folders", walk_long)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_limit_holds_while_all_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool) -> None:
-    """At the first count of a holder, which knows what the last one knew, and at later ones."""
+    """The first count of a holder begins with what the last one knew; others do not."""
     before, holder, one, two = (quiet_tier(tmp_path, 100 * FILE) for _ in range(4))
     fill(before, range(40))
-    keep(before)
-    before.keeper.leave()
-    holder.keeper.tick()
+    run_janitor(before)
+    before.janitor.leave()
+    holder.janitor.tick()
     if not is_first:
-        holder.keeper.tick()
+        holder.janitor.tick()
         monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.RESCAN", -1.0)
-    one.keeper.tick()
+    one.janitor.tick()
 
     most = []
 
     def join() -> None:
-        two.keeper.tick()
+        two.janitor.tick()
         fill(two, range(200, 300))
 
     def write_on() -> None:
-        two.keeper.tick()
-        holder.keeper._look()
+        two.janitor.tick()
+        holder.janitor._renew_lease()
         fill(holder, range(300, 400))
         most.append(len(list(tmp_path.rglob("*.kv"))))
 
     with monkeypatch.context() as patch:
-        during_walks(patch, lambda: fill(one, range(100, 150)), one.keeper.tick, join, write_on)
-        holder.keeper.tick()
+        during_walks(patch, lambda: fill(one, range(100, 150)), one.janitor.tick, join, write_on)
+        holder.janitor.tick()
     assert most == [100]
     assert len(list(tmp_path.rglob("*.kv"))) == 95, "the same walk evicts"
     monkeypatch.undo()
-    holder.keeper.tick()
+    holder.janitor.tick()
     assert len(list(tmp_path.rglob("*.kv"))) == holder.counters.objects == 95
 
 
@@ -188,15 +185,15 @@ def test_nothing_is_written_before_anybody_has_counted(tmp_path: Path, monkeypat
         write(holder, 100)
 
     def try_it() -> None:
-        other.keeper.tick()
+        other.janitor.tick()
         for tier in (holder, other):
             with pytest.raises(TierError, match="is not known yet"):
                 write(tier, 100)
 
     during_walks(monkeypatch, try_it)
-    keep(holder)
-    holder.keeper.tick()
-    other.keeper.tick()
+    run_janitor(holder)
+    holder.janitor.tick()
+    other.janitor.tick()
     assert other.counters.objects == 90
     fill(other, range(100, 200))
     assert len(list(tmp_path.rglob("*.kv"))) == 100
@@ -207,8 +204,8 @@ def test_a_limit_that_was_lowered_takes_effect(tmp_path: Path) -> None:
     for number in range(50):
         write(wide, number)
     tier = quiet_tier(tmp_path, 10 * FILE)
-    keep(tier)
-    tier.keeper.tick()
+    run_janitor(tier)
+    tier.janitor.tick()
     assert len(list(tmp_path.rglob("*.kv"))) == tier.counters.objects == 9
 
 
@@ -217,10 +214,10 @@ def test_what_was_read_since_it_was_found_old_stays(tmp_path: Path, monkeypatch:
     for number in range(4):
         write(tier, number)
         os.utime(file_of(tmp_path, number), (number, number))
-    tier.keeper.tick()
+    tier.janitor.tick()
     used = file_of(tmp_path, 0)
     monkeypatch.setattr(Oldest, "__iter__", lambda oldest: os.utime(used) or iter(sorted(f for _, f in oldest._newest_first)))
-    tier.keeper.tick()
+    tier.janitor.tick()
     assert used.exists()
 
 
@@ -251,25 +248,25 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     for path in (dead, living, elsewhere, old):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
-    keep(tier)
+    run_janitor(tier)
     assert [path.exists() for path in (dead, living, elsewhere, old)] == [False, True, True, False]
 
 
-def test_a_writer_with_nothing_new_to_tell_stays_known(tmp_path: Path) -> None:
-    """Its report is renewed before it is old enough to be removed: all it ever wrote would count as new with its next one."""
+def test_a_writer_with_nothing_new_to_report_stays_known(tmp_path: Path) -> None:
+    """Its report is renewed before it is old enough to be removed: the next one would count all that it ever wrote as new."""
     clock = Clock()
     idle, others = reports_of(tmp_path, "idle", clock), reports_of(tmp_path, "other", clock)
-    idle.tell(Amount())
+    idle.publish(Amount())
     assert not list((tmp_path / "writers").iterdir()), "it has written nothing"
-    idle.tell(Amount(7, 1))
+    idle.publish(Amount(7, 1))
     (report,) = (tmp_path / "writers").iterdir()
     for _ in range(8):
         clock.now += 0.2 * ABANDONED
         os.utime(report, (time.time() - 0.9 * ABANDONED,) * 2)  # as old as it is by that clock, at the most
-        idle.tell(Amount(7, 1))
+        idle.publish(Amount(7, 1))
         assert time.time() - report.stat().st_mtime < 0.5 * ABANDONED
     report.unlink()
-    idle.tell(Amount(7, 1))
+    idle.publish(Amount(7, 1))
     assert others.of_others() == {report.name: Amount(7, 1)}
 
 
@@ -280,15 +277,15 @@ def reports_of(root: Path, name: str, clock: Clock) -> UsageReports:
 
 
 def test_a_writer_that_ends_during_a_count_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The walk has passed by what it wrote, and its report goes right after."""
+    """The walk has missed what it wrote, and its report is removed right after."""
     holder, other = (quiet_tier(tmp_path, 100 * FILE) for _ in range(2))
-    keep(holder)
+    run_janitor(holder)
     fill(other, range(10))
-    other.keeper.tick()
+    other.janitor.tick()
 
     def end() -> None:
         fill(other, range(10, 20))
-        other.keeper.tick()
+        other.janitor.tick()
         for path in tmp_path.rglob("*.kv"):
             path.rename(path.with_suffix(".unseen"))
         for report in (tmp_path / "writers").iterdir():
@@ -297,8 +294,8 @@ def test_a_writer_that_ends_during_a_count_is_not_forgotten(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr("starling_engine.kv_offload.secondary.folder.janitor.RESCAN", -1.0)
         during_walks(patch, end)
-        holder.keeper.tick()
-    holder.keeper.tick()
+        holder.janitor.tick()
+    holder.janitor.tick()
     assert not list((tmp_path / "writers").iterdir())
     assert holder.counters.objects == 10
 
@@ -310,7 +307,7 @@ def test_files_of_others_in_the_folder_are_let_alone(tmp_path: Path) -> None:
     for path in strangers:
         path.write_bytes(bytes(5 * FILE))
     write(tier, 1)
-    keep(tier)
+    run_janitor(tier)
     assert all(path.exists() for path in strangers)
     assert tier.counters.bytes == FILE
 
@@ -320,9 +317,9 @@ def test_eviction_that_can_remove_nothing_is_not_tried_at_every_look(tmp_path: P
     for number in range(4):
         write(tier, number)
     tried = []
-    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.sweep.evict", lambda found: tried.append(found) and False)
+    monkeypatch.setattr("starling_engine.kv_offload.secondary.folder.janitor.evict", lambda found: tried.append(found) and False)
     for _ in range(6):
-        tier.keeper.tick()
+        tier.janitor.tick()
     assert len(tried) == 1
 
 
@@ -332,19 +329,19 @@ def test_what_is_being_written_is_neither_evicted_nor_forgotten(tmp_path: Path) 
     for number in range(19):
         write(tier, number)
     assert tier._usage.reserve(FILE)
-    keep(tier)
+    run_janitor(tier)
     assert (tier.counters.evicted, tier.counters.objects) == (0, 20)
     tier._usage.settle(FILE, placed=False)
     write(tier, 19)
-    keep(tier)
+    run_janitor(tier)
     assert tier.counters.evicted == 1
 
 
 def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
     layout = FolderLayout(tmp_path, MODEL.digest, this_process())
     layout.make()
-    keeper = FolderJanitor(layout, FolderUsage(1 << 30), FolderBreakers(tmp_path))
-    keeper.start()
-    keeper.stop()
-    keeper._thread.join(20)
-    assert not keeper._thread.is_alive()
+    janitor = FolderJanitor(layout, FolderUsage(1 << 30), FolderBreakers(tmp_path).note)
+    janitor.start()
+    janitor.stop()
+    janitor._thread.join(20)
+    assert not janitor._thread.is_alive()

@@ -11,7 +11,7 @@ from starling_engine.kv_offload.secondary.base import ObjectMissing
 from starling_engine.kv_offload.secondary.folder.inspect import verify
 
 from tests.engine.kv_offload import killed
-from tests.engine.kv_offload.objects import FILE, content, keep, quiet_tier, read
+from tests.engine.kv_offload.objects import FILE, content, quiet_tier, read, run_janitor
 
 KILLS = 200
 
@@ -27,8 +27,8 @@ def test_200_kills_leave_a_folder_that_serves_right(tmp_path: Path) -> None:
 
     assert [wrong for _, wrong in verify(tmp_path) if wrong] == []
     tier = quiet_tier(tmp_path, killed.LIMIT)
-    keep(tier)
-    tier.keeper.tick()
+    run_janitor(tier)
+    tier.janitor.tick()
     assert not list((tmp_path / "tmp").iterdir())
     files = list(tmp_path.rglob("*.kv"))
     assert len(files) == tier.counters.objects and len(files) * FILE <= killed.LIMIT

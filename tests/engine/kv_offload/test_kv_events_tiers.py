@@ -14,11 +14,11 @@ from starling_engine.kv_offload.orders import LoadChunks, StoreChunks, TransferD
 from starling_engine.kv_offload.secondary.base import CHUNK
 
 from tests.engine.listener import Cleared, Follower, Removed, Router, Stored, free_port, heard, listening
-from tests.engine.running import running
-from tests.engine.toy import ToyEngine
+from tests.engine.real_engine import running
+from tests.engine.toy_engine import ToyEngine
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-Outside = dict[tuple[int, bytes], Any]
+Secondary = dict[tuple[int, bytes], Any]
 
 
 def engine_of(**fields: Any) -> ToyEngine:
@@ -34,7 +34,7 @@ def listen(engine: ToyEngine, router: Router) -> None:
     assert engine.log is not None and engine.offload is not None
     router.hear(heard(engine.log))
     assert router.known("GPU") == {g: set(names) for g, names in enumerate(engine.kv.pool._cached) if names}
-    host, there = engine.offload._host, {}
+    host, there = engine.offload.primary, {}
     for group, name in filter(host.has, host._slots):
         there.setdefault(group, set()).update(router.blocks_of(name, CHUNK // engine.kv.block_size))
     assert router.known("CPU") == there
@@ -64,8 +64,8 @@ def test_a_router_knows_what_both_tiers_know(
 ) -> None:
     """Random traffic through a small device and a small CPU tier: evictions of both, copies that fail, preemptions, resets."""
     rng = random.Random(f"{block_size} {window} {policy} {far}")
-    outside: Outside | None = {} if far else None
-    fields = {"depth": rng.choice([1, 2]), "rng": rng, "outside": outside, "max_num_seqs": 4, "slots": 40 if window else 20}
+    secondary: Secondary | None = {} if far else None
+    fields = {"depth": rng.choice([1, 2]), "rng": rng, "secondary": secondary, "max_num_seqs": 4, "slots": 40 if window else 20}
     engine = engine_of(block_size=block_size, num_blocks=900 // block_size, window=window, cpu_policy=policy, **fields)
     copies = Failing(engine, rng)
     monkeypatch.setattr(engine.tiers, "_do", copies)
@@ -89,7 +89,7 @@ def test_a_router_knows_what_both_tiers_know(
         listen(engine, router)
     engine.run()
     listen(engine, router)
-    assert stored and engine.offload.counts.tiers["cpu"].evictions_total and copies.failed
+    assert stored and engine.offload.stats["cpu"].evictions_total and copies.failed
     assert engine.scheduler.stats.external_hits_total
 
 
@@ -114,7 +114,7 @@ def test_what_is_copied_is_told_before_the_device_gives_it_up() -> None:
 
 def test_a_device_that_forgets_leaves_the_cpu_tier() -> None:
     """As before a sleep: AllBlocksCleared would take from routers what is still here."""
-    engine, router = engine_of(outside={}), Router()
+    engine, router = engine_of(secondary={}), Router()
     engine.add("a", prompt_of(200), ONE)
     engine.run()
     listen(engine, router)
@@ -129,7 +129,7 @@ def test_a_device_that_forgets_leaves_the_cpu_tier() -> None:
 
 
 def test_a_reset_while_chunks_are_copied_says_nothing_of_them_again() -> None:
-    engine, router = engine_of(outside={}), Router()
+    engine, router = engine_of(secondary={}), Router()
     engine.add("a", prompt_of(200), ONE)
     while not engine.tiers.orders:
         engine.step()
@@ -143,7 +143,7 @@ def test_a_reset_while_chunks_are_copied_says_nothing_of_them_again() -> None:
 
 def test_a_chunk_is_told_as_the_blocks_that_it_was_copied_from() -> None:
     """In the form of vLLM's offloading connector; the next chunk continues its event."""
-    engine = engine_of(outside={}, block_size=32)
+    engine = engine_of(secondary={}, block_size=32)
     prompt = prompt_of(150)
     engine.add("a", prompt, ONE, cache_salt="tenant")
     engine.run()
@@ -158,13 +158,13 @@ def test_a_chunk_is_told_as_the_blocks_that_it_was_copied_from() -> None:
 
 
 def test_nothing_is_kept_to_be_told_where_nobody_listens() -> None:
-    engine = engine_of(outside={}, events=False)
+    engine = engine_of(secondary={}, events=False)
     engine.add("a", prompt_of(200), ONE)
     engine.run()
-    assert len(engine.offload._host) == 3 and engine.offload._host._told is None
-    holding = engine.kv.holding(b"")
-    holding.chain.extend(prompt_of(200), 200)
-    assert engine.kv.span(holding, prompt_of(200), 0, 8).tokens == ()
+    assert len(engine.offload.primary) == 3 and engine.offload.primary._mirror is None
+    sequence = engine.kv.new_sequence(b"")
+    sequence.chain.extend(prompt_of(200), 200)
+    assert engine.kv.span(sequence, prompt_of(200), 0, 8).tokens == ()
 
 
 # ---- over ZeroMQ ----

@@ -1,16 +1,17 @@
-"""Whether requests ask the tiers outside: what they waited for them decides, by a clock that only the tiers move."""
+"""Requests look up in the secondary tiers while that pays, by a clock that only the tiers move."""
 
 import logging
 
 import pytest
 from starling_engine.config import TiersConfig
-from starling_engine.kv_offload.costs import PROBE, Costs
-from starling_engine.kv_offload.log_throttle import SAID_EVERY
+from starling_engine.kv_offload.log_throttle import LOG_INTERVAL
 from starling_engine.kv_offload.orders import LookUpChunks, Order, PromoteChunks, TransferDone, WriteBackChunks
+from starling_engine.kv_offload.policies import PROBE_EVERY
+from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.request_state import Gate
 
-from tests.engine.kv_offload.test_offload import Outside, emptied, engine_of, params, prompt_of, run_one
-from tests.engine.toy import ToyEngine
+from tests.engine.kv_offload.test_offload import Secondary, emptied, engine_of, params, prompt_of, run_one
+from tests.engine.toy_engine import ToyEngine
 
 TOKEN = 1e-3
 """Seconds to compute one."""
@@ -19,15 +20,15 @@ TOKEN = 1e-3
 class Slow:
     """An engine whose tier outside takes `find` seconds to look, and `fetch` seconds for each order of chunks."""
 
-    def __init__(self, outside: Outside, find: float, fetch: float = 0.0, **fields: object) -> None:
-        self.engine: ToyEngine = engine_of(outside=outside, num_blocks=400, slots=200, **fields)
+    def __init__(self, secondary: Secondary, find: float, fetch: float = 0.0, **fields: object) -> None:
+        self.engine: ToyEngine = engine_of(secondary=secondary, num_blocks=400, slots=200, **fields)
         self.find, self.fetch = find, fetch
         self.now = 0.0
         self.finds = 0
         self.parked = 0
         self._do = self.engine.tiers._do
         self.engine.tiers._do = self._carry_out  # type: ignore[method-assign]
-        self.engine.offload._jobs._clock = lambda: self.now
+        self.engine.offload.jobs.clock = lambda: self.now
         self.engine.offload.costs.token = TOKEN
 
     def _carry_out(self, order: Order) -> TransferDone:
@@ -37,7 +38,7 @@ class Slow:
 
     def add(self, name: str, prompt: list[int]) -> None:
         self.engine.add(name, prompt, params(1))
-        self.parked += Gate.KV_FETCH in self.engine.scheduler.requests[name].gates
+        self.parked += Gate.KV_PROMOTION in self.engine.scheduler.requests[name].gates
 
     def ask(self, name: str, prompt: list[int]) -> int:
         """Returns the cached tokens."""
@@ -47,24 +48,24 @@ class Slow:
 
     @property
     def passed(self) -> int:
-        return self.engine.offload.counts.tiers["filesystem"].bypassed_total
+        return self.engine.offload.stats["filesystem"].bypassed_total
 
 
-def kept(prompt: list[int]) -> Outside:
-    outside: Outside = {}
-    run_one(engine_of(outside=outside), "old", prompt)
-    return outside
+def kept(prompt: list[int]) -> Secondary:
+    secondary: Secondary = {}
+    run_one(engine_of(secondary=secondary), "old", prompt)
+    return secondary
 
 
 def test_a_store_that_finds_nothing_and_takes_long_is_asked_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow({}, find=0.1)
-    for number in range(6 * PROBE):
+    for number in range(6 * PROBE_EVERY):
         assert slow.ask(str(number), prompt_of(100, number)) == 0
     assert slow.parked == 1, "all others compute at once"
-    assert slow.passed == 6 * PROBE - 1
+    assert slow.passed == 6 * PROBE_EVERY - 1
     assert slow.finds == 1 + 5, "one in sixteen looks how it stands"
     assert [record.message for record in caplog.records] == [
-        f"the KV tiers outside take longer than computing what they find; asked once in {PROBE} requests till they are quicker"
+        f"the secondary KV tiers take longer than computing what they find; one request in {PROBE_EVERY} looks up until then"
     ]
 
 
@@ -79,19 +80,19 @@ def test_a_store_that_finds_nothing_and_is_quick_is_always_asked() -> None:
 def test_what_is_found_counts_against_what_was_waited(find: float, fetch: float) -> None:
     prompt = prompt_of(300)  # 256 tokens of it are found: 0.256 s
     slow, quick = Slow(kept(prompt), find, fetch), Slow(kept(prompt), find / 2, fetch / 2)
-    for number in range(3 * PROBE):
+    for number in range(3 * PROBE_EVERY):
         slow.ask(f"{number}", prompt)
         quick.ask(f"{number}", prompt)
         emptied(slow.engine), emptied(quick.engine)
-    assert slow.parked < 5 and slow.passed > 3 * PROBE - 5
-    assert (quick.parked, quick.passed) == (3 * PROBE, 0)
+    assert slow.parked < 5 and slow.passed > 3 * PROBE_EVERY - 5
+    assert (quick.parked, quick.passed) == (3 * PROBE_EVERY, 0)
 
 
 def test_who_waits_together_shares_the_time() -> None:
     """Each of them has its chunks after those of the others, which is still sooner than it would have computed after them."""
     prompts = [prompt_of(300, number) for number in range(8)]
-    outside = {chunk: data for prompt in prompts for chunk, data in kept(prompt).items()}
-    many = Slow(outside, find=0.0, fetch=0.1)
+    secondary = {chunk: data for prompt in prompts for chunk, data in kept(prompt).items()}
+    many = Slow(secondary, find=0.0, fetch=0.1)
     for _ in range(5):
         for number, prompt in enumerate(prompts):
             many.add(str(number), prompt)
@@ -140,36 +141,36 @@ def test_a_probe_that_hangs_parks_nobody_and_is_the_only_one(monkeypatch: pytest
     slow.ask("first", prompt_of(100))
     with monkeypatch.context() as patch:
         orders = hung(slow.engine, patch)
-        for number in range(5 * PROBE):
+        for number in range(5 * PROBE_EVERY):
             slow.add(f"{number}", prompt_of(100, number + 1))
             step_till_done(slow.engine, f"{number}")
         assert slow.parked == 1
         assert sum(isinstance(order, LookUpChunks) for order in orders) == 1
         slow.now += 3.1
-        for number in range(2 * PROBE):
+        for number in range(2 * PROBE_EVERY):
             slow.add(f"late {number}", prompt_of(100, 1000 + number))
             step_till_done(slow.engine, f"late {number}")
         assert sum(isinstance(order, LookUpChunks) for order in orders) == 1, "it still hangs"
         slow.engine.tiers.orders = orders
     slow.engine.run()
-    assert slow.engine.offload.costs._waited > 3, "it counts with the time for which it would have been waited for"
-    assert slow.passed == 7 * PROBE
+    assert slow.engine.offload.lookups._waited > 3, "it counts with the time for which it would have been waited for"
+    assert slow.passed == 7 * PROBE_EVERY
 
 
 def test_tiers_that_have_become_quick_are_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prompt = prompt_of(300)
     slow = Slow(kept(prompt), find=2.0, fetch=0.5)
-    for number in range(PROBE):
+    for number in range(PROBE_EVERY):
         slow.ask(f"slow {number}", prompt)
         emptied(slow.engine)
     assert slow.parked == 1
     slow.find = slow.fetch = 0.001
     cached = []
-    for number in range(20 * PROBE):
+    for number in range(20 * PROBE_EVERY):
         cached.append(slow.ask(f"quick {number}", prompt))
         emptied(slow.engine)
-    assert slow.parked > 10 * PROBE and cached[-1] == 256
+    assert slow.parked > 10 * PROBE_EVERY and cached[-1] == 256
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "quicker than computing again" in caplog.records[1].message
 
@@ -178,23 +179,23 @@ def test_a_probe_brings_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """To see what that takes; its request has ended by then."""
     prompt = prompt_of(300)
     slow = Slow(kept(prompt), find=0.1)
-    costs, seen = slow.engine.offload.costs, []
-    monkeypatch.setattr(costs, "asking_pays", lambda: False)
-    monkeypatch.setattr(costs, "asked", lambda *ask, is_probe: seen.append((round(ask[0], 3), *ask[1:], is_probe)))
-    for number in range(PROBE - 1):
+    policy, seen = slow.engine.offload.lookups, []
+    monkeypatch.setattr(policy, "pays", lambda: False)
+    monkeypatch.setattr(policy, "ended", lambda seconds, spared, *, is_probe: seen.append((round(seconds, 3), spared, is_probe)))
+    for number in range(PROBE_EVERY - 1):
         slow.ask(str(number), prompt_of(100, number + 1))
     slow.fetch = 0.2
     slow.add("probes", prompt)
     slow.engine.run()
     assert slow.parked == 0
-    assert seen == [(0.3, 256, 256, True)]
+    assert seen == [(0.3, 256, True)]
 
 
 def test_what_lasts_is_said_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow({}, find=0.1)
     for number in range(10):
         slow.ask(str(number), prompt_of(100, number))
-        slow.now += SAID_EVERY / 3.5
+        slow.now += LOG_INTERVAL / 3.5
     assert len(caplog.records) == 3
 
 
@@ -205,42 +206,16 @@ def test_who_was_aborted_has_waited_as_well(monkeypatch: pytest.MonkeyPatch) -> 
     slow.engine.step()
     slow.now += 1
     slow.engine.scheduler.abort("impatient")
-    assert slow.engine.offload.costs._waited == 1
+    assert slow.engine.offload.lookups._waited == pytest.approx(0.2)
     monkeypatch.undo()
     slow.engine.tiers.orders = orders
     slow.engine.run()
-    assert slow.engine.offload.costs._waited == 1
-
-
-@pytest.mark.parametrize(
-    "token, asks, pays",
-    [
-        (None, [(3.0, 64, 0)], True),
-        (1e-3, [], True),
-        (1e-3, [(0.051, 64, 0)], True),
-        (1e-3, [(0.053, 64, 0)], False),
-        (1e-3, [(0.053, 128, 0)], True),
-        (1e-3, [(0.1, 64, 64)], True),
-        (1e-3, [(1.0, 64, 64), (0.001, 64, 64)], False),
-        (1e-3, [(1.0, 64, 64)] + 20 * [(0.001, 64, 64)], True),
-        (1e-6, 20 * [(0.01, 1000, 1000)], False),
-        (1e-3, 20 * [(0.06, 2048, 0)], True),
-        (1e-4, 20 * [(0.07, 2048, 0)], False),
-    ],
-)
-def test_asking_pays_while_it_spares_more_than_it_takes(
-    token: float | None, asks: list[tuple[float, int, int]], pays: bool
-) -> None:
-    costs = Costs("auto")
-    costs.token = token
-    for seconds, wanted, spared in asks:
-        costs.asked(seconds, wanted, spared)
-    assert costs.asking_pays() == pays
+    assert slow.engine.offload.lookups._waited == pytest.approx(0.2)
 
 
 def test_all_tiers_outside_are_passed_by() -> None:
-    engine = engine_of(outside={})
+    engine = engine_of(secondary={})
     both = TiersConfig(cpu_bytes=1, fs_path="/outside", store="mooncake://master:1")
-    counts = type(engine.offload.counts)(both, engine.offload._host, 1)
-    counts.passed_by()
-    assert {name: stats.bypassed_total for name, stats in counts.tiers.items()} == {"cpu": 0, "filesystem": 1, "store": 1}
+    stats = OffloadStats(both, engine.offload.primary, 1)
+    stats.bypassed()
+    assert {name: tier.bypassed_total for name, tier in stats.tiers.items()} == {"cpu": 0, "filesystem": 1, "store": 1}

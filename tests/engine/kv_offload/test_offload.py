@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.kv_offload.orders import LoadChunks, Order, PromoteChunks, StoreChunks, TransferDone, WriteBackChunks
 from starling_engine.kv_offload.secondary.base import CHUNK
-from starling_engine.kv_offload.write_back import FIRST_PAUSE
+from starling_engine.kv_offload.write_back import PAUSES
 from starling_engine.params import SamplingParams
 
-from tests.engine.toy import ToyEngine, ToyTiers, expected_output
+from tests.engine.toy_engine import ToyEngine, ToyTiers, expected_output
 
-Outside = dict[tuple[int, bytes], np.ndarray]
+Secondary = dict[tuple[int, bytes], np.ndarray]
 LENGTH = 400
 
 
@@ -49,8 +49,7 @@ def finish(engine: ToyEngine, name: str, limit: int = 200) -> None:
 def emptied(engine: ToyEngine) -> ToyEngine:
     """With an empty device and CPU tier."""
     engine.scheduler.reset_prefix_cache()
-    assert engine.scheduler.offload is not None
-    cpu = engine.scheduler.offload.counts.tiers["cpu"]
+    cpu = engine.scheduler.offload.stats["cpu"]
     assert cpu.bytes == cpu.objects == 0
     return engine
 
@@ -70,7 +69,7 @@ def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, poli
 def filled(slots: int, **fields: object) -> ToyEngine:
     """All that is computed comes to its slots at once."""
     engine = engine_of(slots=slots, num_blocks=600, max_model_len=2000, **fields)
-    engine.offload.saves._under_pressure = lambda: True
+    engine.offload.demotions._under_pressure = lambda: True
     return engine
 
 
@@ -111,15 +110,15 @@ def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
     known, new = prompt_of(20 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
     run_one(engine, "known", known)
     engine.kv.pool.forget_free()
-    engine.offload.saves._under_pressure = lambda: False
+    engine.offload.demotions._under_pressure = lambda: False
     for name, prompt in (("computed", known), ("new", new)):
         engine.add(name, prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))  # nothing of it comes from slots
         engine.run()
-    assert len(engine.offload.saves._unsaved) == 26
-    engine.offload.saves._under_pressure = lambda: True
-    engine.offload.saves.save(0)
+    assert len(engine.offload.demotions._unstored) == 26
+    engine.offload.demotions._under_pressure = lambda: True
+    engine.offload.demotions.store_next(0)
     (order,) = engine.offload.take_orders()
-    assert isinstance(order, StoreChunks) and len(order.moves) == 6
+    assert isinstance(order, StoreChunks) and len(order.copies) == 6
     engine.tiers.orders.append(order)
     engine.run()
 
@@ -133,24 +132,24 @@ def test_without_pressure_nothing_is_copied() -> None:
 
 @pytest.mark.parametrize("window", [0, 40, 100])
 def test_a_new_engine_finds_what_the_old_one_left_outside(window: int) -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    assert run_one(engine_of(outside=outside, window=window, num_blocks=120), "old", prompt) == 0
-    engine = engine_of(outside=outside, window=window, num_blocks=120)
+    assert run_one(engine_of(secondary=secondary, window=window, num_blocks=120), "old", prompt) == 0
+    engine = engine_of(secondary=secondary, window=window, num_blocks=120)
     assert run_one(engine, "new", prompt) == 256
     assert run_one(engine, "continued", prompt + prompt_of(60, 1)) >= 256
 
 
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_another_block_size_finds_it_too(block_size: int) -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    run_one(engine_of(outside=outside, block_size=16), "old", prompt)
-    assert run_one(engine_of(outside=outside, block_size=block_size), "new", prompt) == 256
+    run_one(engine_of(secondary=secondary, block_size=16), "old", prompt)
+    assert run_one(engine_of(secondary=secondary, block_size=block_size), "new", prompt) == 256
 
 
 def test_the_device_has_the_beginning_and_slots_the_rest() -> None:
-    engine = engine_of(outside={}, block_size=8)
+    engine = engine_of(secondary={}, block_size=8)
     prompt = prompt_of(300)
     run_one(engine, "old", prompt)
     engine.kv.pool.forget_free()
@@ -159,21 +158,21 @@ def test_the_device_has_the_beginning_and_slots_the_rest() -> None:
 
 
 def test_what_cannot_be_fetched_is_computed() -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    run_one(engine_of(outside=outside), "old", prompt)
-    engine = engine_of(outside=outside)
+    run_one(engine_of(secondary=secondary), "old", prompt)
+    engine = engine_of(secondary=secondary)
     engine.tiers.fails = 1.0
     assert run_one(engine, "new", prompt) == 0
 
 
 def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    run_one(engine_of(outside=outside), "old", prompt)
-    engine = engine_of(outside=outside)
+    run_one(engine_of(secondary=secondary), "old", prompt)
+    engine = engine_of(secondary=secondary)
     now = [0.0]
-    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now[0])
     monkeypatch.setattr(engine.tiers, "carry_out", lambda **_: [])
     engine.add("new", prompt, params(3))
     for _ in range(5):
@@ -189,12 +188,12 @@ def test_a_tier_outside_that_does_not_answer_holds_nobody_for_long(monkeypatch: 
 
 def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are fetched in batches, from the beginning of the prefix on."""
-    outside: Outside = {}
+    secondary: Secondary = {}
     long, prompt = {"num_blocks": 400, "max_model_len": 2600, "slots": 100}, prompt_of(2500)
-    old = engine_of(outside=outside, **long)
+    old = engine_of(secondary=secondary, **long)
     old.add("old", prompt, params(1))
     old.run()
-    engine = engine_of(outside=outside, **long)
+    engine = engine_of(secondary=secondary, **long)
     now, hung, carry_out = [0.0], [], engine.tiers.carry_out
 
     def carry_out_but_one(*, all_of_it: bool = False) -> list[TransferDone]:
@@ -204,10 +203,10 @@ def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytes
 
     engine.add("new", prompt, params(1))
     request = engine.scheduler.requests["new"]
-    names = engine.offload.fetches._map.names(request.holding, request.tokens)
+    names = engine.offload.promotions._map.hashes(request.blocks, request.tokens)
     assert len(names) == 39
     slow = names[-1]
-    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now[0])
     monkeypatch.setattr(engine.tiers, "carry_out", carry_out_but_one)
     for _ in range(20):
         engine.step()
@@ -221,10 +220,10 @@ def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytes
 
 
 def test_two_requests_load_a_prefix_once() -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    run_one(engine_of(outside=outside), "old", prompt)
-    engine = engine_of(outside=outside, num_blocks=100)
+    run_one(engine_of(secondary=secondary), "old", prompt)
+    engine = engine_of(secondary=secondary, num_blocks=100)
     for name in "ab":
         engine.add(name, prompt, params(3))
     engine.run()
@@ -233,7 +232,7 @@ def test_two_requests_load_a_prefix_once() -> None:
 
 
 def test_a_preempted_request_asks_the_tiers_outside() -> None:
-    engine = engine_of(outside={}, num_blocks=200, preempt="recompute")
+    engine = engine_of(secondary={}, num_blocks=200, preempt="recompute")
     prompt = prompt_of(300)
     engine.add("a", prompt, params(30))
     while engine.tiers.counts["WriteBackChunks"] < 4:
@@ -247,22 +246,22 @@ def test_a_preempted_request_asks_the_tiers_outside() -> None:
 
 
 def test_what_could_not_be_kept_is_kept_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    outside: Outside = {}
-    engine = engine_of(outside=outside)
+    secondary: Secondary = {}
+    engine = engine_of(secondary=secondary)
     engine.tiers.fails = 1.0
     run_one(engine, "hot", prompt_of(300))
-    assert not outside
+    assert not secondary
     engine.tiers.fails = 0.0
-    now = time.monotonic() + FIRST_PAUSE
-    monkeypatch.setattr(engine.offload._jobs, "_clock", lambda: now)
+    now = time.monotonic() + PAUSES[0]
+    monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now)
     run_one(engine, "other", prompt_of(100, 1))
-    assert run_one(engine_of(outside=outside), "elsewhere", prompt_of(300)) == 256
+    assert run_one(engine_of(secondary=secondary), "elsewhere", prompt_of(300)) == 256
 
 
 @pytest.mark.parametrize("kind", [StoreChunks, LoadChunks])
 def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: type[Order], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, do, prompt = engine_of(outside={}, num_blocks=200), ToyTiers._do, prompt_of(300)
-    cpu = engine.offload.counts.tiers["cpu"]
+    engine, do, prompt = engine_of(secondary={}, num_blocks=200), ToyTiers._do, prompt_of(300)
+    cpu = engine.offload.stats["cpu"]
 
     def fails(tiers: ToyTiers, order: Order) -> TransferDone:
         done = do(tiers, order)
@@ -279,13 +278,13 @@ def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: type[Order], monkeypa
 
 def test_chunks_for_which_there_is_no_slot_are_counted() -> None:
     """One step computes four of them, and both slots are pinned for the first two."""
-    engine = engine_of(outside={}, slots=2, budget=LENGTH)
+    engine = engine_of(secondary={}, slots=2, budget=LENGTH)
     run_one(engine, "one", prompt_of(300))
-    assert engine.offload.counts.tiers["cpu"].full_total == 2
+    assert engine.offload.stats["cpu"].full_total == 2
 
 
 def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(outside={})
+    engine = engine_of(secondary={})
     offload, now, carry_out = engine.offload, [0.0], engine.tiers.carry_out
 
     def hung(*, all_of_it: bool = False) -> list[TransferDone]:
@@ -295,25 +294,25 @@ def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> No
         engine.tiers.orders += keeps
         return done
 
-    monkeypatch.setattr(offload._jobs, "_clock", lambda: now[0])
+    monkeypatch.setattr(offload.jobs, "clock", lambda: now[0])
     monkeypatch.setattr(engine.tiers, "carry_out", hung)
     run_one(engine, "a", prompt_of(300))
-    assert offload.moving and not offload.uses_device, "what is written outside does not lie on the device"
-    assert offload.answers_soon
+    assert offload.has_pending_work and not offload.uses_device, "what is written outside does not lie on the device"
+    assert offload.completes_soon
     now[0] += 31
-    assert not offload.answers_soon
+    assert not offload.completes_soon
     engine.add("b", prompt_of(300, 1), params(3))
     engine.step()
-    assert offload.answers_soon, "others are"
+    assert offload.completes_soon, "others are"
     monkeypatch.undo()
     engine.run()
 
 
 def test_aborted_while_its_blocks_are_on_their_way() -> None:
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(300)
-    run_one(engine_of(outside=outside), "old", prompt)
-    engine = engine_of(outside=outside)
+    run_one(engine_of(secondary=secondary), "old", prompt)
+    engine = engine_of(secondary=secondary)
     engine.add("new", prompt, params(3))
     while "LoadChunks" not in {type(o).__name__ for o in engine.tiers.orders}:
         engine.step()
@@ -365,9 +364,9 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
         engine.step()
     parent = engine.scheduler.requests["a/0"]
     assert parent.computed > 192 and not engine.scheduler.requests["a/1"].gates
-    engine.offload.saves.swap_out(parent)
+    engine.offload.demotions.swap_out(parent)
     engine.scheduler._preempt(parent)
-    engine._move()
+    engine._transfer()
     engine.kv.pool.forget_free()
     engine.scheduler.abort("x")
     engine.run()
@@ -379,10 +378,10 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
 @pytest.mark.parametrize("window", [40, 100, 200])
 def test_a_window_larger_than_a_step_may_come_from_slots(window: int) -> None:
     """The device has the beginning, and the end of what slots have needs a whole window of its own."""
-    outside: Outside = {}
+    secondary: Secondary = {}
     prompt = prompt_of(390)
-    run_one(engine_of(outside=outside, window=window, num_blocks=200), "old", prompt, 2)
-    engine = engine_of(outside=outside, window=window, num_blocks=60, block_size=16, budget=16)
+    run_one(engine_of(secondary=secondary, window=window, num_blocks=200), "old", prompt, 2)
+    engine = engine_of(secondary=secondary, window=window, num_blocks=60, block_size=16, budget=16)
     run_one(engine, "beginning", prompt[:200])
     assert run_one(engine, "all", prompt, 2) >= 320
 
@@ -394,9 +393,9 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     for _ in range(8):
         engine.step()
     request = engine.scheduler.requests["a"]
-    engine.offload.saves.swap_out(request)
+    engine.offload.demotions.swap_out(request)
     engine.scheduler._preempt(request)
-    engine._move()
+    engine._transfer()
     engine.kv.pool.forget_free()
     engine.run()
     assert engine.tiers.counts["LoadChunks"] >= 3
@@ -406,14 +405,14 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
 def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
     """Some requests pass the tiers outside by, some of these probe them, and now and then all that is asked is late."""
     offload, now = engine.offload, [0.0]
-    offload.costs.asking_pays = lambda: rng.random() < 0.5
-    offload.fetches._bypass.probe_is_due = lambda: rng.random() < 0.5
+    offload.lookups.pays = lambda: rng.random() < 0.5
+    offload.lookups.probe_is_due = lambda: rng.random() < 0.5
 
     def clock() -> float:
         now[0] += 3.1 if rng.random() < 0.01 else 0.0
         return now[0]
 
-    offload._jobs._clock = clock
+    offload.jobs.clock = clock
 
 
 @settings(max_examples=60, deadline=None)
@@ -421,7 +420,7 @@ def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
     """Whatever moves when, and whatever fails: outputs are as if there were no tiers, and all is given back."""
     rng = random.Random(seed)
-    outside: Outside = {}
+    secondary: Secondary = {}
     tokens = data.draw(st.integers(26, 80)) * 16
     fields = {
         "window": data.draw(st.sampled_from([0, 0, 24, 100])),
@@ -429,7 +428,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         "depth": data.draw(st.integers(1, 2)),
         "max_num_seqs": data.draw(st.integers(1, 6)),
         "slots": data.draw(st.integers(2, 40)),
-        "outside": data.draw(st.sampled_from([None, outside])),
+        "secondary": data.draw(st.sampled_from([None, secondary])),
         "preempt": data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         "cpu_policy": data.draw(st.sampled_from(["lru", "arc"])),
         "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
@@ -458,7 +457,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                 wanted.pop(gone)
                 engine.scheduler.check_integrity()
         engine.run()
-        assert not engine.offload.fetches._asks._asks, "each has been counted"
+        assert not engine.offload.promotions._lookups, "each has been counted"
         longest = min(LENGTH, engine.kv.max_tokens)
         for name, (prompt, asked, number) in wanted.items():
             assert engine.outputs[name] == expected_output(prompt, asked, number, longest)

@@ -1,4 +1,4 @@
-"""A folder that is out of order costs nothing and is told once; it comes back by itself."""
+"""A folder that is out of order costs nothing and is logged once; it comes back by itself."""
 
 import errno
 import logging
@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.folder import open_folder
-from starling_engine.kv_offload.secondary.folder.outage import FIRST_PAUSE, LONGEST_PAUSE, Breaker, FolderBreakers
-from starling_engine.kv_offload.secondary.folder.tier import FolderTier
+from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
+from starling_engine.kv_offload.secondary.folder.tier import FolderBreakers, FolderTier, open_folder
 
-from tests.engine.kv_offload.objects import FILE, MODEL, content, file_of, keep, key, quiet_tier, read, write
+from tests.engine.kv_offload.objects import FILE, MODEL, content, file_of, key, quiet_tier, read, run_janitor, write
 
 
 class Clock:
@@ -27,13 +26,20 @@ class Clock:
         return self.now
 
 
-def fail(breaker: Breaker, number: int = errno.EIO) -> None:
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+
+
+def breaker_of(clock: Clock) -> CircuitBreaker:
+    return FolderBreakers("/cache", clock).folder
+
+
+def fail(breaker: CircuitBreaker, number: int = errno.EIO) -> None:
     with pytest.raises(TierError), breaker.attempt(1.0):
         raise OSError(number, os.strerror(number))
 
 
-def works(breaker: Breaker) -> bool:
-    """Whether an operation is let through; it works."""
+def works(breaker: CircuitBreaker) -> bool:
+    """Returns whether an operation is let through, which then works."""
     try:
         with breaker.attempt(1.0):
             return True
@@ -43,7 +49,7 @@ def works(breaker: Breaker) -> bool:
 
 def test_one_is_let_through_after_a_pause_that_doubles(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     fail(breaker)
     pause = FIRST_PAUSE
     for _ in range(10):
@@ -61,7 +67,7 @@ def test_one_is_let_through_after_a_pause_that_doubles(caplog: pytest.LogCapture
 
 def test_only_one_tries_at_a_time() -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     fail(breaker)
     clock.now += 2
     with breaker.attempt(1.0):
@@ -71,7 +77,7 @@ def test_only_one_tries_at_a_time() -> None:
 
 def test_what_was_under_way_when_it_opened_neither_closes_it_nor_prolongs_it() -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     with breaker.attempt(9.0):
         fail(breaker)
     assert breaker.is_open
@@ -85,7 +91,7 @@ def test_what_was_under_way_when_it_opened_neither_closes_it_nor_prolongs_it() -
 
 def test_an_operation_that_takes_too_long_opens_it_and_still_counts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     with breaker.attempt(3.0):
         clock.now += 4
     assert breaker.is_open and "took 4.0 s" in caplog.text
@@ -93,7 +99,7 @@ def test_an_operation_that_takes_too_long_opens_it_and_still_counts(caplog: pyte
 
 def test_one_that_hangs_keeps_others_from_hanging_with_it(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     with breaker.attempt(3.0):
         clock.now += 2
         assert works(breaker)
@@ -142,7 +148,7 @@ def test_errors_in_the_background_open_it_and_leave_the_next_try_alone() -> None
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
+    """Mounts a disk of 1 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() or mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)):
@@ -156,8 +162,8 @@ def mount(*arguments: str) -> int:
 
 
 def wait_for_pause(tier: FolderTier) -> None:
-    """The next operation is let through: the pause ends now."""
-    tier._health.folder._until = tier._health.writes._until = 0.0
+    """Ends the pause, so that the next operation is let through."""
+    tier.breakers.folder._until = tier.breakers.writes._until = 0.0
 
 
 def test_a_full_disk_stops_writes_and_is_cleared_by_eviction(mounted: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +176,7 @@ def test_a_full_disk_stops_writes_and_is_cleared_by_eviction(mounted: Path, capl
         write(tier, number)
     assert read(tier, number - 1) == content(number - 1)
     assert not list((mounted / "tmp").iterdir())
-    keep(tier)
+    run_janitor(tier)
     assert tier.counters.evicted >= 2
     wait_for_pause(tier)
     write(tier, number)
@@ -180,7 +186,7 @@ def test_a_full_disk_stops_writes_and_is_cleared_by_eviction(mounted: Path, capl
         try:
             write(tier, number)
         except TierError:
-            tier.keeper.tick()
+            tier.janitor.tick()
     assert len(caplog.records) == 2, "the disk's size is known now, and eviction comes before it is full"
     assert tier.counters.corrupt == 0
 
@@ -192,7 +198,7 @@ def test_a_disk_that_others_fill_is_left_to_them(mounted: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         (mounted / "log").write_bytes(bytes(2 << 20))
     for _ in range(5):
-        tier.keeper.tick()
+        tier.janitor.tick()
     assert 0 < tier.counters.evicted < 20
     assert os.statvfs(mounted).f_bavail > 0
 
@@ -206,7 +212,7 @@ def test_a_read_only_disk_serves_reads(mounted: Path, caplog: pytest.LogCaptureF
     with pytest.raises(TierError, match="Read-only"):
         write(tier, 2)
     assert read(tier, 1) == content(1)
-    assert tier.find([key(1), key(2)]) == [True, False]
+    assert tier.lookup([key(1), key(2)]) == [True, False]
     restarted = open_folder(str(mounted), 1 << 30, "auto", MODEL)
     assert read(restarted, 1) == content(1)
     restarted.close()
@@ -225,7 +231,7 @@ def test_a_mount_that_vanishes_is_not_written_under_and_comes_back(mounted: Path
         tier = quiet_tier(mounted)
         write(tier, 1)
         subprocess.run(["umount", str(mounted)], check=True)
-        for operation in (lambda: read(tier, 1), lambda: write(tier, 2), lambda: tier.find([key(1)])):
+        for operation in (lambda: read(tier, 1), lambda: write(tier, 2), lambda: tier.lookup([key(1)])):
             with pytest.raises(TierError):
                 operation()
             wait_for_pause(tier)
@@ -263,7 +269,7 @@ def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch
         with pytest.raises(TierError):
             write(tier, 1)
         tier.close()  # its thread: what that does is done here
-    tier.keeper.tick()
+    tier.janitor.tick()
     wait_for_pause(tier)
     write(tier, 1)
     assert read(tier, 1) == content(1)
@@ -286,7 +292,7 @@ def test_a_disk_that_hangs_stops_the_first_read_only(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", hang)
-        patch.setattr("starling_engine.kv_offload.secondary.folder.outage.SLOW_READ", 0.1)
+        patch.setattr("starling_engine.kv_offload.secondary.folder.tier.SLOW_READ", 0.1)
         thread = threading.Thread(target=read_nothing, args=(tier,))
         thread.start()
         stuck.wait()
@@ -312,9 +318,9 @@ def test_limits_in_bytes_are_kept_by_a_folder_that_is_out_of_order(tmp_path: Pat
     assert tier.counters.bytes == FILE
 
 
-def test_what_comes_and_goes_is_told_once_and_tried_less(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_comes_and_goes_is_logged_once_and_tried_less(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    breaker = Breaker("it", clock)
+    breaker = breaker_of(clock)
     for _ in range(20):
         fail(breaker)
         while not works(breaker):
@@ -337,9 +343,9 @@ def test_what_comes_and_goes_is_told_once_and_tried_less(caplog: pytest.LogCaptu
     assert works(breaker)
 
 
-def test_folders_that_people_removed_are_made_again_by_the_keeper(tmp_path: Path) -> None:
+def test_folders_that_people_removed_are_made_again_by_the_janitor(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
-    keep(tier)
+    run_janitor(tier)
     subprocess.run(["rm", "-rf", tmp_path / "tmp", tmp_path / "writers", tmp_path / "lease"], check=True)
-    keep(tier)
+    run_janitor(tier)
     assert (tmp_path / "lease").exists() and (tmp_path / "tmp").is_dir()

@@ -1,4 +1,4 @@
-"""What an engine tells of a folder that others use too."""
+"""An engine reports what a shared folder holds."""
 
 from pathlib import Path
 from typing import Any
@@ -7,16 +7,16 @@ import pytest
 from starling_engine import SamplingParams
 from starling_engine.kv_offload.secondary.base import CHUNK
 
-from tests.engine.running import running, when
+from tests.engine.real_engine import running, wait_until
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_an_idle_engine_tells_what_another_has_kept(tmp_path: Path, ranks: int) -> None:
-    """Whichever of the two evicts: the other has it from the lease, without an order of its own."""
+async def test_an_idle_engine_reports_what_another_has_written(tmp_path: Path, ranks: int) -> None:
+    """One of the two evicts. The other has the numbers from the lease, without an order of its own."""
     tiers: dict[str, Any] = {"kv_cpu_bytes": 4 << 20, "kv_fs_path": str(tmp_path), "kv_fs_bytes": 1 << 30}
     async with running(**tiers) as busy, running(**tiers, tensor_parallel_size=ranks) as idle:
         await busy.complete(list(range(300, 600)), SamplingParams(temperature=0.0, max_tokens=1))
         for engine in (busy, idle):
-            await when(lambda engine=engine: engine.stats.tiers["filesystem"].objects == 300 // CHUNK)  # type: ignore[misc]
+            await wait_until(lambda engine=engine: engine.stats.tiers["filesystem"].objects == 300 // CHUNK)  # type: ignore[misc]
             assert engine.stats.tiers["filesystem"].bytes > 0
         assert idle.stats.tiers["filesystem"].stored_bytes_total == 0

@@ -1,4 +1,4 @@
-"""The store as a tier, against a real master: what is kept, and what callers see while it is away, slow, full or damaged."""
+"""The store as a tier, against a real master that is there, away, slow, full, or has damaged values."""
 
 import os
 import signal
@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.store.envelope import HEADER, seal, store_key
-from starling_engine.kv_offload.secondary.store.tier import StoreTier, open_store
+from starling_engine.kv_offload.secondary.store.tier import HEADER, StoreTier, open_store, seal, store_key
 
 from . import store_master
 from .store_master import Master
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(store_master.missing() is not None, reason=str(s
 SIZE = 256 << 10
 FINGERPRINT = bytes(range(32))
 TIMEOUT = 3.0
-"""Seconds; a busy machine keeps a store from its answers for some of them, which is an outage where it is this long."""
+"""Seconds; on a busy machine a store may answer late, which must not count as an outage."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 
 @pytest.fixture(scope="module")
 def tier(master: Master) -> Iterator[StoreTier]:
-    """One that brings memory of its own, so that the store holds something. Tests use keys of their own, and see it work first."""
+    """A tier that brings memory to the store. Tests use different keys, and wait until it works."""
     tier = open_store(f"{master.url}&segment=64MiB&timeout={TIMEOUT}", FINGERPRINT)
     assert tier.wait(60)
     yield tier
@@ -78,9 +77,9 @@ def until_written(tier: StoreTier, number: int) -> None:
 
 
 def is_left_alone(tier: StoreTier) -> bool:
-    """Whether a call fails without having waited for the store."""
+    """Returns whether a call fails without having waited for the store."""
     try:
-        tier.find([key(1)])
+        tier.lookup([key(1)])
     except TierError as error:
         return "is left alone" in str(error)
     return False
@@ -91,7 +90,7 @@ def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_many_threads_share_a_small_buffer(master: Master) -> None:
-    """16 MiB pass through at once; 24 threads want 24 MiB and more. The store has room for all 48 MiB."""
+    """The buffer has 16 MiB; 24 threads want 24 MiB and more. The store has room for all 48 MiB."""
     failures: list[str] = []
     with closing(open_store(f"{master.url}&segment=64MiB&timeout=20", FINGERPRINT)) as tier:
         assert tier.wait(60)
@@ -122,8 +121,8 @@ def test_what_is_written_is_read_by_any_client(master: Master, tier: StoreTier) 
     try:
         assert other.wait(60) and foreign.wait(60)
         assert read(other, 1) == bytes(value(1))
-        assert other.find([key(1), key(2), key(1, group=1)] * 100) == [True, False, False] * 100
-        assert foreign.find([key(1)]) == [False]
+        assert other.lookup([key(1), key(2), key(1, group=1)] * 100) == [True, False, False] * 100
+        assert foreign.lookup([key(1)]) == [False]
         with pytest.raises(ObjectMissing):
             read(other, 2)
     finally:
@@ -150,19 +149,19 @@ def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> 
         "long": good + b"x",
         "foreign": seal(store_key(FINGERPRINT, key(8)), value(7)) + bytes(value(7)),
     }[damage]
-    client = tier._watch.client
+    client = tier._supervisor.client
     assert client is not None
     deadline = time.monotonic() + 20
-    with client.space(len(bad), deadline) as place:
-        place.view[:] = bad
-        assert client.call("put", [name], deadline, place) == [0]
+    with client.reserve(len(bad), deadline) as stored:
+        stored.view[:] = bad
+        assert client.call("put", [name], deadline, stored) == [0]
     with pytest.raises(ObjectMissing):
         read(tier, 7)
     assert tier.counters.corrupt == before + 1
-    assert tier.find([key(7)]) == [False]
+    assert tier.lookup([key(7)]) == [False]
     tier.write(key(7), value(7))
     assert read(tier, 7) == bytes(value(7))
-    with client.space(HEADER.size, deadline):
+    with client.reserve(HEADER.size, deadline):
         assert client.call("drop", [name], deadline) == [0]
 
 
@@ -208,25 +207,25 @@ def test_a_master_that_hangs_costs_one_time_limit(master: Master, tier: StoreTie
     until_written(tier, 21)
     caplog.clear()
     with master.stopped():
-        assert outcome(lambda: read(tier, 21))[0] == "FarError"
+        assert outcome(lambda: read(tier, 21))[0] == "TierError"
         assert all(is_left_alone(tier) for _ in range(50))
-        client = tier._watch._helper
+        client = tier._supervisor._helper
         assert client is not None and client._space.num_free < client._space.size, "what a late call may write to is not used again"
         time.sleep(0.7)
     until_written(tier, 22)
     assert read(tier, 21) == bytes(value(21))
-    assert client is tier._watch._helper and client._space.num_free == client._space.size
+    assert client is tier._supervisor._helper and client._space.num_free == client._space.size
     assert len(outages(caplog)) == 1
 
 
 def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier) -> None:
-    """Calls that began later end with the first that is late, not each after a time limit of its own."""
+    """Calls that began later end with the first that is late, before their own time limits."""
     until_written(tier, 31)
     ends: list[float] = []
 
     def late(delay: float) -> None:
         time.sleep(delay)
-        if outcome(lambda: read(tier, 31))[0] == "FarError":
+        if outcome(lambda: read(tier, 31))[0] == "TierError":
             ends.append(time.monotonic())
 
     with master.stopped():
@@ -243,7 +242,7 @@ def test_nobody_waits_for_what_another_one_knows(master: Master, tier: StoreTier
 def test_a_library_that_crashes_takes_nothing_along(tier: StoreTier, caplog: pytest.LogCaptureFixture) -> None:
     until_written(tier, 41)
     caplog.clear()
-    client = tier._watch.client
+    client = tier._supervisor.client
     assert client is not None
     os.kill(client.pid, signal.SIGSEGV)
     until(lambda: client.failure is not None)
@@ -262,7 +261,7 @@ def test_a_full_store_is_read_from(tmp_path: Path, caplog: pytest.LogCaptureFixt
                 kept.append(number)
         assert tier.counters.full >= 2 and not tier.counters.refused, "it is not out of order"
         assert 4 <= len(kept) < 20
-        newest = max(number for number in kept if tier.find([key(number)]) == [True])
+        newest = max(number for number in kept if tier.lookup([key(number)]) == [True])
         assert read(tier, newest, size) == bytes(value(newest, size))
         assert not outages(caplog)
         assert sum("no room" in record.getMessage() for record in caplog.records) == 1
@@ -326,7 +325,7 @@ import sys
 from starling_engine.kv_offload.secondary.store.tier import open_store
 tier = open_store({master.url!r}, b"")
 assert tier.wait(60)
-print(tier._watch.client.pid, flush=True)
+print(tier._supervisor.client.pid, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen([sys.executable, "-c", opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:

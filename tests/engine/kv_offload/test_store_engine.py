@@ -1,4 +1,4 @@
-"""Engines that share a store: what one has computed another one finds, and a store that goes away costs answers nothing."""
+"""Engines share a store: one finds what another has computed, and answers do not change when the store goes away."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from starling_engine.kv_offload.secondary.store.tier import open_store
 
 from tests.engine.kv_offload import store_master
 from tests.engine.kv_offload.store_master import Master
-from tests.engine.running import running
+from tests.engine.real_engine import running
 
 pytestmark = pytest.mark.skipif(store_master.missing() is not None, reason=str(store_master.missing()))
 
@@ -20,22 +20,22 @@ PROMPT = [3 + number * 7 % 500 for number in range(300)]
 CHUNKS = 4
 """Whole chunks before the prompt's last token."""
 CHUNK_BYTES = 64 * 5120
-"""Of the model's keys and values: 5 layers of 2 heads of 64, in float32."""
+"""Keys and values of 5 layers with 2 heads of 64, in float32."""
 
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[Master]:
-    """A store that keeps what it is given when engines end."""
+    """A store whose values outlive engines."""
     master = Master(tmp_path)
-    holder = open_store(f"{master.url}&segment=128MiB", b"")
-    assert holder.wait(60)
+    memory = open_store(f"{master.url}&segment=128MiB", b"")
+    assert memory.wait(60)
     yield master
-    holder.close()
+    memory.close()
     master.kill()
 
 
 def another(number: int) -> list[int]:
-    """A prompt that has nothing in common with PROMPT's chunks, nor with another number's."""
+    """Returns a prompt that shares no chunk with PROMPT, nor with another number's."""
     return [600 + number, *PROMPT[1:]]
 
 
@@ -45,7 +45,7 @@ def stored(engine: AsyncEngine) -> int:
 
 
 async def until_joined(engine: AsyncEngine, first: int) -> None:
-    """Asks prompts that nobody has asked, from `another(first)` on, until the store takes what is computed, and has all of it."""
+    """Completes new prompts, from `another(first)` on, until the store takes what is computed, and has all of it."""
     for number in range(first, first + 100):
         await engine.complete(another(number), GREEDY)
         await asyncio.sleep(0.3)

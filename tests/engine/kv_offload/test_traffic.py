@@ -21,7 +21,7 @@ from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.engine.cores import TIE, core_for
-from tests.engine.kv_offload.test_share import worker_of
+from tests.engine.kv_offload.test_secondary_tiers import worker_of
 
 MAX_MODEL_LEN = 320
 SEEDS = 4
@@ -117,7 +117,7 @@ class Round:
         while self._core.has_work:
             assert time.monotonic() < deadline
             self._step()
-        while self._core.moving:
+        while self._core.has_pending_work:
             assert time.monotonic() < deadline
             self._core.step()
             time.sleep(0.001)
@@ -222,7 +222,7 @@ def test_preempted_requests_are_swapped_out_and_in(model: tuple[str, Path, Refer
     with core_for(folder, tiers=TiersConfig(cpu_bytes=8 << 20), preempt="swap", **device) as core:
         offload = core.scheduler.offload
         assert offload is not None
-        monkeypatch.setattr(offload.saves, "_under_pressure", lambda: False)
+        monkeypatch.setattr(offload.demotions, "_under_pressure", lambda: False)
         serve(core, asked, rng, Forgetful)
         stats = core.scheduler.snapshot()
     cpu = stats.tiers["cpu"]

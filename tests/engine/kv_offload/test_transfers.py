@@ -24,7 +24,7 @@ from starling_engine.kv_offload.orders import (
     WriteBackChunks,
 )
 from starling_engine.kv_offload.primary import Chunk
-from starling_engine.kv_offload.secondary.share import SecondaryTiers
+from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
 from starling_engine.kv_offload.transfers import READERS, WRITERS, TransferThreads
 
 
@@ -41,14 +41,14 @@ class Hung(SecondaryTiers):
     def reports(self) -> dict[str, TierReport]:
         return {}
 
-    def find(self, chunks: Sequence[Chunk]) -> list[bool]:
+    def lookup(self, chunks: Sequence[Chunk]) -> list[bool]:
         return [True] * len(chunks)
 
-    def fetch(self, _chunk: Chunk, _into: memoryview) -> bool:
+    def read(self, _chunk: Chunk, _into: memoryview) -> bool:
         self.began.release()
         return self.go.wait(30) if self._reads else True
 
-    def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
+    def write(self, _chunk: Chunk, _data: memoryview) -> bool:
         self.began.release()
         return self.go.wait(30)
 
@@ -147,7 +147,7 @@ class Costly(SecondaryTiers):
     def reports(self) -> dict[str, TierReport]:
         return {}
 
-    def keep(self, _chunk: Chunk, _data: memoryview) -> bool:
+    def write(self, _chunk: Chunk, _data: memoryview) -> bool:
         end = time.thread_time() + self.HERE
         while time.thread_time() < end:
             pass

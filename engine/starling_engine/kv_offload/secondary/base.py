@@ -1,7 +1,7 @@
-"""The seam to what keeps chunks of the cache outside this process: a folder, a store over the network.
+"""Interface of secondary tiers, which hold chunks outside this process: a folder, a store over the network.
 
-A chunk is the keys and values of CHUNK tokens of a prefix in one KV group. What one rank holds of it, some layers and some heads,
-is one object, in a layout that knows neither block sizes nor ranks:
+A chunk is the keys and values of CHUNK tokens of a prefix in one KV group. The part of it that one rank holds, some layers and some
+heads, is one object. Its layout knows neither block sizes nor ranks:
 
     [layers of the part][keys, values][heads of the part][CHUNK tokens][head_dim]     (latents: [layers][CHUNK tokens][latent])
 """
@@ -16,7 +16,7 @@ CHUNK = 64
 
 
 class ChunkPart(NamedTuple):
-    """What of a chunk an object holds: layers by their place in the group, and KV heads, each from the first to before the end."""
+    """The part of a chunk that an object holds: layers by their index in the group, and KV heads; ends are exclusive."""
 
     first_layer: int
     end_layer: int
@@ -25,9 +25,9 @@ class ChunkPart(NamedTuple):
 
 
 class ObjectKey(NamedTuple):
-    """Name of an object. `name` is the chain's value at the chunk's end (`kv.hashing`, 32 bytes): it stands for the whole prefix.
+    """Key of an object. `name` is the prefix hash at the chunk's end (`kv.hashing`, 32 bytes): it stands for the whole prefix.
 
-    What else makes it valid (model, revision, dtype) is the tier's own business: it is opened with a fingerprint of that.
+    A tier is opened with a fingerprint of all else that makes an object valid: model, revision, dtype.
     """
 
     name: bytes
@@ -36,15 +36,15 @@ class ObjectKey(NamedTuple):
 
 
 class TierError(Exception):
-    """The tier is of no use now: full, read-only, gone, too slow. Serving goes on without it."""
+    """The tier cannot serve now: full, read-only, gone, too slow. Serving goes on without it."""
 
 
 class ObjectMissing(Exception):
-    """There is no such object; or there was one that could not be trusted, and it has been dropped and counted."""
+    """There is no such object, or it was damaged: then it has been dropped and counted."""
 
 
 class TierCounters(msgspec.Struct, array_like=True):
-    """What a tier holds and did. `bytes` and `objects` are of the whole tier where it knows them, else 0; the rest only grows."""
+    """Counters of a tier. `bytes` and `objects` are the whole tier's where it knows them, else 0; all others only grow."""
 
     bytes: int = 0
     objects: int = 0
@@ -55,35 +55,33 @@ class TierCounters(msgspec.Struct, array_like=True):
     refused: int = 0
     """Operations that were not tried because the tier is out of order."""
     full: int = 0
-    """Objects that were not taken because there was no room for them."""
+    """Objects that were not written because there was no room for them."""
 
 
 class SecondaryTier(Protocol):
-    """Called by several threads at once. None of its calls may wait without bound."""
+    """Several threads call a tier at once. None of its calls may wait without bound."""
 
     name: str
-    """Of the tier in metrics and logs: filesystem, store."""
+    """The tier in metrics and logs: filesystem, store."""
 
     @property
     def counters(self) -> TierCounters: ...
 
     @property
     def cpu_elsewhere(self) -> float:
-        """Processor time in seconds that it has taken besides the threads that call it; may begin anew."""
+        """Processor time in seconds of the tier's own threads and processes; may start again from 0."""
         ...
 
-    def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Whether there is an object, for each key, of few chunks: they have one time limit. A hint. Raises FarError."""
+    def lookup(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """Returns for each key whether there is an object, as a hint. All keys share one time limit. Raises TierError."""
         ...
 
     def read(self, key: ObjectKey, into: memoryview) -> None:
-        """Fills `into`, exactly the object's bytes, with what was written and has been checked. Raises Missing or FarError."""
+        """Fills `into`, which has the object's size, with what was written. Raises ObjectMissing or TierError."""
         ...
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
-        """Keeps the object; one of that name that is there already stays. Raises FarError."""
+        """Writes an object; one of that key that is there already stays. Raises TierError."""
         ...
 
-    def close(self) -> None:
-        """Ends what goes on in the background."""
-        ...
+    def close(self) -> None: ...

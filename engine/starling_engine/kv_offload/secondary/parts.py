@@ -1,46 +1,83 @@
-"""Which objects hold what a rank needs of a chunk, under its own layout and under others. Pure: imports no torch."""
+"""Parts of a chunk that ranks hold, under this layout and under others. Pure: imports no torch."""
 
-from starling_engine.kv.layer_specs import stage_layers
+from dataclasses import dataclass
+
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.layer_specs import stage_layers, whole_groups
 from starling_engine.kv.spec import KVGroup
-from starling_engine.kv_offload.secondary.base import ChunkPart
+from starling_engine.kv_offload.secondary.base import CHUNK, ChunkPart
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.topology.shard import Shard
 
-WAYS = (1, 2, 4, 8)
-"""Tensor and pipeline sizes under which others may have written."""
+
+@dataclass(frozen=True)
+class GroupShare:
+    """A rank's share of a KV group's chunks.
+
+    covers     sets of parts that each hold all that the rank needs, as `covers_of` returns them
+    planes     2 for keys and values, 1 for latents
+    run_bytes  bytes of one layer and one head in one plane
+    writes     whether this rank writes its part, which several may hold alike
+    window     chunks from the end of a prefix that its next token reads; 0 for all of them
+    """
+
+    covers: list[list[ChunkPart]]
+    planes: int
+    run_bytes: int
+    writes: bool = True
+    window: int = 0
+
+    def shape(self, part: ChunkPart) -> tuple[int, int, int, int]:
+        """Returns [layers, planes, heads, bytes of a run]."""
+        return (part.end_layer - part.first_layer, self.planes, part.end_head - part.first_head, self.run_bytes)
+
+
+def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
+    """Returns one rank's share of each KV group's chunks."""
+    rank, layout = config.layout.coordinates(config.rank), config.layout
+    tensor, stage = Shard(rank.tp, layout.tensor), Shard(rank.pp, layout.pipeline)
+    planes = 1 if model.mla else 2
+    shares = []
+    for group in whole_groups(model, config):
+        token_bytes = group.spec.page_bytes // (planes * group.spec.num_kv_heads * config.block_size)
+        local = part_of(model, group, tensor, stage)
+        writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != local for lower in range(rank.tp))
+        window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk
+        shares.append(GroupShare(covers_of(model, group, tensor, stage), planes, token_bytes * CHUNK, writes, window))
+    return shares
 
 
 def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> ChunkPart | None:
-    """What one rank holds of a chunk of `group` (with the layers of all stages); None when no layer of it is there."""
-    here = stage_layers(model, stage)
-    places = [place for place, layer in enumerate(group.layers) if layer in here]
-    if not places:
+    """Returns the part that one rank holds of a chunk of `group` (with the layers of all stages); None without a layer of it."""
+    local = stage_layers(model, stage)
+    layers = [index for index, layer in enumerate(group.layers) if layer in local]
+    if not layers:
         return None
     heads = Shard().heads(1) if model.mla else tensor.heads(model.num_kv_heads)
-    return ChunkPart(places[0], places[-1] + 1, heads.start, heads.start + heads.size)
+    return ChunkPart(layers[0], layers[-1] + 1, heads.start, heads.start + heads.size)
 
 
-def covers(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> list[list[ChunkPart]]:
-    """Sets of objects that each hold all that a rank needs: first the one that it writes itself, then one for each other layout.
+def covers_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> list[list[ChunkPart]]:
+    """Returns sets of parts that each hold all that a rank needs: the part that it writes itself, then a set for each layout that
+    others may have written with.
 
     Layouts are in the same order for every group of a model.
     """
-    own = part_of(model, group, tensor, stage)
-    if own is None:
+    local = part_of(model, group, tensor, stage)
+    if local is None:
         return []
-    found = [[own]]
-    for pipeline in WAYS:
-        for ways in WAYS:
+    covers, sizes = [[local]], (1, 2, 4, 8)
+    for pipeline in sizes:
+        for ways in sizes:
             if pipeline > model.num_layers or (model.num_kv_heads % ways and ways % model.num_kv_heads):
                 continue
-            written = {part_of(model, group, Shard(t, ways), Shard(p, pipeline)) for t in range(ways) for p in range(pipeline)}
-            cover = sorted(part for part in written if part is not None and overlap(part, own) is not None)
-            found.append(cover)
-    return found
+            parts = {part_of(model, group, Shard(t, ways), Shard(p, pipeline)) for t in range(ways) for p in range(pipeline)}
+            covers.append(sorted(part for part in parts if part is not None and overlap(part, local) is not None))
+    return covers
 
 
 def overlap(one: ChunkPart, other: ChunkPart) -> ChunkPart | None:
-    """What both hold."""
+    """Returns the part that both hold."""
     first, end = max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
     low, high = max(one.first_head, other.first_head), min(one.end_head, other.end_head)
     return ChunkPart(first, end, low, high) if first < end and low < high else None

@@ -1,4 +1,4 @@
-"""What people ask of a folder, whether engines use it or not: what is in it, is it whole, remove some of it.
+"""Inspection of a folder by people, whether engines use it or not: list, verify and purge its objects.
 
 Nothing here waits for the engines or stops them: to them a file that goes is a miss.
 """
@@ -10,27 +10,34 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from starling_engine.kv_offload.secondary.folder.files import buffer, read_file
-from starling_engine.kv_offload.secondary.folder.header import (
+from starling_engine.kv_offload.secondary.folder.layout import (
+    SUFFIX,
+    FolderLayout,
+    ObjectFile,
+    object_files,
+    object_folders,
+    this_process,
+)
+from starling_engine.kv_offload.secondary.folder.object_file import (
     PAGE,
     ObjectDamaged,
     ObjectHeader,
+    buffer,
     check_layers,
-    decode,
+    decode_header,
     header_bytes,
     pages,
+    read_file,
 )
-from starling_engine.kv_offload.secondary.folder.layout import SUFFIX, FolderLayout, this_process
-from starling_engine.kv_offload.secondary.folder.sweep import ObjectFile, walk
 
 
 class NoFolder(Exception):
-    """There is no cache at the path, or it is not for this user to see; the message says which."""
+    """There is no cache at the path, or this user may not see it; the message says which."""
 
 
 @dataclass
 class CachedModel:
-    """One model's objects. `fingerprint` is the part of it that files bear; times in seconds since 1970."""
+    """The objects of one model. `fingerprint` is the part of it in the files' names; times are in seconds since 1970."""
 
     fingerprint: str
     model: str = "?"
@@ -46,7 +53,7 @@ class CachedModel:
 
 
 def list_models(root: Path) -> list[CachedModel]:
-    """The biggest first. Opens files only until it has a name for each model. Raises OSError."""
+    """Returns the biggest first. Opens files only until each model has a name. Raises NoFolder, OSError."""
     models: dict[str, CachedModel] = {}
     for found in objects(root):
         held = models.setdefault(fingerprint_in(found.path), CachedModel(fingerprint_in(found.path)))
@@ -59,7 +66,7 @@ def list_models(root: Path) -> list[CachedModel]:
 
 
 def verify(root: Path) -> Iterator[tuple[ObjectFile, ObjectDamaged | OSError | None]]:
-    """Each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
+    """Yields each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
     for found in objects(root):
         wrong: ObjectDamaged | OSError | None = None
         try:
@@ -72,7 +79,7 @@ def verify(root: Path) -> Iterator[tuple[ObjectFile, ObjectDamaged | OSError | N
 
 
 def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[ObjectFile, OSError | None]]:
-    """Removes the objects of fingerprints that begin so, not used since `before` (seconds since 1970).
+    """Removes objects whose fingerprint begins with `fingerprint` and that were not used since `before` (seconds since 1970).
 
     Yields them, each with the reason if it is still there. Raises NoFolder, OSError.
     """
@@ -88,7 +95,7 @@ def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> It
 
 
 def _remove(path: Path, before: float) -> bool:
-    """False when it went by itself, or has been used since it was found. Raises OSError."""
+    """Returns False when the file went by itself, or has been used since it was found. Raises OSError."""
     try:
         if path.stat().st_mtime >= before:
             return False
@@ -99,7 +106,7 @@ def _remove(path: Path, before: float) -> bool:
 
 
 def objects(root: Path) -> Iterator[ObjectFile]:
-    """All. Raises NoFolder, OSError."""
+    """Yields all objects. Raises NoFolder, OSError."""
     folder = root / "objects"
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
@@ -110,7 +117,7 @@ def objects(root: Path) -> Iterator[ObjectFile]:
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = "holds no KV cache" if root.exists() else "does not exist"
         raise NoFolder(f"{root} {missing}") from error
-    return walk(folder, lambda: None)
+    return (found for second in object_folders(folder) for found in object_files(second))
 
 
 def fingerprint_in(path: str) -> str:
@@ -118,21 +125,19 @@ def fingerprint_in(path: str) -> str:
 
 
 def _verify(root: Path, path: Path) -> None:
-    """Raises Damaged, OSError."""
+    """Raises ObjectDamaged, OSError."""
     header = read_object(path, whole=True)
     if FolderLayout(root, bytes.fromhex(header.fingerprint), this_process()).path_of(header.key) != path:
         raise ObjectDamaged("is another object's file")
 
 
 def read_object(path: Path, whole: bool = False) -> ObjectHeader:
-    """The header, and if `whole` the data too, checked. Raises Damaged, OSError."""
+    """Reads the header, and if `whole` checks the data, too. Raises ObjectDamaged, OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        first = buffer("header", PAGE)
-        if os.preadv(fd, [first], 0) < PAGE:
-            raise ObjectDamaged(f"has {size} bytes, less than a header")
-        header = _decode_longer(fd, first)
+        first = buffer("header", 16 * PAGE)  # headers of many layers have several pages
+        header = decode_header(first[: os.preadv(fd, [first], 0)])
         ahead = header_bytes(len(header.layers))
         if size != ahead + pages(header.bytes):
             raise ObjectDamaged(f"has {size} bytes, not {ahead + pages(header.bytes)}")
@@ -143,13 +148,3 @@ def read_object(path: Path, whole: bool = False) -> ObjectHeader:
         return header
     finally:
         os.close(fd)
-
-
-def _decode_longer(fd: int, first: memoryview) -> ObjectHeader:
-    """A header of many layers goes on past the first page."""
-    try:
-        return decode(first)
-    except ObjectDamaged:
-        more = buffer("header", 16 * PAGE)
-        read = os.preadv(fd, [more], 0)
-        return decode(more[:read])

@@ -1,244 +1,267 @@
-"""The folder's background thread: takes its turn at the lease, tells what was written, and, where it holds the lease, evicts."""
+"""The folder's background thread: it reports what this process has written and, where it holds the lease, evicts.
 
+The holder of the lease counts all objects now and then, and adds up what others report meanwhile. A sweep counts again, and evicts
+the least recently used objects, in one walk through the folder.
+"""
+
+import heapq
 import math
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
 from threading import Event, Thread
+from typing import TypeVar
 
-from starling_engine.kv_offload.secondary.folder.layout import FolderLayout
-from starling_engine.kv_offload.secondary.folder.lease import FolderLease
-from starling_engine.kv_offload.secondary.folder.outage import FULL, FolderBreakers
-from starling_engine.kv_offload.secondary.folder.reports import UsageReports, tidy
-from starling_engine.kv_offload.secondary.folder.sweep import sweep
-from starling_engine.kv_offload.secondary.folder.usage import LOW, Amount, FolderUsage
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, ObjectFile, object_files, object_folders
+from starling_engine.kv_offload.secondary.folder.lease import FolderLease, LeaseRecord
+from starling_engine.kv_offload.secondary.folder.usage import ABANDONED, LOW, Amount, FolderUsage, UsageReports, growth
 
-TICK, SOON, CONFIRM = 5.0, 1.0, 0.3
-"""Seconds between two looks: usually, when the limit is near or a walk is under way, and after the lease was taken."""
-
-REST = 0.05
-"""Seconds between two looks however often it is woken: each writes the lease."""
-
-UNTOLD = 0.01
-"""Of the limit: what a process writes, at most, before it looks what others have written."""
-
+INTERVAL = 1.0
+"""Seconds between two ticks; at least a twentieth of it where one is woken, and five times as many after one has failed."""
 RESCAN = 600.0
-"""Seconds after which all is counted again, for people and crashes change the folder too."""
+"""Seconds after which all is counted again: people and crashes change the folder, too."""
+RETRY = 120.0
+"""Seconds until a full disk is expected to have room again, and until eviction is tried again that could remove nothing."""
+SWEEP_SHARE = 0.25
+"""Share of the time in which a sweep works; it leaves the processor and the disk to others otherwise."""
+FULL = frozenset({ENOSPC, EDQUOT})
+"""Error numbers of a full disk."""
 
-SHRUNK = 120.0
-"""Seconds after which a disk that was full is expected to have room again."""
-
-STUCK = 60.0
-"""Seconds until eviction is tried again after it could remove nothing: the files are another user's, or there are none."""
-
-SLICE = 0.005
-"""Seconds of work between two pauses of a walk; a pause is `COUNTING` or `EVICTING` times as long as the work."""
-COUNTING, EVICTING = 9.0, 1.0
-
-SPARE = 1 << 30
-"""Bytes that stay free on the disk, or a hundredth of the limit where that is less."""
+Item = TypeVar("Item")
 
 
-class _Interrupted(Exception):
-    """The walk is not to go on."""
-
-
-@dataclass(frozen=True)
-class _Count:
-    """`held` in the folder, when this process had written `written` and others what they had reported."""
-
-    held: Amount
-    written: Amount
-    reports: dict[str, Amount]
-    at: float = field(default_factory=time.monotonic)
-
-    def plus(self, reports: dict[str, Amount]) -> Amount:
-        """With what others have written since."""
-        return sum((now - self.reports.get(name, Amount()) for name, now in reports.items()), self.held)
+class _SweepCancelled(Exception):
+    """The janitor stops, or the lease was lost."""
 
 
 class FolderJanitor:
-    """`tick` is all it does; `start` has a thread do it. Other threads call `wake` and `press`."""
+    """`tick` is all its work; `start` makes a thread that repeats it. Other threads call `wake` and `on_disk_full`."""
 
-    def __init__(self, layout: FolderLayout, usage: FolderUsage, health: FolderBreakers) -> None:
-        self._layout, self._usage, self._health = layout, usage, health
+    def __init__(self, layout: FolderLayout, usage: FolderUsage, on_error: Callable[[OSError], None]) -> None:
+        self._layout, self._usage, self._on_error = layout, usage, on_error
         self._lease, self._reports = FolderLease(layout), UsageReports(layout)
-        self._learnt: object = None
-        self._count: _Count | None = None
-        self._pressed = self._stuck = False
-        self._renewed = self._worked = self._pressed_at = 0.0
-        self._pause = COUNTING
+        self._others: dict[str, Amount] | None = None
+        """Reports that the holder of the lease has added up; None in other processes."""
+        self._learnt: LeaseRecord | None = None
+        """Another holder's record that was learnt from."""
+        self._disk_full = self._stuck = False
+        self._swept_at, self._shrunk_at = -math.inf, -math.inf
+        self._renewed_at = 0.0
         self._stop, self._wake = Event(), Event()
         self._thread = Thread(target=self._run, name="kv-folder", daemon=True)
-        self.holds = False
+        self.holds_lease = False
         self.evicted = 0
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Gives the lease back. Waits a moment for the thread, which may hang with the disk."""
+        """Has the thread release the lease. Waits for it a moment: it may hang with the disk."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2.0)
 
     def wake(self) -> None:
-        """Something was written, or could not be for lack of room: there may be something to evict, or to tell who evicts."""
-        untold = self._usage.written.bytes - self._reports.told.bytes
-        if (self.holds and self._usage.is_high) or untold > UNTOLD * self._usage.limit:
+        """Ticks soon if there is something to evict, or more to report than a hundredth of the limit."""
+        unreported = self._usage.written.bytes - self._reports.published.bytes
+        if (self.holds_lease and self._usage.is_high) or unreported > self._usage.limit / 100:
             self._wake.set()
 
-    def press(self) -> None:
-        """The disk is full."""
-        self._pressed = True
+    def on_disk_full(self) -> None:
+        self._disk_full = True
         self._wake.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            pause = INTERVAL
             try:
                 self.tick()
             except OSError as error:
-                self._health.note(error)
-            except _Interrupted:
-                pass
-            self._wake.wait(self._interval())
-            self._stop.wait(REST)
+                self._on_error(error)
+                pause = 5 * INTERVAL
+            self._wake.wait(pause)
+            self._stop.wait(INTERVAL / 20)  # however often it is woken: each tick writes the lease
             self._wake.clear()
         with suppress(OSError):
             self.leave()
 
-    def _interval(self) -> float:
-        if self._lease.is_new:
-            return CONFIRM
-        return SOON if self._usage.now.bytes > 0.9 * self._usage.limit else TICK
-
     def tick(self) -> None:
-        """One look at the folder. Raises OSError."""
+        """Renews the lease, exchanges reports, and sweeps where that is due. Raises OSError."""
         self._layout.make()
         if not self._usage.is_known and self._layout.is_empty():
-            self._usage.learn(Amount(), Amount())
-        if self.holds:
-            self._catch_up()  # first, for others are told of it with the lease
-        if not self._take_turn():
+            self._usage.set_counted(Amount(), Amount())
+        if not self._renew_lease():
             self._follow()
             return
-        if self._count is None:
-            self._begin()
-        if self._is_due():
-            self._sweep()
-            tidy(self._layout)
-        self._reports.tell(self._usage.written)
+        if self._others is None:  # goes on from what the last holder knew, until a sweep has counted
+            self._others, self._swept_at = self._reports.of_others(), -math.inf
+        if self._is_sweep_due():
+            with suppress(_SweepCancelled):
+                self._sweep()
+                self._remove_abandoned()
+        self._reports.publish(self._usage.written)
 
     def leave(self) -> None:
-        """Gives the lease back, with the count. Raises OSError."""
-        self._reports.tell(self._usage.written)
-        self._lease.give_back(self._amount)
+        """Releases the lease, with the count. Raises OSError."""
+        self._reports.publish(self._usage.written)
+        self._lease.release(self._known_amount)
 
     @property
-    def _amount(self) -> Amount | None:
+    def _known_amount(self) -> Amount | None:
         return self._usage.now if self._usage.is_known else None
 
-    def _take_turn(self) -> bool:
-        """Whether to evict: as the holder, or as who would be it, had the disk room for a lease. Raises OSError."""
-        self._renewed = time.monotonic()
+    # ---- the lease ----
+
+    def _renew_lease(self) -> bool:
+        """Adds up what others report and publishes it with the lease. Returns whether this process is to evict. Raises OSError.
+
+        Without room on the disk for the lease, its holder evicts, or the process that was about to become it.
+        """
+        if self.holds_lease and self._others is not None:
+            reports = self._reports.of_others()
+            self._usage.add_counted(growth(self._others, reports))
+            self._others |= reports
+        self._renewed_at = time.monotonic()
         try:
-            self.holds = self._lease.hold(self._amount)
+            self.holds_lease = self._lease.acquire_or_renew(self._known_amount)
         except OSError as error:
-            if error.errno not in FULL or not (self.holds or self._lease.is_new):
+            if error.errno not in FULL or not (self.holds_lease or self._lease.is_new):
                 raise
-            self._pressed = True
+            self._disk_full = True
             return True
-        return self.holds
+        return self.holds_lease
 
     def _follow(self) -> None:
-        """The holder's count is ours, with what it cannot have heard of. Raises OSError."""
-        told, term = self._reports.told, self._lease.heard
-        self._count = None
-        self._reports.tell(self._usage.written)
-        if term is not None and term != self._learnt and term.amount is not None:
-            self._learnt = term
-            self._usage.learn(term.amount, told)
+        """Learns the holder's count, and adds what it cannot know yet. Raises OSError."""
+        published, record = self._reports.published, self._lease.other
+        self._others = None
+        self._reports.publish(self._usage.written)
+        if record is not None and record != self._learnt and record.amount is not None:
+            self._learnt = record
+            self._usage.set_counted(record.amount, published)
 
-    def _begin(self) -> None:
-        """Goes on from what the last holder knew, until all is counted. Raises OSError."""
-        written = self._usage.written
-        self._count = _Count(self._usage.now, written, self._reports.of_others(), at=-math.inf)
+    # ---- the sweep ----
 
-    def _catch_up(self) -> None:
-        """Counts what others have written since. Raises OSError."""
-        if self._count is not None and self._usage.is_known:
-            self._usage.learn(self._count.plus(self._reports.of_others()), self._count.written)
-
-    def _is_due(self) -> bool:
-        assert self._count is not None, "whoever holds the lease has begun"
-        age = time.monotonic() - self._count.at
-        self._pressed |= self._is_disk_full()
-        if self._pressed or self._usage.is_high:
-            return age > STUCK or not self._stuck
-        return age > (SHRUNK if self._usage.is_shrunk else RESCAN)
-
-    def _is_disk_full(self) -> bool:
-        disk = os.statvfs(self._layout.root)
-        return disk.f_bavail * disk.f_frsize < min(SPARE, self._usage.limit // 100)
+    def _is_sweep_due(self) -> bool:
+        disk, age = os.statvfs(self._layout.root), time.monotonic() - self._swept_at
+        spare = min(1 << 30, self._usage.limit // 100)  # bytes that stay free on the disk
+        self._disk_full |= disk.f_bavail * disk.f_frsize < spare
+        if self._disk_full or self._usage.is_high:
+            return age > RETRY or not self._stuck
+        return age > (RETRY if self._usage.is_shrunk else RESCAN)
 
     def _sweep(self) -> None:
-        """Counts, and evicts where there is too much. Raises OSError.
+        """Counts all objects, and evicts where there is too much. Raises _SweepCancelled, OSError.
 
-        What was written meanwhile is added: too much at worst, for the walk has found some of it, and never too little.
+        What is written meanwhile is added: too much at worst, as the walk has found some of it, and never too little.
         """
-        pressed, self._pressed = self._pressed, False
-        usage, written, reports = self._usage, self._usage.placed, self._reports.of_others()
-        goal = self._goal(pressed)
-        self._pause, self._worked = EVICTING if goal else COUNTING, time.monotonic()
-        goal = max(goal, usage.limit - usage.low_water)  # more may be found than is known, and is not walked for again
-        swept = sweep(self._layout.objects, goal, lambda there: self._kept(there, pressed), self._breathe)
-        self.evicted += swept.evicted
-        usage.saw(swept.largest)
-        excess = swept.held.bytes - self._kept(swept.held.bytes, pressed)
-        self._stuck = excess > 0 and not swept.evicted  # what is still being written is none that could go
-        since = self._reports.of_others()
-        self._count = _Count(_Count(swept.held, written, reports).plus(since), written, since)
-        usage.learn(self._count.held, written)
-        if pressed:
+        usage, disk_full, self._disk_full = self._usage, self._disk_full, False
+        written, others = usage.placed, self._reports.of_others()
+        known = usage.now.bytes
+        held, oldest = self._count(max(known - self._wanted(known, disk_full), usage.limit - usage.low_water))
+        self._others = self._reports.of_others()
+        usage.set_counted(held + growth(others, self._others), written)
+        excess = held.bytes - self._wanted(held.bytes, disk_full)
+        before = self.evicted
+        self._evict(oldest, excess)
+        self._stuck = excess > 0 and self.evicted == before
+        self._swept_at = time.monotonic()
+        if disk_full:
             usage.shrink()
-            self._pressed_at = time.monotonic()
-        elif time.monotonic() - self._pressed_at > SHRUNK:
+            self._shrunk_at = self._swept_at
+        elif self._swept_at - self._shrunk_at > RETRY:
             usage.restore()
 
-    def _goal(self, pressed: bool) -> int:
-        """Bytes to evict, by what is known before all is counted."""
-        there = self._usage.now.bytes
-        return max(0, there - self._kept(there, pressed))
+    def _wanted(self, held: int, disk_full: bool) -> int:
+        """Returns how many of `held` bytes may stay."""
+        wanted = self._usage.low_water if held > self._usage.high_water else held
+        return min(wanted, int(LOW * held)) if disk_full else wanted
 
-    def _kept(self, there: int, pressed: bool) -> int:
-        """How many of so many bytes may stay."""
-        kept = self._usage.low_water if there > self._usage.high_water else there
-        return min(kept, int(LOW * there)) if pressed else kept
+    def _count(self, excess: int) -> tuple[Amount, "Oldest"]:
+        """Returns what the folder holds, and its oldest objects of `excess` bytes."""
+        held, largest, oldest = Amount(), 0, Oldest(excess)
+        for folder in self._paced(object_folders(self._layout.objects)):
+            for found in object_files(folder):
+                held += Amount(found.size, 1)
+                largest = max(largest, found.size)
+                oldest.offer(found)
+        self._usage.note_size(largest)
+        return held, oldest
 
-    def _breathe(self) -> None:
-        """Lets others have the processor and the disk, and keeps the lease meanwhile. Raises _Interrupted, OSError."""
-        worked = time.monotonic() - self._worked
-        self._look()
-        if worked > SLICE:
-            self._rest(min(worked, 1.0) * self._pause)
-            self._worked = time.monotonic()
+    def _evict(self, oldest: Iterable[ObjectFile], excess: int) -> None:
+        """Removes objects of `excess` bytes, or as many as it can. Raises _SweepCancelled, OSError."""
+        for found in self._paced(oldest):
+            if excess <= 0:
+                break
+            if evict(found):
+                excess -= found.size
+                self.evicted += 1
+                self._usage.add_counted(Amount(-found.size, -1))
 
-    def _rest(self, seconds: float) -> None:
-        """Raises _Interrupted, OSError."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._stop.wait(min(left, SOON))
-            self._look()
+    def _paced(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Passes items on, with pauses between them, and renews the lease meanwhile. Raises _SweepCancelled, OSError."""
+        began = time.monotonic()
+        for item in items:
+            yield item
+            worked = time.monotonic() - began
+            if time.monotonic() - self._renewed_at > INTERVAL and not self._renew_lease():
+                raise _SweepCancelled
+            if worked > 0.005:
+                self._stop.wait(min(worked * (1 / SWEEP_SHARE - 1), INTERVAL))
+                began = time.monotonic()
+            if self._stop.is_set():
+                raise _SweepCancelled
 
-    def _look(self) -> None:
-        """The limit holds during a walk too, however long that takes. Raises _Interrupted, OSError."""
-        if self._stop.is_set():
-            raise _Interrupted
-        if time.monotonic() - self._renewed > SOON:
-            self._catch_up()
-            if not self._take_turn():
-                raise _Interrupted
-            if self._usage.is_high:
-                self._pause = EVICTING  # writers wait for the walk's end
+    def _remove_abandoned(self) -> None:
+        """Removes what ended processes left. Ages are by the mount's clock: the lease has just been written. Raises OSError."""
+        try:
+            now = self._layout.lease.stat().st_mtime
+        except FileNotFoundError:
+            return
+        for folder in (self._layout.temporary, self._layout.writers):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        if self._layout.is_abandoned(entry) or now - entry.stat().st_mtime > ABANDONED:
+                            Path(entry.path).unlink()
+
+
+class Oldest:
+    """The least recently used objects, of `goal` bytes together or a little more: no list of all is needed to evict a few."""
+
+    def __init__(self, goal: int) -> None:
+        self._goal, self._bytes = goal, 0
+        self._newest_first: list[tuple[int, ObjectFile]] = []
+
+    def offer(self, found: ObjectFile) -> None:
+        enough = self._bytes >= self._goal
+        if enough and (not self._newest_first or found.used >= -self._newest_first[0][0]):
+            return
+        heapq.heappush(self._newest_first, (-found.used, found))
+        self._bytes += found.size
+        while self._bytes - self._newest_first[0][1].size >= self._goal:
+            self._bytes -= heapq.heappop(self._newest_first)[1].size
+
+    def __iter__(self) -> Iterator[ObjectFile]:
+        return iter(sorted(found for _, found in self._newest_first))
+
+
+def evict(found: ObjectFile) -> bool:
+    """Removes an object, unless it has been read since it was found. Returns whether it is gone; another user's stays.
+
+    Raises OSError.
+    """
+    try:
+        path = Path(found.path)
+        if path.stat().st_mtime_ns != found.used:
+            return False
+        path.unlink()
+    except PermissionError:
+        return False
+    except FileNotFoundError:
+        pass
+    return True

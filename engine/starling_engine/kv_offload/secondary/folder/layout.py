@@ -1,40 +1,41 @@
-"""Where things are in the folder:
+"""Layout of the folder:
 
-objects/ab/c/abc...-<fingerprint>.kv   two levels by the hash of the object's name
+objects/ab/c/abc...-<fingerprint>.kv   two levels by the hash of the object's key
 tmp/                                   files that are being written
 writers/                               what each engine process has written so far
-lease                                  who evicts, and how much there is
+lease                                  the process that evicts, and how much the folder holds
 """
 
 import os
 import socket
+import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOENT
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from struct import Struct
+from typing import NamedTuple
 
 from starling_engine.kv_offload.secondary.base import ObjectKey
-from starling_engine.kv_offload.secondary.folder.header import FORMAT
+from starling_engine.kv_offload.secondary.folder.object_file import FORMAT
 
 SUFFIX = ".kv"
-FINGERPRINT_DIGITS = 16
-_NUMBERS = Struct("<5I")
+
 _numbers = count()
 
 
 @dataclass(frozen=True)
 class WriterProcess:
-    """Who writes. `machine` changes with the boot and the container, so that `pid` means something only where it is equal."""
+    """A process that writes. `machine` changes with the boot and the container: `pid` means something only where it is equal."""
 
     id: str
     machine: str
     pid: int
 
     def is_gone(self, here: "WriterProcess") -> bool:
-        """Whether the process is known to have ended: it ran where `here` runs."""
+        """Returns whether the process is known to have ended: it ran on the machine of `here`."""
         if self.machine != here.machine or self.pid == here.pid:
             return False
         try:
@@ -47,7 +48,7 @@ class WriterProcess:
 
 
 def this_process() -> WriterProcess:
-    """Another id at each call: one process may open the folder several times."""
+    """Returns another id at each call: one process may open the folder several times."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     machine = sha256(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
     return WriterProcess(f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", machine, os.getpid())
@@ -62,11 +63,11 @@ class FolderLayout:
         self.objects, self.temporary, self.writers, self.lease = (root / name for name in ("objects", "tmp", "writers", "lease"))
         self._model = digest + FORMAT.to_bytes(4, "little")
         self._prefix = str(self.objects)
-        self._suffix = f"-{digest.hex()[:FINGERPRINT_DIGITS]}{SUFFIX}"
+        self._suffix = f"-{digest.hex()[:16]}{SUFFIX}"
         self._device: int | None = None
 
     def make(self) -> None:
-        """The folders that are missing; on the file system that was there first, for an unmounted one must not be written under.
+        """Makes missing folders, on the file system of the first time: nothing may be written under an unmounted one.
 
         Raises OSError.
         """
@@ -83,31 +84,31 @@ class FolderLayout:
         self._device = self.root.stat().st_dev
 
     def is_empty(self) -> bool:
-        """Whether there can be no object. Raises OSError."""
+        """Returns whether there can be no object. Raises OSError."""
         with os.scandir(self.objects) as entries:
             return not any(entries)
 
     def path_of(self, key: ObjectKey) -> Path:
-        """Of the object; formats and models never share one."""
+        """Returns the object's path; formats and models never share one."""
         return Path(self.name_of(key))
 
     def name_of(self, key: ObjectKey) -> str:
-        """The same, in a third of the time: requests look for hundreds at once."""
-        named = sha256(self._model + key.name + _NUMBERS.pack(key.group, *key.part)).hexdigest()
-        return f"{self._prefix}/{named[:2]}/{named[2]}/{named[:32]}{self._suffix}"
+        """Returns the same in a third of the time: requests look up hundreds of objects."""
+        digest = sha256(self._model + key.name + struct.pack("<5I", key.group, *key.part)).hexdigest()
+        return f"{self._prefix}/{digest[:2]}/{digest[2]}/{digest[:32]}{self._suffix}"
 
     def new_temporary(self) -> Path:
-        """A path for one file, which tells whose it is."""
+        """Returns a path for one file, which names its writer."""
         return self.temporary / f"{self.process.machine}.{self.process.pid}.{self.process.id}.{next(_numbers)}"
 
     def is_abandoned(self, temporary: os.DirEntry[str]) -> bool:
-        """Whether it is a file whose writer is known to have ended."""
+        """Returns whether the file's writer is known to have ended."""
         machine, _, rest = temporary.name.partition(".")
         pid = rest.partition(".")[0]
         return pid.isdigit() and WriterProcess("", machine, int(pid)).is_gone(self.process)
 
     def publish(self, path: Path, content: bytes) -> None:
-        """A small file as a whole or not at all. Raises OSError."""
+        """Writes a small file as a whole or not at all. Raises OSError."""
         temporary = self.new_temporary()
         try:
             temporary.write_bytes(content)
@@ -118,7 +119,7 @@ class FolderLayout:
             raise
 
 
-def place(temporary: Path, path: Path) -> None:
+def move_into_place(temporary: Path, path: Path) -> None:
     """Gives a finished object its name. Raises OSError, also when the tree above the two levels is gone."""
     try:
         temporary.rename(path)
@@ -126,3 +127,36 @@ def place(temporary: Path, path: Path) -> None:
         path.parent.parent.mkdir(exist_ok=True)
         path.parent.mkdir(exist_ok=True)
         temporary.rename(path)
+
+
+class ObjectFile(NamedTuple):
+    """An object's file. `used` is its time of modification in ns: about when it was last read."""
+
+    used: int
+    size: int
+    path: str
+
+
+def object_folders(objects: Path) -> Iterator[str]:
+    """Yields the folders of the second level, in no order. Raises OSError where `objects` cannot be listed."""
+    with os.scandir(objects) as entries:
+        tops = [entry.path for entry in entries]
+    for top in tops:
+        yield from (entry.path for entry in _listed(top))
+
+
+def object_files(folder: str) -> Iterator[ObjectFile]:
+    """Yields the objects of a folder of the second level; files that go meanwhile are left out. Raises OSError."""
+    for entry in _listed(folder):
+        with suppress(FileNotFoundError):
+            if entry.name.endswith(SUFFIX):
+                stat = entry.stat(follow_symlinks=False)
+                yield ObjectFile(stat.st_mtime_ns, stat.st_size, entry.path)
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

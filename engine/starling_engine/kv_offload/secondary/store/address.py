@@ -1,4 +1,4 @@
-"""The URL that names a store: which master, and what this engine brings along."""
+"""The URL of a store: its master, and the memory that this engine brings along."""
 
 import re
 import socket
@@ -8,13 +8,10 @@ from urllib.parse import parse_qsl, urlsplit
 from starling_engine.errors import ConfigError
 from starling_engine.sizes import parse_bytes
 
-FORM = "mooncake://MASTER:PORT, with any of ?metadata=http://MASTER:8080/metadata&segment=0&buffer=256MiB&timeout=2&host=ADDRESS"
-SMALLEST_BUFFER = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """Where the store is; sizes in bytes, for each rank.
+    """Address of a store; sizes are in bytes, for each rank.
 
     host     address at which others reach the memory that this rank adds to the store; by default the one that leads to the master
     segment  memory that this rank adds to the store while it runs; 0 leaves that to others
@@ -35,12 +32,12 @@ class StoreAddress:
 
 
 def bracketed(host: str) -> str:
-    """As a URL has it: an address of IPv6 in brackets (RFC 3986)."""
+    """Returns the host as in a URL: an address of IPv6 in brackets (RFC 3986)."""
     return f"[{host}]" if ":" in host else host
 
 
-def own_host(master: str, port: int) -> str:
-    """The address from which this machine would speak to the master. Raises OSError where its name has none."""
+def local_host(master: str, port: int) -> str:
+    """Returns the address from which this machine reaches the master. Raises OSError where the master's name has no address."""
     family, _, _, _, target = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # of a datagram socket: nothing is sent
@@ -48,7 +45,7 @@ def own_host(master: str, port: int) -> str:
 
 
 def parse_address(url: str) -> StoreAddress:
-    """Raises ConfigError that says the form."""
+    """Raises ConfigError that gives the form of such a URL."""
     parts = urlsplit(url)
     try:
         master, port = parts.hostname, parts.port
@@ -70,7 +67,7 @@ def parse_address(url: str) -> StoreAddress:
         raise _wrong(f"{next(iter(options))} is not known")
     if not address.metadata.startswith(("http://", "https://")):
         raise _wrong(f"metadata is an http:// URL, got {address.metadata!r}")
-    if address.buffer < SMALLEST_BUFFER:
+    if address.buffer < 1 << 20:
         raise _wrong(f"buffer must be at least 1MiB, got {address.buffer}")
     return address
 
@@ -89,4 +86,5 @@ def _seconds(text: str) -> float:
 
 
 def _wrong(problem: str) -> ConfigError:
-    return ConfigError(f"{problem}; a store is named {FORM}", "kv_store")
+    options = "metadata=http://MASTER:8080/metadata&segment=0&buffer=256MiB&timeout=2&host=ADDRESS"
+    return ConfigError(f"{problem}; a store is named mooncake://MASTER:PORT, with any of ?{options}", "kv_store")

@@ -1,5 +1,6 @@
-"""The helper process as the engine holds it: memory that both map, calls with a time limit, and answers by their number."""
+"""The engine's side of a helper process: memory that both map, calls with a time limit, and answers by their number."""
 
+import bisect
 import contextlib
 import itertools
 import mmap
@@ -23,74 +24,109 @@ from starling_engine.kv_offload.secondary.store.messages import (
     PACKET,
     FromHelper,
     Imported,
+    Joined,
     Setup,
     StoreAnswer,
     StoreCall,
-    StoreFailed,
-    StoreReady,
-    Unusable,
 )
-from starling_engine.kv_offload.secondary.store.space import Space
-
-CHATTER = re.compile(rb"[IW]\d{4} ")
-"""What the library logs and is no error; it does not heed glog's own setting."""
-PROCESS_CLOCK = 2
-"""With a process's number above it, the clock of its processor time on Linux: see clock_getcpuclockid(3)."""
-GRACE = 4.0
-"""Seconds that a helper has to take leave of the store."""
 
 _decode = msgspec.msgpack.Decoder(FromHelper).decode
 
 
-class Late(Exception):
-    """No answer in time. What the call was to read or write stays reserved until the answer comes."""
+class CallLate(Exception):
+    """No answer came in time. The memory of the call's value stays reserved until the answer comes."""
 
 
-class Gone(Exception):
+class HelperGone(Exception):
     """The helper has ended, or takes no more calls; the message says why."""
 
 
 class NoSpace(Exception):
-    """All memory for values on their way is in use, for as long as this call could wait."""
+    """All memory for values on their way was in use, for as long as this call could wait."""
+
+
+class BufferSpace:
+    """Free ranges of a buffer of `size` bytes, which are given out in whole pages, first fit. Not thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free: list[tuple[int, int]] = [(0, size)]
+        """(start, end), sorted, none next to another."""
+
+    def allocate(self, count: int) -> int | None:
+        """Returns the start of `count` free bytes; None where no range has as many."""
+        count = self._whole_pages(count)
+        for index, (start, end) in enumerate(self._free):
+            if end - start >= count:
+                self._free[index : index + 1] = [(start + count, end)] if end - start > count else []
+                return start
+        return None
+
+    def release(self, start: int, count: int) -> None:
+        """Takes back what `allocate(count)` returned."""
+        end = start + self._whole_pages(count)
+        at = bisect.bisect(self._free, (start, end))
+        if at < len(self._free) and self._free[at][0] == end:
+            end = self._free.pop(at)[1]
+        if at and self._free[at - 1][1] == start:
+            at -= 1
+            start = self._free.pop(at)[0]
+        self._free.insert(at, (start, end))
+
+    @property
+    def num_free(self) -> int:
+        return sum(end - start for start, end in self._free)
+
+    @staticmethod
+    def _whole_pages(count: int) -> int:
+        return -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @dataclass(slots=True)
-class Pending:
+class BufferRange:
+    """A range of the memory that both map; `view` is valid until the end of `reserve`."""
+
+    start: int
+    size: int
+    view: memoryview
+    abandoned: bool = False
+
+
+@dataclass(slots=True)
+class PendingCall:
     call: StoreCall
-    place: "BufferRange | None"
-    came: threading.Event = field(default_factory=threading.Event)
+    value: BufferRange | None
+    answered: threading.Event = field(default_factory=threading.Event)
     codes: list[int] | None = None
 
 
 class StoreClient:
-    """One helper. When it has ended another one takes its place, with memory of its own. Threads may call at once."""
+    """A client of one helper; when that has ended, another client takes its place. Several threads call it."""
 
     def __init__(self, address: StoreAddress, on_end: Callable[[], None]) -> None:
-        """Start it in a thread that lives longer than the helper is to. `on_end` is called, in another, when it has ended.
+        """Starts the helper, which ends with the thread that calls this. `on_end` is called in another thread when it has ended.
 
         Raises OSError where there can be no helper: this machine is out of something.
         """
-        self.ready = threading.Event()
-        """Set as well when it never will be: see `failure`."""
         self.imported = threading.Event()
         self.unusable: str | None = None
-        """Why the library cannot be loaded on this machine."""
+        """Reason for which the library cannot be loaded on this machine; known when `imported` is set."""
+        self.joined = threading.Event()
         self.failure: str | None = None
+        """Reason for which the helper does not work, or has ended; known when `joined` is set, or later."""
         self._on_end = on_end
-        self._size = address.buffer
-        self._space = Space(address.buffer)
+        self._space = BufferSpace(address.buffer)
         self._changed = threading.Condition()
-        """Guards the space and what is pending; notified when there is more space."""
-        self._pending: dict[int, Pending] = {}
+        """Guards the space and the pending calls; notified when there is more space."""
+        self._pending: dict[int, PendingCall] = {}
         self._numbers = itertools.count()
         self._encode = msgspec.msgpack.Encoder().encode
         self._start(address)
 
     def _start(self, address: StoreAddress) -> None:
-        setup = Setup(address.host, address.metadata, address.segment, self._size, address.master, address.port)
         memory = os.memfd_create("starling-store")
-        os.ftruncate(memory, self._size)
-        self._map = mmap.mmap(memory, self._size)
+        os.ftruncate(memory, address.buffer)
+        self._map = mmap.mmap(memory, address.buffer)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -102,45 +138,46 @@ class StoreClient:
                 process_group=0,
             )
         os.close(memory)
-        self._last_words: deque[str] = deque(maxlen=1)
+        self._last_line: deque[str] = deque(maxlen=1)
         assert self._process.stderr is not None
-        with contextlib.suppress(OSError):  # it has ended already, which the reader finds
+        setup = Setup(address.host, address.metadata, address.segment, address.buffer, address.master, address.port)
+        with contextlib.suppress(OSError):  # it has ended already, which the receiver finds
             self._link.send(self._encode(setup))
-        self._listener = threading.Thread(target=self._listen, name="store-answers", daemon=True)
-        self._words = threading.Thread(target=self._read_words, args=(self._process.stderr,), name="store-words", daemon=True)
-        self._words.start()
-        self._listener.start()
+        self._receiver = threading.Thread(target=self._receive_all, name="store-answers", daemon=True)
+        self._log_reader = threading.Thread(target=self._read_log, args=(self._process.stderr,), name="store-log", daemon=True)
+        self._log_reader.start()
+        self._receiver.start()
 
     # ---- calls ----
 
     @contextmanager
-    def space(self, size: int, deadline: float) -> Iterator["BufferRange"]:
-        """Memory for one value. Raises NoSpace. It is given back at the end, or when the answer comes to a call that was late."""
+    def reserve(self, size: int, deadline: float) -> Iterator[BufferRange]:
+        """Reserves memory for one value, until the end or until a late call has been answered. Raises NoSpace."""
         with self._changed:
-            while (start := self._space.take(size)) is None:
-                if size > self._size or not self._changed.wait(deadline - time.monotonic()):
-                    raise NoSpace(f"{size} bytes wanted, {self._space.num_free} of {self._size} free")
-        place = BufferRange(start, size, memoryview(self._map)[start : start + size])
+            while (start := self._space.allocate(size)) is None:
+                if size > self._space.size or not self._changed.wait(deadline - time.monotonic()):
+                    raise NoSpace(f"{size} bytes wanted, {self._space.num_free} of {self._space.size} free")
+        value = BufferRange(start, size, memoryview(self._map)[start : start + size])
         try:
-            yield place
+            yield value
         finally:
-            place.view.release()
-            if not place.abandoned:
-                self._give(place.start, size)
+            value.view.release()
+            if not value.abandoned:
+                self._release(value)
 
-    def _give(self, start: int, size: int) -> None:
+    def _release(self, value: BufferRange) -> None:
         with self._changed:
-            self._space.give(start, size)
+            self._space.release(value.start, value.size)
             self._changed.notify_all()
 
     def call(
-        self, what: Literal["find", "get", "put", "drop"], keys: list[str], deadline: float, place: "BufferRange | None" = None
+        self, what: Literal["find", "get", "put", "drop"], keys: list[str], deadline: float, value: BufferRange | None = None
     ) -> list[int]:
-        """The code for each key. Raises Late or Gone. `deadline` is by the monotonic clock."""
+        """Returns the code for each key. Raises CallLate or HelperGone. `deadline` is by the monotonic clock."""
         call = StoreCall(next(self._numbers), what, keys, deadline)
-        if place is not None:
-            call.offset, call.size = place.start, place.size
-        pending = Pending(call, place)
+        if value is not None:
+            call.offset, call.size = value.start, value.size
+        pending = PendingCall(call, value)
         with self._changed:
             self._pending[call.id] = pending
         try:
@@ -148,35 +185,35 @@ class StoreClient:
         except OSError as error:
             with self._changed:
                 self._pending.pop(call.id, None)
-            raise Gone(self.failure or f"it takes no calls: {error}") from None
-        pending.came.wait(max(0.0, deadline - time.monotonic()))
+            raise HelperGone(self.failure or f"it takes no calls: {error}") from None
+        pending.answered.wait(max(0.0, deadline - time.monotonic()))
         with self._changed:
             if pending.codes is not None:
                 return pending.codes
             if self.failure is not None:
-                raise Gone(self.failure)
-            if place is not None:
-                place.abandoned = True
-        raise Late(f"no answer to {what} in time")
+                raise HelperGone(self.failure)
+            if value is not None:
+                value.abandoned = True
+        raise CallLate(f"no answer to {what} in time")
 
-    def leave(self) -> None:
-        """Nobody waits any longer: all calls that have no answer yet are late."""
+    def abandon_calls(self) -> None:
+        """Makes all calls without an answer late: nobody waits for them any longer."""
         with self._changed:
             for pending in self._pending.values():
-                pending.came.set()
+                pending.answered.set()
 
     @property
     def oldest_late(self) -> float | None:
-        """For how many seconds a call that nobody waits for any more has been going on; None where there is none."""
+        """Seconds for which the oldest late call has been going on; None where there is none."""
         now = time.monotonic()
         with self._changed:
             late = [now - pending.call.deadline for pending in self._pending.values() if pending.call.deadline < now]
         return max(late, default=None)
 
-    # ---- its end ----
+    # ---- the process ----
 
     def close(self, grace: float) -> None:
-        """Lets it take leave of the store, and ends it if that takes too long. 0 kills it at once."""
+        """Lets the helper leave the store, and kills it if that takes longer than `grace` seconds; at once for 0."""
         if not grace:
             self._process.kill()
         with contextlib.suppress(OSError):
@@ -186,8 +223,8 @@ class StoreClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._listener.join()
-        self._words.join()
+        self._receiver.join()
+        self._log_reader.join()
         self._link.close()
         with contextlib.suppress(BufferError):  # a caller is still copying: the map goes with its view
             self._map.close()
@@ -200,25 +237,22 @@ class StoreClient:
     def cpu_seconds(self) -> float:
         """Processor time that the helper has taken so far; 0 when it has ended."""
         try:
-            return time.clock_gettime(~self._process.pid << 3 | PROCESS_CLOCK)
+            return time.clock_gettime(~self._process.pid << 3 | 2)  # its clock on Linux, see clock_getcpuclockid(3)
         except OSError:
             return 0.0
 
-    def _listen(self) -> None:
+    def _receive_all(self) -> None:
         while packet := self._receive():
             match _decode(packet):
                 case StoreAnswer(number, codes):
-                    self._take(number, codes)
-                case Imported():
+                    self._on_answer(number, codes)
+                case Imported(error):
+                    self.unusable = error
                     self.imported.set()
-                case StoreReady():
-                    self.ready.set()
-                case Unusable(reason):
-                    self.unusable = reason
-                case StoreFailed(reason):
-                    self.failure = reason
-                    self.ready.set()
-        self._ended()
+                case Joined(error):
+                    self.failure = error
+                    self.joined.set()
+        self._on_process_end()
 
     def _receive(self) -> bytes:
         try:
@@ -226,42 +260,33 @@ class StoreClient:
         except OSError:
             return b""
 
-    def _take(self, number: int, codes: list[int]) -> None:
+    def _on_answer(self, number: int, codes: list[int]) -> None:
         with self._changed:
-            # Whoever called decides under the same lock: it has seen the answer, or has left the space to this thread.
+            # The caller decides under the same lock: it has seen the answer, or has left the value to this thread.
             pending = self._pending.pop(number)
             pending.codes = codes
-            place = pending.place
-            left = place is not None and place.abandoned
-        pending.came.set()
-        if left and place is not None:
-            self._give(place.start, place.size)
+            value = pending.value
+            abandoned = value is not None and value.abandoned
+        pending.answered.set()
+        if abandoned and value is not None:
+            self._release(value)
 
-    def _ended(self) -> None:
+    def _on_process_end(self) -> None:
         code = self._process.wait()
-        self._words.join()
-        said = f": {self._last_words[0]}" if self._last_words else ""
-        self.failure = self.failure or f"the store's library ended with {code}{said}"
+        self._log_reader.join()
+        error = f": {self._last_line[0]}" if self._last_line else ""
+        self.failure = self.failure or f"the store's library ended with {code}{error}"
         with self._changed:
             pending, self._pending = list(self._pending.values()), {}
         for one in pending:
-            one.came.set()
+            one.answered.set()
         self.imported.set()
-        self.ready.set()
+        self.joined.set()
         self._on_end()
 
-    def _read_words(self, stderr: IO[bytes]) -> None:
+    def _read_log(self, stderr: IO[bytes]) -> None:
+        informative = re.compile(rb"[IW]\d{4} ")  # glog's lines that are no errors: the library does not heed glog's own setting
         with stderr:
             for line in stderr:
-                if not CHATTER.match(line):
-                    self._last_words.append(line.decode(errors="replace").strip()[:200])
-
-
-@dataclass(slots=True)
-class BufferRange:
-    """A range of the memory that both map; `view` is valid until the end of `space`."""
-
-    start: int
-    size: int
-    view: memoryview
-    abandoned: bool = False
+                if not informative.match(line):
+                    self._last_line.append(line.decode(errors="replace").strip()[:200])

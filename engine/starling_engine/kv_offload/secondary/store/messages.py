@@ -1,28 +1,30 @@
-"""What a tier and its helper say to each other: msgpack in packets of a Unix socket, values in memory that both map.
+"""Messages between a tier and its helper: msgpack in packets of a Unix socket, values in memory that both map.
 
-The order: Setup; Imported or Unusable; Ready or Failed; then calls and answers, in any order.
+The order: Setup; Imported; Joined; then calls and answers, in any order.
 """
 
+from enum import IntEnum
 from typing import Literal
 
 import msgspec
 
-LATE = -1
-"""Code of a call that was not made, because nobody waits for it any more."""
-NO_ROOM = -200
-TOO_LARGE = -600
-"""The value in the store is larger than the buffer it was to go to."""
-NOT_FOUND = -704
-TRANSFER_FAILED = -800
-"""The memory that holds the value cannot be reached."""
-MASTER_UNREACHABLE = -900
-
 PACKET = 1 << 17
-"""No packet is larger; less than what a socket's buffer takes at least."""
+"""Bytes of the largest packet; less than what a socket's buffer takes at least."""
+
+
+class Code(IntEnum):
+    """Answers below 0: the library's, and LATE for a call that was not made because nobody waits for it any more."""
+
+    LATE = -1
+    NO_ROOM = -200
+    TOO_LARGE = -600
+    """The value in the store is larger than the buffer for it."""
+    NOT_FOUND = -704
+    MASTER_UNREACHABLE = -900
 
 
 class Setup(msgspec.Struct, tag="setup"):
-    """`memory` bytes are in the file that the helper inherits, mapped by both; the rest as in `StoreAddress`."""
+    """First message to the helper. `memory` is the size of the file that it inherits; all else is as in `StoreAddress`."""
 
     host: str | None
     metadata: str
@@ -33,7 +35,10 @@ class Setup(msgspec.Struct, tag="setup"):
 
 
 class StoreCall(msgspec.Struct, tag="call"):
-    """Of a "get" or "put" there is one key, and `size` bytes from `offset` of the memory. `deadline` is by the monotonic clock."""
+    """A call to the store. A "get" or "put" has one key, and `size` bytes from `offset` of the memory.
+
+    `deadline` is by the monotonic clock.
+    """
 
     id: int
     what: Literal["find", "get", "put", "drop"]
@@ -44,31 +49,23 @@ class StoreCall(msgspec.Struct, tag="call"):
 
 
 class Imported(msgspec.Struct, tag="imported"):
-    """The library is there; what follows needs the store."""
+    """The library has been loaded, or cannot be."""
+
+    error: str | None = None
 
 
-class Unusable(msgspec.Struct, tag="unusable"):
-    """The library cannot be loaded."""
+class Joined(msgspec.Struct, tag="joined"):
+    """The store has accepted this client, so that calls may follow, or has not."""
 
-    reason: str
-
-
-class StoreReady(msgspec.Struct, tag="ready"):
-    """Calls are taken."""
-
-
-class StoreFailed(msgspec.Struct, tag="failed"):
-    """The store did not take this client."""
-
-    reason: str
+    error: str | None = None
 
 
 class StoreAnswer(msgspec.Struct, tag="answer"):
-    """A code for each key: of "find" 1 or 0, of "get" the bytes that were read, of "put" and "drop" 0; below 0 an error."""
+    """A code for each key: 1 or 0 of "find", the bytes read of "get", 0 of "put" and "drop"; a `Code` for an error."""
 
     id: int
     codes: list[int]
 
 
-FromHelper = Imported | Unusable | StoreReady | StoreFailed | StoreAnswer
+FromHelper = Imported | Joined | StoreAnswer
 ToHelper = Setup | StoreCall

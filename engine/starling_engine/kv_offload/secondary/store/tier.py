@@ -1,30 +1,38 @@
-"""The tier that engines call. Whatever the store does, a call here takes no longer than its time limit, and an outage costs one."""
+"""A store over the network as a tier: Mooncake Store (https://kvcache-ai.github.io/Mooncake), which a fleet of engines shares.
+
+Whatever the store does, a call here takes no longer than its time limit, and an outage costs one. The store's library runs in a
+process of its own (`helper`), so that it neither hangs nor crashes the engine.
+"""
 
 import contextlib
+import logging
+import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from starling_engine.errors import ConfigError
+from starling_engine.kv_offload.log_throttle import LogThrottle
 from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
+from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
 from starling_engine.kv_offload.secondary.store.address import StoreAddress, parse_address
-from starling_engine.kv_offload.secondary.store.client import Gone, Late, NoSpace, StoreClient
-from starling_engine.kv_offload.secondary.store.envelope import HEADER, is_whole, seal, store_key
-from starling_engine.kv_offload.secondary.store.messages import MASTER_UNREACHABLE, NO_ROOM, NOT_FOUND, TOO_LARGE
-from starling_engine.kv_offload.secondary.store.room import Room
-from starling_engine.kv_offload.secondary.store.watch import Watch
+from starling_engine.kv_offload.secondary.store.client import CallLate, HelperGone, NoSpace, StoreClient
+from starling_engine.kv_offload.secondary.store.messages import Code
+from starling_engine.kv_offload.secondary.store.supervisor import HelperSupervisor
 
-IMPORT_SECONDS = 30.0
-FIND_KEYS = 256
-"""Keys asked for in one packet."""
-LIBRARIES = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
+logger = logging.getLogger("starling.tiers")
+
+HEADER = struct.Struct("<4sHHIQ12s")
+"""Magic, version, zero, bytes of the payload, its XXH3, and the first 12 bytes of the key's SHA-256."""
 
 
 def open_store(url: str, fingerprint: bytes) -> "StoreTier":
-    """Opens the store of that URL (`address.FORM`) for objects that are valid under `fingerprint`.
+    """Opens the store of that URL (`parse_address`) for objects that are valid under `fingerprint`.
 
     A store that is not there yet is no error: the tier joins it when it comes. Raises ConfigError for a URL that cannot be one, or
     where the store's library is not installed.
@@ -48,38 +56,39 @@ class StoreTier:
         self._address = address
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
-        """Of the counters."""
-        self._room = Room(address)
-        self._watch = Watch(address)
+        """Guards the counters."""
+        self._room = StoreRoom(address)
+        self._supervisor = HelperSupervisor(address)
 
-    def check_library(self) -> None:
+    def check_library(self, timeout: float = 30.0) -> None:
         """Raises ConfigError where the store's library cannot be loaded."""
-        reason = self._watch.unusable(IMPORT_SECONDS)
+        reason = self._supervisor.unusable(timeout)
         if reason is not None:
+            libraries = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
             raise ConfigError(
-                f"Mooncake's client cannot be loaded ({reason}); it takes the extra starling[store], and Debian's {LIBRARIES}",
+                f"Mooncake's client cannot be loaded ({reason}); it takes the extra starling[store], and Debian's {libraries}",
                 "kv_store",
             )
 
     @property
     def cpu_elsewhere(self) -> float:
-        return self._watch.cpu_seconds
+        return self._supervisor.cpu_seconds
 
     def wait(self, timeout: float) -> bool:
-        """Whether the store is in use, now or within so many seconds."""
-        return self._watch.wait(timeout)
+        """Waits until the store is in use. Returns whether it is."""
+        return self._supervisor.wait(timeout)
 
     def close(self) -> None:
-        self._watch.close()
+        self._supervisor.close()
 
     # ---- operations ----
 
-    def find(self, keys: Sequence[ObjectKey]) -> list[bool]:
+    def lookup(self, keys: Sequence[ObjectKey], packet: int = 256) -> list[bool]:
         names = [store_key(self._fingerprint, key) for key in keys]
         found: list[bool] = []
         with self._use() as client:
-            for start in range(0, len(names), FIND_KEYS):
-                codes = client.call("find", names[start : start + FIND_KEYS], self._deadline())
+            for start in range(0, len(names), packet):
+                codes = client.call("find", names[start : start + packet], self._deadline())
                 if min(codes) < 0:
                     raise self._failed(client, "find", min(codes))
                 found += [code == 1 for code in codes]
@@ -87,62 +96,62 @@ class StoreTier:
 
     def read(self, key: ObjectKey, into: memoryview) -> None:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
-        with self._use() as client, client.space(HEADER.size + into.nbytes, deadline) as place:
-            code = client.call("get", [name], deadline, place)[0]
-            if code == NOT_FOUND:
+        with self._use() as client, client.reserve(HEADER.size + into.nbytes, deadline) as value:
+            code = client.call("get", [name], deadline, value)[0]
+            if code == Code.NOT_FOUND:
                 raise ObjectMissing(name)
-            if code < 0 and code != TOO_LARGE:
+            if code < 0 and code != Code.TOO_LARGE:
                 raise self._failed(client, "get", code)
-            self._watch.worked(client)
-            if code < 0 or not is_whole(name, place.view[:code], into.nbytes):
+            self._supervisor.worked(client)
+            if code < 0 or not is_whole(name, value.view[:code], into.nbytes):
                 self._drop(client, name)
-            _copy(place.view[HEADER.size :], into)
+            _copy(value.view[HEADER.size :], into)
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
         name, deadline = store_key(self._fingerprint, key), self._deadline()
         if not self._room.is_expected:
             self._count("full")
             raise TierError("the store is full")
-        with self._use() as client, client.space(HEADER.size + data.nbytes, deadline) as place:
-            place.view[: HEADER.size] = seal(name, data)
-            _copy(data, place.view[HEADER.size :])
-            code = client.call("put", [name], deadline, place)[0]
+        with self._use() as client, client.reserve(HEADER.size + data.nbytes, deadline) as value:
+            value.view[: HEADER.size] = seal(name, data)
+            _copy(data, value.view[HEADER.size :])
+            code = client.call("put", [name], deadline, value)[0]
             if code < 0:
                 raise self._failed(client, "put", code)
-            self._watch.worked(client)
+            self._supervisor.worked(client)
         self._room.was_there()
 
-    # ---- when it goes wrong ----
+    # ---- failures ----
 
     @contextmanager
     def _use(self) -> Iterator[StoreClient]:
-        """The client while there is one to use. Everything that fails inside comes out as FarError, and is counted."""
-        client = self._watch.client
+        """Lends the client, if there is one to use. All that fails inside is counted, and comes out as TierError."""
+        client = self._supervisor.client
         if client is None:
             self._count("refused")
             raise TierError("the store is out of order, and is left alone for a while")
         try:
             yield client
-        except (Late, Gone) as error:
+        except (CallLate, HelperGone) as error:
             self._count("errors")
-            self._watch.report(client, str(error))
+            self._supervisor.report(client, str(error))
             raise TierError(str(error)) from None
         except NoSpace as error:
             self._count("errors")
             raise TierError(str(error)) from None
 
     def _failed(self, client: StoreClient, what: str, code: int) -> TierError:
-        self._count("full" if code == NO_ROOM else "errors")
-        if code == MASTER_UNREACHABLE:
-            self._watch.report(client, "its master cannot be reached")
-        elif code == NO_ROOM:
+        self._count("full" if code == Code.NO_ROOM else "errors")
+        if code == Code.MASTER_UNREACHABLE:
+            self._supervisor.report(client, "its master cannot be reached")
+        elif code == Code.NO_ROOM:
             self._room.was_missing()
         return TierError(f"{what}: the store answers {code}")
 
     def _drop(self, client: StoreClient, name: str) -> None:
-        """What is damaged or foreign makes way for what will be written."""
+        """Removes a damaged or foreign value, so that a whole one can be written. Raises ObjectMissing."""
         self._count("corrupt")
-        with contextlib.suppress(Late, Gone):
+        with contextlib.suppress(CallLate, HelperGone):
             client.call("drop", [name], self._deadline())
         raise ObjectMissing(name)
 
@@ -154,6 +163,54 @@ class StoreTier:
             setattr(self.counters, counter, getattr(self.counters, counter) + 1)
 
 
-def _copy(what: memoryview, to: memoryview) -> None:
-    """As a slice's assignment does, but others may run Python meanwhile: the thread that makes steps, for one."""
-    np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(what, np.uint8))
+class StoreRoom:
+    """Room in the store, which a full store makes in a while; meanwhile it can be read from. Several threads call it."""
+
+    def __init__(self, address: object, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address, self._clock = address, clock
+        self._breaker = CircuitBreaker(0.25, 8.0, clock)
+        self._lock, self._throttle = threading.Lock(), LogThrottle()
+
+    @property
+    def is_expected(self) -> bool:
+        """True when a write is worth trying."""
+        return not self._breaker.remaining
+
+    def was_missing(self) -> None:
+        """Reports that a write was refused for lack of room."""
+        self._breaker.trip()
+        with self._lock:
+            is_due = self._throttle.is_due(self._clock())
+        if is_due:
+            logger.warning("the store at %s has no room; what it does not take is kept here only", self._address)
+
+    def was_there(self) -> None:
+        """Reports that a write was taken."""
+        self._breaker.worked()
+
+
+# ---- values in the store ----
+
+
+def store_key(fingerprint: bytes, key: ObjectKey) -> str:
+    """Returns starling/FINGERPRINT/GROUP/PART/NAME, all in hexadecimal digits; a part is its four bounds."""
+    part = ".".join(f"{bound:x}" for bound in key.part)
+    return f"starling/{fingerprint.hex()}/{key.group:x}/{part}/{key.name.hex()}"
+
+
+def seal(key: str, payload: memoryview) -> bytes:
+    """Returns the header that goes before the payload."""
+    return HEADER.pack(b"STKV", 2, 0, payload.nbytes, xxh3_64_intdigest(payload), sha256(key.encode()).digest()[:12])
+
+
+def is_whole(key: str, value: memoryview, payload_bytes: int) -> bool:
+    """Returns whether `value`, header and payload, is what `seal` was called for: this key, these bytes."""
+    if value.nbytes != HEADER.size + payload_bytes:
+        return False
+    payload = value[HEADER.size :]
+    return bytes(value[: HEADER.size]) == seal(key, payload)
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copies without the interpreter's lock: others may run Python meanwhile, such as the thread that makes steps."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

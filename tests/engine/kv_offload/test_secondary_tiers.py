@@ -1,4 +1,4 @@
-"""What ranks of one layout keep outside, ranks of any other layout find and put together."""
+"""Ranks of any layout find and read what ranks of another layout have written to secondary tiers."""
 
 import itertools
 import os
@@ -12,9 +12,9 @@ from starling_engine.config import WorkerConfig
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import group_layers
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, TierCounters, TierError
-from starling_engine.kv_offload.secondary.folder import outage
-from starling_engine.kv_offload.secondary.open import group_shares
-from starling_engine.kv_offload.secondary.share import GroupShare, SecondaryTiers
+from starling_engine.kv_offload.secondary.folder import tier as folder_tier
+from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares
+from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.topology.layout import ParallelLayout
 
@@ -25,17 +25,17 @@ MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
 NAMES = [bytes([i]) * 32 for i in range(4)]
 
 
-class Shelf:
-    """A tier outside in memory."""
+class MemoryTier:
+    """A secondary tier in memory."""
 
-    name = "shelf"
+    name = "memory"
 
     def __init__(self) -> None:
         self.counters = TierCounters()
         self.objects: dict[ObjectKey, bytes] = {}
         self.writes = 0
 
-    def find(self, keys: list[ObjectKey]) -> list[bool]:
+    def lookup(self, keys: list[ObjectKey]) -> list[bool]:
         return [key in self.objects for key in keys]
 
     def read(self, key: ObjectKey, into: memoryview) -> None:
@@ -50,7 +50,7 @@ class Shelf:
     def close(self) -> None: ...
 
 
-class Dead(Shelf):
+class Dead(MemoryTier):
     name = "dead"
 
     def write(self, _key: ObjectKey, _data: memoryview) -> None:
@@ -71,7 +71,7 @@ def shares(model: ModelConfig, layout: ParallelLayout) -> list[list[GroupShare]]
     return [group_shares(model, worker_of(layout, rank)) for rank in range(layout.world_size)]
 
 
-def own(share: GroupShare, whole: np.ndarray) -> np.ndarray:
+def local_part(share: GroupShare, whole: np.ndarray) -> np.ndarray:
     part = share.covers[0][0]
     return np.ascontiguousarray(whole[part.first_layer : part.end_layer, :, part.first_head : part.end_head])
 
@@ -87,46 +87,46 @@ def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows:
     run_bytes = 64 * 4 * 4
     whole = [[rng.integers(0, 256, (len(g.layers), 2, heads, run_bytes), np.uint8) for _ in NAMES] for g in groups]
     for writer, reader in itertools.product(layouts, layouts):
-        shelf = Shelf()
+        memory = MemoryTier()
         for rank in shares(model, writer):
-            share = SecondaryTiers([shelf], rank)
+            tiers = SecondaryTiers([memory], rank)
             for group, name in itertools.product(range(len(groups)), range(len(NAMES))):
                 if rank[group].covers and (group or name or not windows[0]):  # a window's first chunk is gone
-                    assert share.keep((group, NAMES[name]), own(rank[group], whole[group][name]).reshape(-1).data)
-        assert shelf.writes == len(shelf.objects), "what several ranks hold alike is written by one"
+                    assert tiers.write((group, NAMES[name]), local_part(rank[group], whole[group][name]).reshape(-1).data)
+        assert memory.writes == len(memory.objects), "what several ranks hold alike is written by one"
         for rank in shares(model, reader):
-            share = SecondaryTiers([shelf], rank)
+            tiers = SecondaryTiers([memory], rank)
             chunks = [(group, name) for group in range(len(groups)) for name in range(len(NAMES))]
-            found = share.find([(group, NAMES[name]) for group, name in chunks])
+            found = tiers.lookup([(group, NAMES[name]) for group, name in chunks])
             for (group, name), has in zip(chunks, found, strict=True):
                 needed = name >= len(NAMES) - (rank[group].window or len(NAMES))
                 assert has == (needed or not rank[group].covers), (writer, reader, group, name)
                 if has and rank[group].covers:
-                    expected = own(rank[group], whole[group][name])
+                    expected = local_part(rank[group], whole[group][name])
                     into = bytearray(expected.nbytes)
-                    assert share.fetch((group, NAMES[name]), memoryview(into))
+                    assert tiers.read((group, NAMES[name]), memoryview(into))
                     assert bytes(into) == expected.tobytes()
 
 
 def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() -> None:
-    shelf, part = Shelf(), ChunkPart(0, 1, 0, 1)
+    memory, part = MemoryTier(), ChunkPart(0, 1, 0, 1)
     names = [n.to_bytes(32, "big") for n in range(300)]
-    shelf.objects = {ObjectKey(name, 0, part): b"" for name in names[:100]} | {ObjectKey(name, 1, part): b"" for name in names}
-    del shelf.objects[ObjectKey(names[98], 1, part)]
-    share = SecondaryTiers([shelf], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
+    memory.objects = {ObjectKey(name, 0, part): b"" for name in names[:100]} | {ObjectKey(name, 1, part): b"" for name in names}
+    del memory.objects[ObjectKey(names[98], 1, part)]
+    tiers = SecondaryTiers([memory], [GroupShare([[part]], 1, 1), GroupShare([[part]], 1, 1, window=3)])
     chunks = [(group, name) for name in names for group in range(2)]
-    found = {chunk for chunk, there in zip(chunks, share.find(chunks), strict=True) if there}
+    found = {chunk for chunk, there in zip(chunks, tiers.lookup(chunks), strict=True) if there}
     assert {names.index(name) for group, name in found if group == 0} == set(range(100))
     assert {names.index(name) for group, name in found if group == 1} == {95, 96, 97, 99}, "what 98 chunks need, and those of 100"
-    assert share.reports()["shelf"].queries < 150
+    assert tiers.reports()["memory"].queries < 150
 
 
 def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount with 2 ms a stat takes longer for a long prompt than a folder may that works."""
-    monkeypatch.setattr(outage, "SLOW_READ", 3.0)
+    monkeypatch.setattr(folder_tier, "SLOW_READ", 3.0)
     clock, tier = [0.0], quiet_tier(tmp_path)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    tier._health.folder._clock = lambda: clock[0]
+    tier.breakers.folder._clock = lambda: clock[0]
     stat, names = os.stat, [key(n).name for n in range(2048)]
     there = {str(tier._layout.path_of(key(n))) for n in range(2000)}
 
@@ -135,21 +135,21 @@ def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch
         return stat(tmp_path) if str(path) in there else stat(path, **more)
 
     monkeypatch.setattr("os.stat", slow)
-    found = SecondaryTiers([tier], [GroupShare([[PART]], 1, 1)]).find([(0, name) for name in names])
+    found = SecondaryTiers([tier], [GroupShare([[PART]], 1, 1)]).lookup([(0, name) for name in names])
     count = sum(found)
     assert found == [True] * count + [False] * (2048 - count)
     assert count >= 700, "those of 1.5 s"
-    assert not tier._health.folder.is_open and not tier.counters.errors
+    assert not tier.breakers.folder.is_open and not tier.counters.errors
 
 
-def test_a_tier_that_is_out_of_order_keeps_nothing_from_the_others() -> None:
-    """What one of them took is kept: the next chunks follow."""
-    one, dead, data = Shelf(), Dead(), memoryview(bytearray(b"content"))
+def test_a_tier_that_is_out_of_order_does_not_stop_the_others() -> None:
+    """A chunk that one of them took is written: the next chunks follow."""
+    one, dead, data = MemoryTier(), Dead(), memoryview(bytearray(b"content"))
     groups = [GroupShare([[ChunkPart(0, 1, 0, 1)]], 1, len(data))]
-    for tiers in ([one, dead], [dead, one]):
+    for order in ([one, dead], [dead, one]):
         one.objects.clear()
-        share = SecondaryTiers(tiers, groups)
-        assert share.keep((0, NAMES[0]), data)
+        tiers = SecondaryTiers(order, groups)
+        assert tiers.write((0, NAMES[0]), data)
         assert list(one.objects.values()) == [b"content"]
-        assert share.reports()["shelf"].written_bytes == len(data) and not share.reports()["dead"].written_bytes
-    assert not SecondaryTiers([dead], groups).keep((0, NAMES[0]), data)
+        assert tiers.reports()["memory"].written_bytes == len(data) and not tiers.reports()["dead"].written_bytes
+    assert not SecondaryTiers([dead], groups).write((0, NAMES[0]), data)
