@@ -26,7 +26,7 @@ from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
 from starling_engine.elastic import change as elastic
 from starling_engine.elastic.change import Stage
-from starling_engine.frontend.own_cores import LocalCores
+from starling_engine.frontend.local_cores import LocalCores
 from starling_engine.topology.epoch import ExpertLoads, merge_loaded
 
 RESULTS = Path(__file__).parent / "results" / "elastic.md"
@@ -185,7 +185,7 @@ async def measure(model: Path, changes: int) -> list[str]:
     )
     engine = await AsyncEngine.start(args)
     try:
-        cores = Patient(engine.cores.own)
+        cores = Patient(engine.cores.local)
         assert engine.cores.coordinator is not None
         engine.cores.coordinator._cores = cores
         streams = Streams(engine)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from run import machine
 from starling_engine.expert_parallel.eplb import rebalance
-from starling_engine.expert_parallel.expert_load import Floats, imbalance
+from starling_engine.expert_parallel.load import Floats, imbalance
 from starling_engine.topology.placement import Placement, moves, spread
 
 RESULTS = Path(__file__).parent / "results" / "eplb.md"

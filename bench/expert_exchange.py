@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 from run import machine
-from starling_engine.expert_parallel.expert_ranks import ExchangeName, ExpertRanks
+from starling_engine.expert_parallel.ranks import ExchangeName, ExpertRanks
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.router import route
 from starling_engine.model_config.moe import Routing
-from starling_engine.models.context import no_tick
+from starling_engine.models.forward_context import no_tick
 from starling_engine.native import ops
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.shared import SharedCommunicator
+from starling_engine.parallel.shared_memory import SharedMemoryCommunicator
 from starling_engine.topology.placement import spread
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard, Share
@@ -44,7 +44,7 @@ def experts(held: range) -> Experts:
     layer = Experts(ExpertNames("", ("gate", "up", "down"), ""), shape, NativeExperts(), torch.bfloat16, torch.device("cpu"))
     pool = torch.randn(SIZE, HIDDEN).mul_(HIDDEN**-0.5).to(torch.bfloat16)
     for expert in held:
-        for slot in layer.take(expert).values():
+        for slot in layer.reserve(expert).values():
             slot.load(pool.view(slot.shape))
     return layer
 
@@ -79,7 +79,7 @@ def measure(connection: Any, index: int, port: int) -> None:
     torch.set_num_threads(1)
     place = Rendezvous("127.0.0.1", port, "127.0.0.1", 60.0)
     slow = GlooCommunicator(join_store(place), "all", Shard(index, 2), place, no_tick)
-    communicators: dict[str, Communicator] = {"gloo": slow, "shared": SharedCommunicator(slow, 60.0)}
+    communicators: dict[str, Communicator] = {"gloo": slow, "shared": SharedMemoryCommunicator(slow, 60.0)}
     layer = experts(range(16 * index, 16 * index + 16))
     for tokens in TOKENS:
         found: dict[tuple[str, str, bool], list[float]] = {}
@@ -87,7 +87,7 @@ def measure(connection: Any, index: int, port: int) -> None:
             for kind, exchange in WAYS:
                 for overlap in (False, True):
                     ranks = ExpertRanks(EXPERTS, EXPERTS, exchange=exchange)
-                    ranks.flip(communicators[kind], spread(EXPERTS, 2, 1))
+                    ranks.set_placement(communicators[kind], spread(EXPERTS, 2, 1))
                     found.setdefault((kind, exchange, overlap), []).append(quick_ms(ranks, layer, tokens, overlap=overlap))
         connection.send({way: min(times) for way, times in found.items()})
 
@@ -104,7 +104,7 @@ def main() -> None:
     for process in processes:
         process.join()
     alone = ExpertRanks(EXPERTS, EXPERTS)
-    alone.flip(ALONE, spread(EXPERTS, 1, 1))
+    alone.set_placement(ALONE, spread(EXPERTS, 1, 1))
     layer = experts(range(EXPERTS))
     lines = [
         "# Experts on two ranks",

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.expert_parallel.expert_peers import ExpertPeer, PeerExperts
-from starling_engine.expert_parallel.expert_ranks import ExpertRanks
-from starling_engine.expert_parallel.expert_server import ExpertServer
-from starling_engine.expert_parallel.expert_sources import CheckpointExperts, ExpertSource
-from starling_engine.expert_parallel.rearrangement import ExpertLoading
+from starling_engine.expert_parallel.peers import ExpertPeer, ExpertServer, PeerSource
+from starling_engine.expert_parallel.ranks import ExpertRanks
+from starling_engine.expert_parallel.rearrangement import ExpertLoader
+from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource
 from starling_engine.layers.experts import Experts
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import Checkpoint
@@ -43,7 +42,7 @@ def load(experts: Mapping[int, Experts], source: ExpertSource) -> float:
     """Seconds for all of them."""
     began = time.perf_counter()
     missing = {layer: list(range(each.shape.num_experts)) for layer, each in experts.items()}
-    loading = ExpertLoading(experts, missing, source, rest=0.0)
+    loading = ExpertLoader(experts, missing, source, pause_ratio=0.0)
     while loading.loaded < loading.total and loading.error is None:
         time.sleep(0.001)
     assert loading.error is None, loading.error
@@ -53,7 +52,7 @@ def load(experts: Mapping[int, Experts], source: ExpertSource) -> float:
 def hold(folder: Path, line: Connection) -> None:
     """A rank that holds all of them, until the line ends."""
     experts = empty(folder)
-    load(experts, CheckpointExperts(Checkpoint(folder)))
+    load(experts, CheckpointSource(Checkpoint(folder)))
     server = ExpertServer(experts, "127.0.0.1")
     line.send((server.address, server.holds()))
     line.poll(None)
@@ -89,7 +88,7 @@ def measure(folder: Path) -> list[str]:
             for name in names:
                 if name == "files not in the page cache":
                     forget(folder)
-                source = PeerExperts(lambda _: [peer]) if name == "another rank" else CheckpointExperts(Checkpoint(folder))
+                source = PeerSource(lambda _: [peer]) if name == "another rank" else CheckpointSource(Checkpoint(folder))
                 seconds[name].append(load(empty(folder), source))
     lines = ["| experts from | seconds, median | most | MB/s |", "|---|---:|---:|---:|"]
     for name, taken in seconds.items():

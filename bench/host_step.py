@@ -17,10 +17,10 @@ from starling_engine.executor.thread import ThreadExecutor
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.cpu import CpuPlatform
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.platforms.interpreted import InlineQueue
-from starling_engine.platforms.queue import DeviceQueue
 from starling_engine.request import EngineRequest
-from starling_engine.worker import making, worker
+from starling_engine.worker import runner_factory, worker
 
 STEPS, WARM = 400, 50
 MODEL = Path(__file__).parents[1] / "models" / "starling-pydoc"
@@ -72,8 +72,8 @@ def microseconds(rows: int) -> float:
 
 def main() -> None:
     worker.select_platform = lambda *_: NoWork()
-    making.select_sample_op = lambda _: lambda logits, *_: torch.full((len(logits),), 3)
-    Decoder.asks_host = None
+    runner_factory.select_sample_op = lambda _: lambda logits, *_: torch.full((len(logits),), 3)
+    Decoder.eager_reason = None
     Decoder.forward = lambda _, ids, ctx, *__: torch.zeros(len(ids if ctx.rows is None else ctx.rows), 4)
     Decoder.logits = lambda _, hidden: hidden
     for rows in map(int, sys.argv[1:] or (1, 64, 256)):

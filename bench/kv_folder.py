@@ -18,7 +18,7 @@ from pathlib import Path
 from run import machine
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
-from starling_engine.kv_offload.secondary.folder import FolderTier, open_folder
+from starling_engine.kv_offload.secondary.folder.tier import FolderTier, open_folder
 
 RESULTS = Path(__file__).parent / "results" / "kv_folder.md"
 MODEL = Fingerprint("bench", "bench", "bfloat16")

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 from native_kernels import Clock
-from starling_engine.attention.mla import MlaWeights, Query, attend_absorbed, attend_expanded
+from starling_engine.attention.mla_torch import MlaWeights, Query, attend_absorbed, attend_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan

@@ -1,6 +1,7 @@
 """The code speaks one language: `docs/glossary.md` says which word means what, and these tests hold the rest."""
 
 import ast
+import inspect
 import re
 import sys
 from collections import defaultdict
@@ -16,31 +17,33 @@ PACKAGES = (
     "cli/starling_cli",
 )
 BARE_OPENINGS = frozenset(
-    # relatives and interrogatives
-    "what which who whom whose whoever whatever when where while how why whether that"
-    # pronouns
-    " it its they their them those these this he she we our ours us one ones some others another none nobody somebody both each"
-    # prepositions
-    " of by in on at as to for from with without within into onto between among after before behind beside besides below above"
-    " under over until till since through throughout during against per up out about like unlike"
-    # conjunctions
-    " and or but if unless because so than then else".split()
+    (  # noqa: SIM905 - words are easier to read and to add to
+        "what which who whom whose whoever whatever when where while how why that "  # relatives
+        "it its they their them those these this he she we our ours us one ones some others another none nobody somebody both each "
+        "of by in on at as to for from with without within into onto between among after before behind beside besides below above "
+        "under over until till since through throughout during against per up out about like unlike "  # prepositions
+        "and or but if unless because so than then else"
+    ).split()
 )
-"""Words that cannot begin a docstring, where they stand for a subject that the reader has to guess or go before one.
+"""Words that cannot begin a docstring: they stand for a subject that the reader has to guess, or go before one.
 
-"Each", "both", "one" and "some" may, where a noun follows: see `OPENINGS_WITH_A_NOUN`.
+"Whether" may: the clause after it has its own subject, and says what a bool means.
 """
-OPENINGS_WITH_A_NOUN = frozenset("each both one some another this that these those its our which whose".split())
-"""Words that may begin a docstring when what follows is a noun: "Each rank", "This node's address"."""
+OPENINGS_WITH_A_NOUN = frozenset(("each", "both", "one", "some", "another", "this", "that", "these", "those", "its", "our"))
+"""Words that may begin it when a noun follows: "Each rank", "This node's address"."""
 FOLLOWS_NO_NOUN = frozenset(
-    "of that is are was were has have had may might can could will would which who whose what in on at by to for from with and or"
-    " not be been do does did must should shall".split()
+    (  # noqa: SIM905
+        "of that is are was were has have had may might can could will would which who whose what in on at by to for from with and "
+        "or not be been do does did must should shall"
+    ).split()
 )
 LONGEST_SENTENCE = 25
 """Words, in a docstring's prose."""
 BANNED = frozenset(
-    "told tells tell heard wishes wish bells bell keeps keepers fetches asks claims saves seldom nice holder holders together"
-    " lockstep beats occupant far outside desk bed door strays absences".split()
+    (  # noqa: SIM905
+        "told tells tell heard wishes wish bells bell keeps keepers fetches asks claims saves seldom nice holder holders together "
+        "lockstep beats occupant far outside desk bed door strays absences"
+    ).split()
 )
 """Words of no identifier: the glossary says what is said instead."""
 SAME_NAMES: dict[str, str] = {}
@@ -56,12 +59,11 @@ def _sources() -> Iterator[tuple[str, ast.Module]]:
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Docstrings of modules, classes and functions, and strings that stand below what they describe."""
     for node in ast.walk(tree):
-        for body in (getattr(node, "body", None),):
-            if not isinstance(body, list):
-                continue
-            for statement in body:
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
-                    yield statement.lineno, statement.value.value
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value
 
 
 def _opens_badly(text: str) -> bool:
@@ -69,17 +71,13 @@ def _opens_badly(text: str) -> bool:
     if not words or words[0].lower() not in BARE_OPENINGS:
         return False
     follows = words[1].lower() if len(words) > 1 else ""
-    return not (words[0].lower() in OPENINGS_WITH_A_NOUN and follows.isalpha() and follows not in FOLLOWS_NO_NOUN)
+    return not (words[0].lower() in OPENINGS_WITH_A_NOUN and follows.replace("'", "").isalpha() and follows not in FOLLOWS_NO_NOUN)
 
 
 def _prose(text: str) -> str:
-    """The text without lists of fields (a name, two spaces or more, its meaning) and their continuation lines."""
-    kept, in_table = [], False
-    for line in text.splitlines():
-        stripped = line.strip()
-        in_table = bool(re.match(r"\S+(, \S+)*  +\S", stripped)) or (in_table and len(line) - len(line.lstrip()) > 8)
-        kept.append("" if in_table else stripped)
-    return "\n".join(kept)
+    """The text without drawings, and without lists of fields (a name, two spaces or more, its meaning)."""
+    lines = inspect.cleandoc(text).splitlines()
+    return "\n".join("" if line.startswith("  ") or re.match(r"\S+(, \S+)*  +\S", line) else line for line in lines)
 
 
 def _long_sentences(text: str) -> list[str]:
@@ -88,7 +86,9 @@ def _long_sentences(text: str) -> list[str]:
 
 
 def bad_docstrings() -> list[str]:
-    return [f"{path}:{line}: {text.split()[:6]}" for path, tree in _sources() for line, text in _docstrings(tree) if _opens_badly(text)]
+    return [
+        f"{path}:{line}: {text.split()[:6]}" for path, tree in _sources() for line, text in _docstrings(tree) if _opens_badly(text)
+    ]
 
 
 def long_sentences() -> list[str]:
@@ -113,7 +113,7 @@ def banned_names() -> list[str]:
     found = []
     for path, tree in _sources():
         for node in ast.walk(tree):
-            name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "arg", None) or getattr(node, "id", None)
+            name = next((value for field in ("name", "attr", "arg", "id") if (value := getattr(node, field, None))), None)
             if not isinstance(name, str) or isinstance(node, ast.alias):
                 continue
             parts = re.findall(r"[A-Z]?[a-z]+", name)

@@ -1,4 +1,4 @@
-"""Where API keys come from: arguments, a file, the environment."""
+"""API keys, which come from arguments, a file and the environment."""
 
 import hashlib
 import hmac
@@ -17,10 +17,10 @@ log = structlog.get_logger("starling.agent")
 
 
 class ApiKeys:
-    """The keys that open the endpoint: some for good, and those of a file as it is now, which may be a Secret.
+    """The keys that the endpoint accepts: fixed ones, and those of a file, read again when it changes. It may be a Secret.
 
-    Keys are compared as digests, in constant time and always all of them, so that time tells nothing about any. Fails closed: while
-    a file is gone or holds no key, none of its keys is known.
+    All keys are compared as digests and in constant time, so that the time reveals nothing. Fails closed: while the file is missing
+    or has no key, only the fixed keys are accepted.
     """
 
     def __init__(self, given: Sequence[str] = (), file: Path | None = None) -> None:
@@ -32,12 +32,12 @@ class ApiKeys:
         self._stamp = file_stamp(file) if file is not None else None
 
     def __bool__(self) -> bool:
-        """Whether a key is asked for."""
+        """True if requests need a key."""
         return bool(self._given) or self._file is not None
 
     @property
     def first(self) -> str | None:
-        """One that is known now, to ask oneself with."""
+        """A key that is valid now, for requests of this process to itself."""
         self._read_if_changed()
         return next(iter(self._keys), None)
 
@@ -63,10 +63,10 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in self._keys]
 
 
-def salt_of(key: bytes) -> str:
-    """A cache salt that is the same on every replica and after every restart, and does not tell the key.
+def cache_salt_of(key: bytes) -> str:
+    """Returns a cache salt that is the same on every replica and after every restart, and does not reveal the key.
 
-    It is another digest than the one that keys are compared by: whoever may read the cache's names learns nothing to get in with.
+    Keys are compared by another digest, so that names in the cache do not help to guess a key.
     """
     return hashlib.blake2b(key, digest_size=16, person=_SALT_PURPOSE).hexdigest()
 
@@ -76,7 +76,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def api_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
-    """All keys, each once. The environment may hold several, separated by commas; the file one a line, # for comments.
+    """Returns all keys, each once. The environment may have several, separated by commas; the file one a line, # for comments.
 
     Raises ConfigError for an empty key or a file that gives none: an endpoint must not stay open by mistake.
     """

@@ -1,10 +1,10 @@
-"""Whether the server is on its way out."""
+"""The drain of a server."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Drain:
-    """`draining` turns true at the first signal: unready from then on, and every answer closes its connection."""
+    """`draining` is set at the first signal. The server is unready then, and every answer closes its connection."""
 
     draining: bool = False

@@ -1,10 +1,10 @@
-"""Files that are mounted from a Secret change while a server runs: a stamp tells two states of one apart."""
+"""Stamps of files, which show changes: files of a Secret change while a server runs."""
 
 from pathlib import Path
 
 
 def file_stamp(file: Path) -> object:
-    """The state of a file, to be compared with a later one; None while it cannot be looked at."""
+    """Returns a value that changes with the file; None while the file cannot be read."""
     try:
         status = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Structured logs on standard error: lines for people on a terminal, JSON otherwise. No line holds a prompt unless asked for."""
+"""Structured logs on standard error: text on a terminal, JSON otherwise. Prompts are in them only if configured."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ _SHARED: list[Any] = [
 
 
 class _StandardError(logging.StreamHandler[Any]):
-    """Looks the stream up each time: while a spinner turns, rich puts its own in place, which keeps lines apart from it."""
+    """Looks up sys.stderr for each line: while a spinner turns, rich replaces it to keep lines apart from the spinner."""
 
     @property
     def stream(self) -> Any:
@@ -24,7 +24,7 @@ class _StandardError(logging.StreamHandler[Any]):
 
     @stream.setter
     def stream(self, stream: Any) -> None:
-        """The base class sets what it found at construction; it is not kept."""
+        """Ignores the stream that the base class found at construction."""
 
 
 def _with(fields: Mapping[str, str]) -> Any:
@@ -35,8 +35,8 @@ def _with(fields: Mapping[str, str]) -> Any:
 
 
 def configure_logs(level: str, fields: Mapping[str, str] | None = None) -> None:
-    """Our own loggers and the standard library's (uvicorn's) come out in one form; every line gets `fields` too."""
-    # Not by context variables: lines of the engine core come from a thread that has no context of ours.
+    """Gives Starling's loggers and the standard library's (uvicorn's) one format; every line gets `fields` too."""
+    # Not by context variables: lines of the engine core come from a thread without this context.
     shared = [*_SHARED, *([_with(fields)] if fields else [])]
     terminal = sys.stderr.isatty()
     tail: list[Any] = [] if terminal else [structlog.processors.format_exc_info]
@@ -56,7 +56,7 @@ def configure_logs(level: str, fields: Mapping[str, str] | None = None) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    # Their own lines say what ours say already.
+    # Their lines only repeat Starling's own.
     for name in ("uvicorn", "uvicorn.access", "uvicorn.error", "httpx"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).setLevel(logging.WARNING)

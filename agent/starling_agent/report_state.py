@@ -1,4 +1,4 @@
-"""The agent's report: one object, whose version grows when it changes and only then."""
+"""The agent's report: one object whose version grows with every change."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from starling_agent.contract.report import Phase, Report
 
 MAX_WAIT_SECONDS = 60.0
 LAST_PHASE: Phase = "draining"
-"""Who is on the way out stays so and is not ready, whatever the engine does meanwhile."""
+"""A node that drains keeps this phase and stays unready, whatever its engine does meanwhile."""
 
 log = structlog.get_logger("starling.agent")
 
 
 def changed(report: Report, **changes: Any) -> Report:
-    """The next version with the changes, or the same object where there is nothing new. Pure."""
+    """Returns the next version with the changes, or the same object if they change nothing. Pure."""
     unknown = changes.keys() - Report.model_fields.keys()
     assert not unknown, f"a report has no {', '.join(sorted(unknown))}"
     if all(getattr(report, name) == value for name, value in changes.items()):
@@ -38,7 +38,7 @@ class ReportState:
         return self._report
 
     def current(self) -> Report:
-        """The report with the streams that are open now. They come and go without a version: a busy agent is not news."""
+        """Returns the report with the number of open streams, which has no version: it changes all the time."""
         return self._report.model_copy(update={"open_streams": self._open_streams()})
 
     def update(self, **changes: Any) -> None:
@@ -53,7 +53,7 @@ class ReportState:
         self._wake()
 
     async def wait(self, after: int, incarnation: str | None, seconds: float) -> Report:
-        """At once when the caller does not know this version, else at the next change or when the time is over."""
+        """Returns at once when the caller does not know this version, else at the next change or after `seconds`."""
         try:
             async with asyncio.timeout(min(max(seconds, 0.0), MAX_WAIT_SECONDS)):
                 while self._is_known(after, incarnation) and not self._closed:
@@ -63,7 +63,7 @@ class ReportState:
         return self.current()
 
     def close(self) -> None:
-        """Everybody who waits is answered, and nobody waits any more."""
+        """Answers all callers that wait; later ones do not wait."""
         self._closed = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""One process: start the engine, serve until told to end, shut the engine down."""
+"""`starling serve` in one process: starts the engine, serves until a signal, shuts the engine down."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,8 @@ from starling_engine.errors import EngineDead
 from starling_agent.drain import Drain
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.server.allocator import give_large_blocks_back
-from starling_agent.server.collector import keep_for_good
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
+from starling_agent.server.memory import freeze_objects, give_large_blocks_back
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
@@ -26,7 +25,7 @@ log = structlog.get_logger("starling.server")
 
 
 class Announcer(Protocol):
-    """Tells a person what happens while the server starts."""
+    """Shows a person what happens while the server starts."""
 
     def phase(self, loading: Loading) -> None: ...
 
@@ -38,7 +37,7 @@ class StoppedWhileLoading(Exception):
 
 
 async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer) -> int:
-    """The exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
+    """Returns the exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
     give_large_blocks_back()
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener), contextlib.ExitStack() as closing:
@@ -54,8 +53,8 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             shutdown = SignalShutdown(server, named, endpoint.drain, endpoint.work)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
-            keep_for_good()
-            # From here on the system takes connections, also those that come before uvicorn accepts them.
+            freeze_objects()
+            # From here on the system accepts connections, also before uvicorn does.
             listener.listen(BACKLOG)
             announcer.serving(endpoint, listener.getsockname()[1])
             await server.serve(sockets=[listener])
@@ -68,7 +67,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
 
 
 async def _start_engine(args: EngineArgs, on_phase: Callable[[Loading], None]) -> AsyncEngine:
-    """A signal while it loads ends the core too. Raises StoppedWhileLoading then."""
+    """Starts the engine. Raises StoppedWhileLoading after a signal, when the core has ended too."""
     loop = asyncio.get_running_loop()
     start = asyncio.ensure_future(AsyncEngine.start(args, on_phase))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,7 +87,7 @@ def _is_alive(engine: AsyncEngine) -> bool:
 
 
 async def _report_death(engine: AsyncEngine) -> None:
-    """Logs the cause once; /health tells it from then on, and whoever watches that decides."""
+    """Logs the cause once; /health reports it from then on."""
     while True:
         await asyncio.sleep(1.0)
         try:

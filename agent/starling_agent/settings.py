@@ -1,4 +1,4 @@
-"""What the endpoint is told at start-up, resolved and frozen."""
+"""The endpoint's settings, resolved and frozen at start-up."""
 
 import math
 import re
@@ -17,7 +17,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """At most `requests` in any `seconds`, for each API key (without keys: for each client address)."""
+    """A limit of `requests` in any `seconds`, for each API key (without keys: for each client address)."""
 
     requests: int
     seconds: float
@@ -35,17 +35,17 @@ class Tls:
 class ServerSettings:
     """Settings of the endpoint; the engine has its own.
 
-    served_model_names   names that requests may give as `model`; the first is the one in answers
-    api_keys             keys of which a request must bring one; none: the endpoint is open
-    allowed_hosts        names by which it may be asked, besides addresses and localhost; none: any
-    prefix_cache_salt    key: a cached prefix is found only with the API key that it was sent with; none: with any
+    served_model_names   names that requests may give as `model`; answers have the first
+    api_keys             keys of which a request must have one; none: the endpoint is open
+    allowed_hosts        host names that it answers for, as well as addresses and localhost; none: all
+    prefix_cache_salt    key: a cached prefix is found only with the API key of the request that cached it; none: with any
     max_body_bytes       larger request bodies get 413
-    read_seconds         a request's header must come within so long; its body too, with a second more for each KiB of it
-    connection_seconds   a connection that is half to all of it old is closed with its next answer; 0: never
+    read_seconds         time for a request's header, and for its body, with a second more for each KiB of it
+    connection_seconds   a connection older than half to all of it is closed with its next answer; 0: never
     max_prompts          prompts (or embedding inputs) in one request
-    accept_seconds       after SIGTERM new requests are still served so long, for load balancers lag behind
-    drain_seconds        after that, open requests may take so long to finish before they are ended with an error
-    trust_chat_template  whether a request may bring its own chat template, which runs in a process beside this one
+    accept_seconds       time after SIGTERM in which new requests are still served, since load balancers lag behind
+    drain_seconds        time after that for open requests, which then end with an error
+    trust_chat_template  a request may have a chat template of its own, which runs in another process
     """
 
     host: str = "127.0.0.1"
@@ -69,7 +69,7 @@ class ServerSettings:
     access_log: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ConfigError naming the first setting that can never work."""
+        """Raises ConfigError naming the first setting that cannot be used."""
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}", "log_level")
         if wrong := [name for name in self.allowed_hosts if not _HOST.fullmatch(name)]:

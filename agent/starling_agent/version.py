@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def starling_version() -> str:
-    """The installed distribution's version; "unknown" in a source tree that was never installed."""
+    """Returns the installed distribution's version; "unknown" in a source tree that was never installed."""
     try:
         return version("starling")
     except PackageNotFoundError:

@@ -13,11 +13,11 @@ import torch
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers import activation, norm
-from starling_engine.layers.fits import elementwise_kernels
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.elementwise import elementwise_kernels
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.models.context import ForwardContext
 from starling_engine.models.decoder import Decoder
+from starling_engine.models.forward_context import ForwardContext
 from starling_engine.weights.dummy import load_dummy
 
 from bench.gpu.clock import make_clock, measure_limits

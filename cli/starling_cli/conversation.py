@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import httpx
-from starling_operator.agents.answers import lines, received_at_once
+from starling_agent.client.bounded import read_all_sync, read_lines
 
 CONNECT_SECONDS = 5.0
 
@@ -15,7 +15,7 @@ class AnswerError(Exception):
 
 
 class Conversation:
-    """Keeps the messages so far. `ask` adds the question and the answer."""
+    """Holds the messages so far. `ask` adds the question and the answer."""
 
     def __init__(self, url: str, api_key: str | None, options: dict[str, Any], system: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -31,7 +31,7 @@ class Conversation:
         self._client.close()
 
     def ask(self, question: str, show: Callable[[str], None]) -> str:
-        """The whole answer; `show` gets it piece by piece, and a line's end. Raises AnswerError or httpx.HTTPError."""
+        """Returns the whole answer; `show` gets it piece by piece, and a line's end. Raises AnswerError or httpx.HTTPError."""
         self.messages.append({"role": "user", "content": question})
         pieces = []
         for piece in self._stream():
@@ -46,8 +46,8 @@ class Conversation:
         body = {"messages": self.messages, "stream": True, **self._options}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
-                raise AnswerError(error_message(received_at_once(response.iter_bytes())) or f"status {response.status_code}")
-            for line in lines(response.iter_bytes()):
+                raise AnswerError(error_message(read_all_sync(response.iter_bytes())) or f"status {response.status_code}")
+            for line in read_lines(response.iter_bytes()):
                 data = line.removeprefix("data: ")
                 if data == line or data == "[DONE]":
                     continue
@@ -62,7 +62,7 @@ def _content(chunk: dict[str, Any]) -> str:
 
 
 def error_message(body: bytes) -> str | None:
-    """The message of an OpenAI-shaped error; None for anything else."""
+    """Returns the message of an OpenAI-shaped error; None for anything else."""
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

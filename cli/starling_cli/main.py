@@ -42,8 +42,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(kv.app, name="kv")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from starling_agent.version import starling_version
 
         typer.echo(f"starling {starling_version()}")
@@ -56,7 +56,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    del version  # its callback has done all
+    del version  # handled by its callback
 
 
 def main() -> None:

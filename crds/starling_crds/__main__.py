@@ -1,4 +1,4 @@
-"""`python -m starling_crds`: writes the CustomResourceDefinitions into crds/; `--check` only tells whether they are current."""
+"""`python -m starling_crds`: writes the CustomResourceDefinitions into crds/; `--check` only reports whether they are current."""
 
 import argparse
 import sys

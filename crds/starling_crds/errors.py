@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of the API: the path as users write it, what was given, what is possible."""
+"""Pydantic's errors in the words of the API: the path as users write it, the given value, and what is possible."""
 
 from typing import Any, get_args
 
@@ -32,16 +32,16 @@ _LENGTHS = {
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], path: str) -> list[Problem]:
-    """`model` is what was parsed, and tells which fields there are; `path` is where it stands."""
-    return [Problem(_place(path, model, detail["loc"]), _message(detail, model)) for detail in error.errors(include_url=False)]
+    """Returns the problems of a value that was parsed as `model`; `path` is the value's."""
+    return [Problem(_path_of(path, model, detail["loc"]), _message(detail, model)) for detail in error.errors(include_url=False)]
 
 
 def joined(path: str, field: str) -> str:
     return f"{path}.{field}" if field else path
 
 
-def _place(path: str, model: type[BaseModel] | None, steps: tuple[str | int, ...]) -> str:
-    """Fields behind dots; positions, and keys of maps, which may hold dots themselves, in brackets."""
+def _path_of(path: str, model: type[BaseModel] | None, steps: tuple[str | int, ...]) -> str:
+    """Returns a path: fields follow dots; indexes, and keys of maps, which may hold dots, are in brackets."""
     for step in steps:
         if isinstance(step, int) or model is None:
             path += f"[{step}]"
@@ -79,20 +79,20 @@ def _known_fields(model: type[BaseModel], steps: tuple[str | int, ...]) -> list[
 
 
 def _model_at(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """What the field holds, or each element of its list; None for plain values and maps."""
+    """Returns the model of the field, or of the elements of its list; None for plain values and maps."""
     field = next((info for known, info in model.model_fields.items() if name in (known, info.alias)), None)
     return None if field is None else model_in(field.annotation)
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in X, X | None or list[X]."""
+    """Returns the model X in X, X | None or list[X]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := model_in(part))), None)
 
 
 def _shown(value: Any) -> str:
-    """As YAML has it, cut where it is long."""
+    """Returns the value as YAML writes it, cut where it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

@@ -37,17 +37,17 @@ def parallelismscale_crd() -> dict[str, Any]:
 
 
 def crds() -> dict[str, dict[str, Any]]:
-    """By the name of their file in crds/."""
+    """Returns the CRDs by the name of their file in crds/."""
     return {f"{crd['metadata']['name']}.yaml": crd for crd in (inferenceservice_crd(), parallelismscale_crd())}
 
 
 def crd_yaml(crd: dict[str, Any]) -> str:
-    """Block style, in the order of the types: a reader can follow it."""
+    """Returns YAML in block style, in the order of the types, so that people can read it."""
     return yaml.dump(crd, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a list that is used twice twice, not as an anchor."""
+    """Repeats a list that is used twice, without an anchor."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -94,7 +94,7 @@ def _version(schema: Schema, columns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _unseen() -> dict[str, Any]:
-    """The status until an operator writes one, as the Gateway API has it: a service that nobody looks at says so."""
+    """Returns the status until an operator writes one, as in the Gateway API: it says that no operator has seen the service."""
     waiting = Condition(
         type="Ready",
         status="Unknown",

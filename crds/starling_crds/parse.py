@@ -31,7 +31,7 @@ class Parsed:
 
 
 def parse(body: Mapping[str, Any]) -> Parsed:
-    """Never raises: what is wrong is in `problems`."""
+    """Parses a manifest. Never raises: what is wrong is in `problems`."""
     found = [*_envelope_problems(body), *_name_problems(body)]
     spec = body.get("spec")
     if not isinstance(spec, Mapping):
@@ -42,7 +42,7 @@ def parse(body: Mapping[str, Any]) -> Parsed:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> Parsed:
-    """Of `spec` alone, as an API server has it in store."""
+    """Parses `spec` alone, as an API server has it in store."""
     try:
         made = InferenceServiceSpec.model_validate(
             _without_nulls(dict(spec), InferenceServiceSpec), strict=True, by_alias=True, by_name=False
@@ -69,7 +69,7 @@ def _name_problems(body: Mapping[str, Any]) -> list[Problem]:
 
 
 def _without_nulls(value: Any, model: type[BaseModel]) -> Any:
-    """A null is a field that is not there, to the API server too. In free-form maps nulls mean something, and stay."""
+    """Removes nulls, which mean a missing field to the API server too. In free-form maps they have a meaning, and stay."""
     if not isinstance(value, dict):
         return value
     fields = {info.alias: info for info in model.model_fields.values()}

@@ -9,7 +9,7 @@ _UNITS |= {f"{prefix}i": 1024 ** (power + 1) for power, prefix in enumerate("KMG
 
 
 def parse_quantity(text: str) -> int:
-    """Whole bytes, rounded up. Raises ValueError for what is no size."""
+    """Returns whole bytes, rounded up. Raises ValueError for what is no size."""
     if not re.fullmatch(PATTERN, text):
         raise ValueError(f"{text!r} is not a size; write bytes or a quantity like 4Gi")
     number = text.rstrip("KMGTPik")

@@ -7,7 +7,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_rate(text: str) -> tuple[int, int]:
-    """How many, and in how many seconds. Raises ValueError with what is possible."""
+    """Returns (requests, seconds). Raises ValueError with what is possible."""
     match = re.fullmatch(PATTERN, text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no rate; write it like 10/s, 600/m or 100/30s")

@@ -1,6 +1,6 @@
-"""A rule of the API, said once: in CEL for the API server, in Python for `starling plan` and the operator, with one message.
+"""A rule of the API, written once: in CEL for the API server, in Python for `starling plan` and the operator, with one message.
 
-Both sides stand next to each other, so that whoever changes one sees the other; a test sends the same bad manifests to both.
+Both sides stand next to each other, so that a change of one does not miss the other. A test sends the same manifests to both.
 """
 
 import re
@@ -88,18 +88,19 @@ def without(pattern: str, message: str) -> Rule:
 
 
 def never(message: str) -> Rule:
-    """For a name that people try and that is set elsewhere: the message says where."""
+    """Refuses a name that people try and that is set elsewhere: the message says where."""
     return Rule(cel="false", holds=lambda _: False, message=message)
 
 
 def look_up(value: Any, path: str) -> Any:
+    """Returns the value at a camelCase path; None where an object on the way is missing."""
     for name in () if path == "self" else path.split("."):
-        value = getattr(value, to_snake(name))
+        value = None if value is None else getattr(value, to_snake(name))
     return value
 
 
 def _message_expression(message: str) -> str:
-    """By `format`: the API server cannot bound what string(int) costs, and so refuses sums of it."""
+    """Message with values, made by `format`: the API server cannot bound the cost of string(int), and refuses sums of it."""
     parts = _PLACEHOLDER.split(message)
     text = "%s".join(part.replace("%", "%%") for part in parts[::2])
     values = (path if path == "self" else f"self.{path}" for path in parts[1::2])

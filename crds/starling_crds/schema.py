@@ -1,4 +1,4 @@
-"""From pydantic's JSON Schema to the structural schema that Kubernetes wants.
+"""Conversion of pydantic's JSON Schema to the structural schema that Kubernetes wants.
 
 No $ref, no anyOf: an optional field is one that may be missing, never null. What CEL has to know (lengths, sizes) stays; titles go.
 """
@@ -30,13 +30,13 @@ _KEPT = (
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """defaults: whether the API server fills them in; not in a status, which has one writer."""
+    """Returns the schema of a model. `defaults`: the API server fills them in; not in a status, which has one writer."""
     whole = model.model_json_schema(by_alias=True, mode="validation")
     return _Conversion(whole.get("$defs", {}), defaults).convert(whole)
 
 
 class _Conversion:
-    """Of one document with its definitions."""
+    """Conversion of one document with its definitions."""
 
     def __init__(self, definitions: Mapping[str, Schema], defaults: bool) -> None:
         self._definitions = definitions
@@ -53,7 +53,7 @@ class _Conversion:
         return made | self._children(node)
 
     def _flat(self, node: Schema) -> Schema:
-        """Follows references and Optional; what stands beside them (description, rules) wins or is added."""
+        """Resolves references and Optional. A description next to them wins; rules are added."""
         if "$ref" in node:
             beside = {key: value for key, value in node.items() if key != "$ref"}
             return self._flat(_joined(self._definitions[node["$ref"].rpartition("/")[2]], beside))
@@ -96,7 +96,7 @@ def _format(node: Schema) -> Schema:
 
 
 def _exclusive(node: Schema) -> Schema:
-    """OpenAPI 3.0 has a flag beside the bound."""
+    """Returns exclusive bounds in the form of OpenAPI 3.0: a bound and a flag."""
     made: Schema = {}
     for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if flag in node:
@@ -105,7 +105,8 @@ def _exclusive(node: Schema) -> Schema:
 
 
 def _filled(made: Schema) -> Schema:
-    """What `{}` becomes. An object with defaults is there even if nobody wrote it, so that rules may read its fields; its own
-    default is written out because the API server applies rules to it before it fills it in.
+    """Returns the default of an object: the defaults of its fields. So it always exists, and rules may read its fields.
+
+    It is written out because the API server applies rules to a default before it fills in those of fields.
     """
     return {name: child["default"] for name, child in made.get("properties", {}).items() if "default" in child}

@@ -1,4 +1,4 @@
-"""What comes out of the scheduler: each request's gains, and the core's counters."""
+"""Outputs of the scheduler: each request's gains, and the core's counters."""
 
 import msgspec
 
@@ -6,22 +6,24 @@ from starling_engine.step import LogprobRow
 
 
 class TierStats(msgspec.Struct, omit_defaults=True):
-    """What a tier of the KV cache holds and did. Those named total only grow while the core lives.
+    """Contents and counters of one tier of the KV cache. Those named total only grow while the core lives.
 
-    What was asked for and found are chunks; held, evicted and corrupt are objects. An object is a chunk in the CPU tier, and a
-    rank's part of one in those outside, so several for one where TP or PP is above 1. Loaded is what came towards the device,
-    stored what left it; seconds are those of the copies themselves, of all ranks and threads. `refused_total` counts operations
-    that were not tried because the tier is out of order, `full_total` what it did not take for want of room, `bypassed_total`
-    requests that computed what they might have found because the tiers outside hang, or take longer than that; `unwritten_total`
-    chunks that left the CPU tier before they could be written to any tier outside.
+    Queries and hits count chunks; contents, evictions and corrupt ones count objects. An object is a chunk in the CPU tier. In a
+    secondary tier it is a rank's part of a chunk, so there are several where TP or PP is above 1. Loaded came towards the device,
+    stored left it. Seconds are those of the copies themselves, of all ranks and threads.
+
+    refused_total    operations that were not tried because the tier is out of order
+    full_total       objects that it did not take because it is full
+    bypassed_total   requests that computed what they might have found: secondary tiers hang, or take longer than computing
+    unwritten_total  chunks that left the CPU tier before they could be written to any secondary tier
     """
 
     bytes: int = 0
     capacity: int = 0
-    """Bytes that it may hold; 0 where that is not known."""
+    """Bytes that it may hold; 0 if unknown."""
     objects: int = 0
     shared: bool = False
-    """What it holds is of all cores that use it, and so is told by each of them, not of each of them alone."""
+    """Several cores share the contents, and each of them reports all."""
     queries_total: int = 0
     hits_total: int = 0
     stored_bytes_total: int = 0
@@ -40,10 +42,11 @@ class TierStats(msgspec.Struct, omit_defaults=True):
 class Stats(msgspec.Struct, omit_defaults=True):
     """The core's counters. Those named total only grow while the core lives.
 
-    What is named eplb is of all cores that share experts, and only the first of them has it; 0 where nothing is known yet. What is
-    named epoch is of the experts that the core's ranks loaded for a change of size, by where they came from. What is named prefix
-    and external is in tokens: looked up on the device, and what was missing there looked up in the tiers. `tiers` has those that
-    there are, by name: cpu, filesystem, store.
+    eplb      counts for all cores that share experts; only the first of them has it; 0 while nothing is known
+    epoch     experts that the core's ranks loaded for a change of size, by source
+    prefix    tokens looked up on the device
+    external  tokens missing there, looked up in the tiers
+    tiers     stats of the tiers that exist, by name: cpu, filesystem, store
     """
 
     running: int = 0
@@ -70,14 +73,14 @@ class Stats(msgspec.Struct, omit_defaults=True):
 
 
 def add(total: Stats, more: Stats) -> None:
-    """All counters of one more core that serves; `more` stays as it is."""
+    """Adds all counters of one more core that serves; `more` stays as it is."""
     _sum(total, more, [name for name in Stats.__struct_fields__ if name != "tiers"])
     for name, tier in more.tiers.items():
         _add_tier(total.tiers.setdefault(name, TierStats()), tier)
 
 
 def add_totals(total: Stats, more: Stats) -> None:
-    """What only grows, of cores that come and go."""
+    """Adds only the counters that grow, of a core that may come or go."""
     _sum(total, more, _totals(Stats))
     for name, tier in more.tiers.items():
         _sum(total.tiers.setdefault(name, TierStats()), tier, _totals(TierStats))
@@ -87,8 +90,8 @@ def _add_tier(total: TierStats, more: TierStats) -> None:
     _sum(total, more, _totals(TierStats))
     total.shared |= more.shared
     for name in ("bytes", "capacity", "objects"):
-        held, told = getattr(total, name), getattr(more, name)
-        setattr(total, name, max(held, told) if more.shared else held + told)
+        before, added = getattr(total, name), getattr(more, name)
+        setattr(total, name, max(before, added) if more.shared else before + added)
 
 
 def _totals(kind: type[msgspec.Struct]) -> list[str]:
@@ -104,11 +107,11 @@ MOVED = "moved"
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
-    """What a request gained since the last Delta for it. `attempt` fences answers to an earlier try.
+    """A request's gains since its last Delta. `attempt` fences answers to an earlier try.
 
-    `finish_reason` is stop, length, abort, error, or moved: the core hands the request over, and another is to continue it from its
-    resume record. `stop_token` is the token id that stopped it when it is not the model's end-of-sequence token; `cached_tokens` is
-    set once, with the first Delta.
+    `finish_reason` is stop, length, abort, error, or moved: another core is to continue the request from its resume record.
+    `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
+    first Delta.
     """
 
     id: str

@@ -1,23 +1,23 @@
 """Every error that the engine raises on purpose.
 
 StarlingError
-├── InvalidRequest        the caller's fault: one request is refused, `param` names the field
-│   └── PromptTooLong     the prompt, or prompt + max_tokens, does not fit the model or the cache
-├── EngineAsleep          the engine has given its memory back, and takes no request until it is woken
-├── SleepRefused          the engine cannot be put to sleep as it is now; nothing was changed
-├── SleepFailed           falling asleep or waking up came to nothing; the message says why, and it can be tried again
-├── QueueFull             too many requests wait; try again after `retry_after` seconds
-├── RequestFailed         the engine accepted the request but could not finish it
-│   └── EngineDead        the engine core died or makes no progress
-├── RankLost              a rank of the group died, hangs or did not come; the message says which
-│   ├── PeerLost          a rank missed another one, and cannot know why: that one's core does
-│   └── DeviceLost        its device failed, so that no later step would run there
-├── EpochFailed           a change of membership came to nothing, and the old one goes on
-├── OperationRunning      the group's size is being changed already
-├── ConfigError           an engine argument is wrong, `field` names it
-└── ModelError            the checkpoint cannot be served
-    ├── UnsupportedModel  its architecture or a feature of its config is unknown
-    └── WeightError       a tensor is missing, extra or misshapen
+├── InvalidRequest        The caller's fault: one request is refused, `param` names the field.
+│   └── PromptTooLong     The prompt, or prompt + max_tokens, does not fit the model or the cache.
+├── EngineAsleep          The engine has given its memory back, and takes no request until it is woken.
+├── SleepRefused          The engine cannot be put to sleep as it is now; nothing was changed.
+├── SleepFailed           Sleeping or waking failed; the message says why, and it can be tried again.
+├── QueueFull             Too many requests wait; try again after `retry_after` seconds.
+├── RequestFailed         The engine accepted the request but could not finish it.
+│   └── EngineDead        The engine core died or makes no progress.
+├── RankLost              A rank of the group died, hangs or did not come; the message says which.
+│   ├── PeerLost          A rank lost the connection to another one; that one's core knows why.
+│   └── DeviceLost        A rank's device failed: no later step would run there.
+├── EpochFailed           A change of membership failed, and the old one goes on.
+├── OperationRunning      The group's size is being changed already.
+├── ConfigError           An engine argument is wrong, `field` names it.
+└── ModelError            The checkpoint cannot be served.
+    ├── UnsupportedModel  Its architecture or a feature of its config is unknown.
+    └── WeightError       A tensor is missing, extra or misshapen.
 """
 
 
@@ -54,11 +54,11 @@ class EngineAsleep(StarlingError):
 
 
 class SleepRefused(StarlingError):
-    """Requests run, or it is an engine that cannot sleep; nothing was changed."""
+    """Requests run, or this engine cannot sleep; nothing was changed."""
 
 
 class SleepFailed(StarlingError):
-    """Falling asleep or waking up came to nothing; what slept before sleeps on, and it can be tried again."""
+    """Sleeping or waking failed. Cores that slept before go on sleeping, and it can be tried again."""
 
 
 class RequestFailed(StarlingError):
@@ -70,15 +70,15 @@ class EngineDead(RequestFailed):
 
 
 class RankLost(StarlingError):
-    """A rank of the group died, hangs or did not come, so the others cannot go on; the message says which where it is known."""
+    """A rank of the group died, hangs or did not come, so the others cannot go on. The message names it if it is known."""
 
 
 class PeerLost(RankLost):
-    """A rank missed another one. Its connection tells neither which rank was first to go nor why: that one's core does."""
+    """A rank lost the connection to another one. Only the core of the rank that went first knows which that was, and why."""
 
     @classmethod
-    def told_by(cls, last_words: str) -> bool:
-        """Whether a process that said this, as `Kind: text`, ended only because another one had."""
+    def is_reported_by(cls, last_words: str) -> bool:
+        """Returns whether a process with these last words (`Kind: text`) ended only because another one had."""
         return last_words.startswith(f"{cls.__name__}: ")
 
 
@@ -87,11 +87,11 @@ class DeviceLost(RankLost):
 
 
 class EpochFailed(StarlingError):
-    """A change of membership could not be made ready; it was undone, and what served before goes on."""
+    """A change of membership could not be prepared. It was undone, and the ranks that served go on."""
 
 
 class OperationRunning(StarlingError):
-    """One change of the group's size at a time; the message says what is going on. Nothing was changed."""
+    """Another change of the group's size is under way; the message says which. Nothing was changed."""
 
 
 class ConfigError(StarlingError):

@@ -1,4 +1,4 @@
-"""The memory plan: what a worker's memory goes to, and how many KV blocks that leaves. Pure: imports no torch."""
+"""The memory plan: a ledger of a worker's memory, and the KV blocks that it has room for. Pure: imports no torch."""
 
 from dataclasses import dataclass
 
@@ -16,38 +16,38 @@ MIB = 1 << 20
 class HostMemory:
     """Bytes of one worker's host memory that its KV tiers take.
 
-    cpu      the CPU tier
-    passage  where there is none, what files and a store pass through
-    store    what it gives to a store to keep, and its buffer for values on their way
-    outside  the argument that `passage` is for
+    cpu         the CPU tier
+    staging     buffer for files and a store, where there is no CPU tier
+    store       segment that a store may fill, and its buffer for values in flight
+    staged_for  the argument that `staging` is for
     """
 
     cpu: int = 0
-    passage: int = 0
+    staging: int = 0
     store: int = 0
-    outside: str = "kv_fs_path"
+    staged_for: str = "kv_fs_path"
 
     @property
     def total(self) -> int:
-        return self.cpu + self.passage + self.store
+        return self.cpu + self.staging + self.store
 
     @property
     def rows(self) -> list[tuple[str, int]]:
-        rows = [("CPU tier", self.cpu), ("passage", self.passage), ("store", self.store)]
+        rows = [("CPU tier", self.cpu), ("staging", self.staging), ("store", self.store)]
         return [(name, size) for name, size in rows if size]
 
     def check(self, most: int) -> None:
-        """Raises ConfigError naming what takes the most, where all do not fit into `most` bytes."""
+        """Raises ConfigError naming the largest, where all do not fit into `most` bytes."""
         if self.total <= most:
             return
-        size = max(self.cpu, self.passage, self.store)
+        size = max(self.cpu, self.staging, self.store)
         left = max(0, most - (self.total - size))
         wanted = f"{amount(size)} asked for, {amount(left)} are left"
         if size == self.cpu:
             raise ConfigError(f"{wanted}; set it to at most {left}", "kv_cpu_bytes")
         if size == self.store:
             raise ConfigError(f"{wanted}; make its segment and buffer smaller, {left} bytes together at most", "kv_store")
-        raise ConfigError(f"{wanted} to pass through; set kv_cpu_bytes to at most {left}, which takes its place", self.outside)
+        raise ConfigError(f"{wanted} to pass through; set kv_cpu_bytes to at most {left}, which takes its place", self.staged_for)
 
 
 NO_HOST = HostMemory()
@@ -55,11 +55,15 @@ NO_HOST = HostMemory()
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Bytes of one worker. `limit` is what it may use in all, `total` what the device (on CPU: the cgroup) has.
+    """Bytes of one worker.
 
-    Of the weights, `moving` is room for experts that are on their way to this rank while others still compute here. `host` is the
-    KV tiers', and `tables` are of the requests in the batch: tokens and blocks, written as requests come and kept. Both are of
-    `limit` too where the device's memory is the host's (`unified`).
+    total   the device's memory (on CPU: the cgroup's)
+    limit   what the worker may use in all
+    moving  of the weights: room for experts that are on their way to this rank, while others still compute here
+    host    the KV tiers' memory
+    tables  tokens and blocks of the requests in the batch
+
+    `host` and `tables` are of `limit`, too, where the device's memory is the host's (`unified`).
     """
 
     total: int
@@ -87,7 +91,7 @@ class Ledger:
             ("left", self.left),
             ("limit", self.limit),
         ]
-        at = 3 if self.unified else len(rows)  # among what the limit is for, or besides it
+        at = 3 if self.unified else len(rows)  # within the limit, or beside it
         rows[at:at] = [("tables", self.tables), *self.host.rows]
         lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
         if self.moving:
@@ -97,7 +101,7 @@ class Ledger:
 
 
 def block_bytes(groups: list[KVGroup]) -> int:
-    """Bytes of one page over all storage tensors; the same in every group."""
+    """Returns the bytes of one page over all storage tensors; the same in every group."""
     return max(len(group.layers) for group in groups) * groups[0].spec.page_bytes
 
 
@@ -106,7 +110,7 @@ LOGPROB_ROWS = 64
 
 
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
-    """Working memory of the largest step, and the table of rotations.
+    """Returns the working memory of the largest step, and the table of rotations.
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
@@ -142,9 +146,9 @@ def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:
 def _experts_width(moe: MoeConfig, hidden_size: int, dtype_bytes: int) -> int:
     """Elements of one token among its experts.
 
-    What lies between their matrices is held of all of them at once, or gate, up and product of one that all tokens may go to; then
-    there are the token's row, gathered and multiplied, and in fp32 what it gives and the sum. Its choice has the affinities of all
-    experts, and indices of 8 bytes.
+    Intermediate rows are held of all its experts at once, or gate, up and product of one that all tokens may go to. Then there are
+    the token's row, gathered and multiplied, and in fp32 its product and the sum. Its choice has the affinities of all experts, and
+    indices of 8 bytes.
     """
     routing = moe.routing
     choice = (4 * routing.num_experts * 4 + 6 * routing.top_k * 8) // dtype_bytes
@@ -152,66 +156,110 @@ def _experts_width(moe: MoeConfig, hidden_size: int, dtype_bytes: int) -> int:
     return choice + sums + max(routing.top_k, 3) * moe.intermediate_size
 
 
-def plan_memory(
-    *,
-    total: int,
-    available: int,
-    fraction: float,
-    ranks: int = 1,
-    weights: int,
-    activations: int,
-    kv_bytes: int | None,
-    bytes_per_block: int,
-    block_size: int,
-    useful_blocks: int,
-    needed_blocks: int,
-    host: HostMemory = NO_HOST,
-    tables: int = 0,
-    unified: bool = True,
-) -> Ledger:
-    """Gives the KV cache `kv_bytes`, or what `fraction` of `total` leaves, but no more than `useful_blocks`.
+@dataclass(frozen=True, kw_only=True)
+class MemoryRequest:
+    """Memory that there is, and that a rank needs; bytes, of one rank unless said otherwise.
 
-    All are of one rank but `total`, `fraction` and `available`, which `ranks` ranks share. `available` is what is free now, with
-    the weights loaded: others may have taken memory of the machine. The KV tiers get their `host` bytes first, and requests their
-    `tables`, which are of the same memory where that is `unified`.
-
-    Raises ConfigError, with a value that works, when fewer than `needed_blocks` (the longest request's, and the null block) fit.
+    total, available     of the device, which `ranks` ranks share; `available` is free now, with the weights loaded: others may have
+                         taken memory of the machine
+    fraction             of `total`, that all ranks may use
+    kv_bytes             for the KV cache; None: what is left of `fraction`
+    useful_blocks        more KV blocks than these are never used
+    needed_blocks        KV blocks of the longest request, and the null block
+    host, tables         as in `Ledger`; they are of the same memory where that is `unified`
     """
-    limit = min(int(total * (1 if kv_bytes is not None else fraction)) // ranks, available // ranks + weights)
-    besides = tables if unified else 0
-    room = limit - weights - activations - besides
-    if unified:
-        most = room - (needed_blocks * bytes_per_block if kv_bytes is None else kv_bytes)
-        if most >= 0:  # else something else is to blame
-            host.check(most)
-        room -= host.total
-    wanted = useful_blocks * bytes_per_block if kv_bytes is None else kv_bytes
-    num_blocks = min(wanted, room if kv_bytes is None else wanted) // bytes_per_block
-    needed = needed_blocks * bytes_per_block
-    if num_blocks < needed_blocks:
-        held = f"weights {amount(weights)}, activations {amount(activations)} and tables {amount(besides)} of {amount(total)}"
-        if kv_bytes is not None:
-            raise ConfigError(
-                f"{kv_bytes} bytes do not hold one request of max_model_len, which needs {needed}; "
-                f"set it to at least {needed}, or lower max_model_len",
+
+    total: int
+    available: int
+    fraction: float
+    ranks: int = 1
+    weights: int
+    activations: int
+    kv_bytes: int | None
+    bytes_per_block: int
+    block_size: int
+    useful_blocks: int
+    needed_blocks: int
+    host: HostMemory = NO_HOST
+    tables: int = 0
+    unified: bool = True
+
+    @property
+    def limit(self) -> int:
+        fraction = 1 if self.kv_bytes is not None else self.fraction
+        return min(int(self.total * fraction) // self.ranks, self.available // self.ranks + self.weights)
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of the limit that neither the KV cache nor the tiers get."""
+        return self.weights + self.activations + self._device_tables
+
+    @property
+    def device_host(self) -> int:
+        """Bytes of the limit that the tiers get."""
+        return self.host.total if self.unified else 0
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.needed_blocks * self.bytes_per_block
+
+    @property
+    def _device_tables(self) -> int:
+        return self.tables if self.unified else 0
+
+    def check_host(self) -> None:
+        """Raises ConfigError where the tiers leave too little for the KV cache, unless that would not fit without them."""
+        most = self.limit - self.fixed - (self.needed_bytes if self.kv_bytes is None else self.kv_bytes)
+        if self.unified and most >= 0:
+            self.host.check(most)
+
+    def refuse_blocks(self) -> ConfigError:
+        """Returns the error for a KV cache that holds fewer than `needed_blocks`; it names a value that works."""
+        if self.kv_bytes is not None:
+            return ConfigError(
+                f"{self.kv_bytes} bytes do not hold one request of max_model_len, which needs {self.needed_bytes}; "
+                f"set it to at least {self.needed_bytes}, or lower max_model_len",
                 "kv_cache_memory_bytes",
             )
-        least = ranks * (weights + activations + besides + needed + (host.total if unified else 0)) / total
+        least = self.ranks * (self.fixed + self.needed_bytes + self.device_host) / self.total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
-        raise ConfigError(f"{fraction} leaves too little for the KV cache besides {held}; {hint}", "gpu_memory_utilization")
-    if kv_bytes is not None and kv_bytes > room:
-        left = f"{amount(max(room, 0))} are left of {amount(total)}; set it to at most {max(room, 0)}"
-        raise ConfigError(f"{amount(kv_bytes)} asked for, {left}", "kv_cache_memory_bytes")
+        held = f"weights {amount(self.weights)}, activations {amount(self.activations)} and tables {amount(self._device_tables)}"
+        return ConfigError(
+            f"{self.fraction} leaves too little for the KV cache besides {held} of {amount(self.total)}; {hint}",
+            "gpu_memory_utilization",
+        )
+
+    def refuse_bytes(self, kv_bytes: int, room: int) -> ConfigError:
+        """Returns the error for `kv_bytes` that do not fit into `room`."""
+        left = f"{amount(max(room, 0))} are left of {amount(self.total)}; set it to at most {max(room, 0)}"
+        return ConfigError(f"{amount(kv_bytes)} asked for, {left}", "kv_cache_memory_bytes")
+
+
+def plan_memory(request: MemoryRequest) -> Ledger:
+    """Gives the KV tiers and the tables their memory first; the KV cache gets the rest, or `kv_bytes`, up to `useful_blocks`.
+
+    Raises ConfigError, with a value that works, when fewer than `needed_blocks` fit.
+    """
+    request.check_host()
+    room = request.limit - request.fixed - request.device_host
+    if request.kv_bytes is None:
+        num_blocks = min(request.useful_blocks * request.bytes_per_block, room) // request.bytes_per_block
+    else:
+        num_blocks = request.kv_bytes // request.bytes_per_block
+    if num_blocks < request.needed_blocks:
+        raise request.refuse_blocks()
+    if request.kv_bytes is not None and request.kv_bytes > room:
+        raise request.refuse_bytes(request.kv_bytes, room)
     return Ledger(
-        total=total,
-        limit=limit,
-        weights=weights,
-        activations=activations,
-        kv=num_blocks * bytes_per_block,
-        block_bytes=bytes_per_block,
+        total=request.total,
+        limit=request.limit,
+        weights=request.weights,
+        activations=request.activations,
+        kv=num_blocks * request.bytes_per_block,
+        block_bytes=request.bytes_per_block,
         num_blocks=num_blocks,
-        block_size=block_size,
-        host=host,
-        tables=tables,
-        unified=unified,
+        block_size=request.block_size,
+        host=request.host,
+        tables=request.tables,
+        unified=request.unified,
     )

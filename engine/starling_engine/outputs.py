@@ -1,4 +1,4 @@
-"""What a caller gets back. Names are vLLM's."""
+"""Results of requests, as a caller gets them. Names are vLLM's."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,7 +20,7 @@ TokenLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's `n` outputs, as far as it has come.
+    """An output so far, of the `n` outputs of a request.
 
     `token_ids`, `text` and `logprobs` are cumulative. `stop_reason` is the stop string or stop token id that ended it, None for
     the model's own end-of-sequence token.
@@ -69,7 +69,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What one of the `n` outputs gained. `text` may lag behind `token_ids` while it could be part of a stop string."""
+    """Gains of one of the `n` outputs. `text` may lag behind `token_ids` while it could be part of a stop string."""
 
     index: int
     text: str = ""
@@ -81,7 +81,7 @@ class OutputDelta:
 
 @dataclass(slots=True)
 class StreamDelta:
-    """One item of `AsyncEngine.stream`: everything that came since the last item. `prompt_logprobs` comes once, with the first."""
+    """An item of `AsyncEngine.stream`: all gains since the last item. `prompt_logprobs` comes once, with the first."""
 
     request_id: str
     prompt_token_ids: list[int]

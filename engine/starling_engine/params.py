@@ -1,4 +1,4 @@
-"""What a caller may ask of one request. Field names are vLLM's, so that scripts move over by their import line."""
+"""Parameters of one request. Field names are vLLM's, so that a script changes only its import line."""
 
 import math
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_IDS = 8192
-"""In each of the lists of stop, allowed and banned tokens."""
+"""Limit of each of the lists of stop, allowed and banned tokens."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose output tokens.
+    """Parameters of sampling.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 are off. `logprobs` k returns the k most likely tokens and the
     chosen one for each output position, `prompt_logprobs` likewise for the prompt. `max_tokens` None means up to the model's
@@ -109,7 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _known_tokens(name, tokens or (), vocab_size)
 
     def _validate_choice(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """Something must be left to choose from, also while `min_tokens` forbids what would end the output."""
+        """Checks that a token is left to choose, also while `min_tokens` forbids those that end the output."""
         never = set(self.banned_token_ids or ())
         if self.min_tokens:
             never.update(self.stop_token_ids or (), () if self.ignore_eos else eos_token_ids)
@@ -141,7 +141,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_types(params: SamplingParams | PoolingParams) -> None:
-    """A Struct takes whatever it is given; the core's decoder would not, and could only answer nobody.
+    """Checks types in the frontend: a Struct takes any value, and the core's decoder has nobody to answer to.
 
     Raises InvalidRequest naming the field.
     """

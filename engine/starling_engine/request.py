@@ -8,13 +8,12 @@ from starling_engine.params import PoolingParams, SamplingParams
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One sequence to compute, as the frontend keeps it and any core can continue it.
+    """One sequence to compute; the frontend has it, and any core can continue it.
 
     A request with `n` outputs is n of these; the later ones name the first in `fork_of` and share its prompt's blocks.
-    `output_ids` are tokens generated so far (by an earlier attempt or another core). `seed` is always set: random numbers
-    depend on (seed, position) alone. `arrival` is seconds since the Unix epoch. Lower `priority` runs earlier.
-    `scored` counts the positions of the prompt whose log probabilities have come already. `media_hashes` and `adapter` are part of
-    what makes a cached block valid, as is `cache_salt`.
+    `output_ids` are the tokens so far, from an earlier attempt or another core. `seed` is always set: random numbers depend on
+    (seed, position) alone. `arrival` is seconds since the Unix epoch. Lower `priority` runs earlier. `scored` counts the prompt's
+    positions whose log probabilities were sent already. `cache_salt` decides with the tokens which cached blocks are valid.
     """
 
     id: str
@@ -23,8 +22,6 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     pooling: PoolingParams | None = None
     output_ids: list[int] = []
     seed: int = 0
-    adapter: str | None = None
-    media_hashes: list[str] = []
     cache_salt: str | None = None
     priority: int = 0
     arrival: float = 0.0

@@ -1,4 +1,4 @@
-"""What the scheduler knows of one request."""
+"""The scheduler's state of a request."""
 
 from array import array
 from enum import Enum, auto
@@ -12,18 +12,18 @@ from starling_engine.step import LogprobRow, RowResult
 
 
 class Gate(Enum):
-    """A reason why a waiting request may not start yet. One mechanism for all of them; a gate opens when its event arrives."""
+    """A reason why a waiting request may not start yet. A gate opens when its event arrives."""
 
-    NAMES = auto()
-    """Its prompt is long, and some of it is hashed before each step."""
+    HASHING = auto()
+    """The prompt is long, and a piece of it is hashed before each step."""
     FORK_PARENT = auto()
-    """The prompt that it shares is still being computed by its parent."""
-    KV_FETCH = auto()
-    """What the tiers outside have of its prompt comes to the CPU tier."""
+    """The parent still computes the prompt that the fork shares."""
+    KV_PROMOTION = auto()
+    """Chunks of the prompt come from secondary tiers to the CPU tier."""
     KV_LOAD = auto()
-    """Its blocks come from the CPU tier to the device; it may be running already, and have no part in steps yet."""
+    """Blocks come from the CPU tier to the device. The request may be running already, but is in no step yet."""
     SUSPECT = auto()
-    """A step that it was part of has failed: it runs only in the steps that look for the culprit, and may be running already."""
+    """A step of the request has failed: it runs only in steps that look for the culprit. It may be running already."""
 
 
 class RequestStatus(Enum):
@@ -33,20 +33,21 @@ class RequestStatus(Enum):
 
 
 class RequestState:
-    """Counts of one request, all in tokens.
+    """A request and its progress, in tokens.
 
-    tokens     prompt and confirmed output; int32, for many prompts may wait
-    given      tokens that the workers were sent with it: of later ones each knows what its own device sampled
+    tokens     prompt and confirmed output; int32, because many prompts may wait
+    given      tokens that the workers were sent; later ones each worker has from its own device
     planned    tokens whose computation has been submitted
     computed   tokens whose keys and values are known to be in the cache
     pending    output tokens that steps in flight will sample
-    failed_at  tokens that it is to have computed before it is no suspect any more
-    run        grows whenever the request leaves its slot: what an older run still has in flight is discarded
+    failed_at  tokens to compute until the request is no suspect any more
+    run        grows whenever the request leaves its slot: results of older runs are discarded
     """
 
     __slots__ = (
         "answered",
         "awaited",
+        "blocks",
         "budget_end",
         "cached_tokens",
         "computed",
@@ -55,7 +56,6 @@ class RequestState:
         "failed_at",
         "gates",
         "given",
-        "holding",
         "last_step",
         "num_prompt",
         "pending",
@@ -72,38 +72,38 @@ class RequestState:
         "wants_prompt_logprobs",
     )
 
-    def __init__(self, record: EngineRequest, holding: SequenceBlocks, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, record: EngineRequest, blocks: SequenceBlocks, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
         params = record.params
         self.record = msgspec.structs.replace(record, prompt_ids=[], output_ids=[])
-        """Without its tokens, which are held once."""
-        self.holding = holding
+        """The resume record without tokens, which `tokens` has."""
+        self.blocks = blocks
         self.tokens = array("i", record.prompt_ids) + array("i", record.output_ids)
         self.num_prompt = len(record.prompt_ids)
         self.given = self.planned = self.computed = self.pending = self.run = self.failed_at = 0
         self.put_off_run = -1
-        """The run of which the log says that it waits for blocks."""
+        """The last run that was logged as waiting for blocks."""
         self.scored = record.scored
         self.status = RequestStatus.WAITING
         self.gates: set[Gate] = set()
         self.awaited: set[int] = set()
-        """Jobs of the tiers that it is parked for."""
+        """Transfer jobs that the request waits for."""
         self.skips_tiers = False
-        """Its chunks could not be had where they were said to be: it computes them."""
+        """True after chunks did not come: the request computes them."""
         self.entered = False
-        """Whether the workers know of it."""
+        """True once the workers have the request in its slot."""
         self.slot = -1
         self.last_step = -1
         self.cached_tokens = 0
         self.answered = bool(record.output_ids)
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
         self.budget_end = min(longest, max_model_len) if record.pooling is None else self.num_prompt + 1
-        """The request ends when it has this many tokens; a pooled one before it has any of its own."""
+        """Tokens at which the request ends; a pooled one ends before it gets any."""
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
 
-    def take(self, row: RowResult, start: int) -> Delta | None:
-        """What the request gains by a row of its chunk that begins at position `start`; None for nothing that is to be told."""
+    def apply(self, row: RowResult, start: int) -> Delta | None:
+        """Takes the result of a chunk that begins at position `start`; returns the gains, None if there are none."""
         if row.prompt_logprobs:
             row.prompt_logprobs = self._unscored(start, row.prompt_logprobs)
         record = self.record
@@ -134,19 +134,19 @@ class RequestState:
         return delta
 
     def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
-        """What of a chunk's prompt logprobs was not sent before a preemption; the chunk begins at position `start`."""
+        """Returns the prompt logprobs that were not sent before a preemption, of a chunk that begins at position `start`."""
         new = rows[max(0, self.scored - start) :]
         self.scored += len(new)
         return new
 
     @property
     def todo(self) -> int:
-        """Tokens that it has, or will have by what is in flight, and that no step computes yet."""
+        """Tokens, including those that steps in flight will sample, that no step computes yet."""
         return len(self.tokens) + self.pending - self.planned
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Prompt logprobs and mean pooling need the hidden states of the whole prompt, so nothing of it may be skipped."""
+        """False for prompt logprobs and pooling other than "last": they need the hidden states of the whole prompt."""
         pooling = self.record.pooling
         return not self.wants_prompt_logprobs and (pooling is None or pooling.pooling == "last")
 

@@ -1,6 +1,6 @@
 """Counter-based noise for sampling: a token's noise depends on seed, position and token alone.
 
-So a request draws the same tokens however it is batched, preempted or moved. The hash is SplitMix64's
+A request draws the same tokens however it is batched, preempted or moved. The hash is SplitMix64's
 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
@@ -11,7 +11,7 @@ GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 
 def _signed(constant: int) -> int:
-    """The int64 with the bits of a 64-bit constant: torch's arithmetic on int64 wraps around."""
+    """Returns the int64 with the bits of a 64-bit constant: torch's arithmetic on int64 wraps around."""
     return constant - (1 << 64) if constant >> 63 else constant
 
 
@@ -19,7 +19,7 @@ _GOLDEN, _MIX_1, _MIX_2 = _signed(GOLDEN), _signed(MIX_1), _signed(MIX_2)
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch's own carries the sign down."""
+    """Shifts logically to the right; torch's own shift carries the sign down."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -30,7 +30,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise [S, vocab] float64 for seed [S] and position [S], both int64."""
+    """Returns standard Gumbel noise [S, vocab] float64 for seed [S] and position [S], both int64."""
     key = _mix(seed + _GOLDEN * (position + 1))
     token = torch.arange(1, vocab + 1, dtype=torch.int64, device=seed.device)
     random = _mix(key[:, None] + _GOLDEN * token)

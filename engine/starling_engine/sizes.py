@@ -10,7 +10,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def parse_bytes(text: str) -> int:
-    """Whole bytes, rounded down; letters in either case. Raises ValueError with what is possible."""
+    """Returns whole bytes, rounded down; letters in either case. Raises ValueError with the form."""
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -19,5 +19,5 @@ def parse_bytes(text: str) -> int:
 
 
 def amount(size: int) -> str:
-    """A number of bytes as people read it, in GiB or MiB."""
+    """Returns a number of bytes as people read it, in GiB or MiB."""
     return f"{size / (1 << 30):.2f} GiB" if abs(size) >= 1 << 30 else f"{size / (1 << 20):.2f} MiB"

@@ -1,10 +1,11 @@
-"""Sleep: what an engine core gives back while nobody needs it. Names and levels are vLLM's. Pure: no torch, no processes.
+"""Sleep: an engine core gives memory back while nobody needs it. Names and levels are vLLM's. Pure: no torch, no processes.
 
 Level 1 drops the KV cache and moves weights from the device to host memory; where the device is the host they stay. Level 2 drops
-both, and the files are read again on waking. A frontend's Sleep or WakeUp goes to a core, whose ranks get a Release or a Restore.
+both, and the files are read again on waking. A frontend's Sleep or WakeUp goes to a core, whose ranks get ReleaseMemory or
+RestoreMemory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -12,41 +13,39 @@ import msgspec
 from starling_engine.errors import InvalidRequest
 
 Tag = Literal["weights", "kv_cache"]
-"""What can be woken by itself."""
+"""A part of the memory that can be woken by itself."""
 TAGS: tuple[Tag, ...] = get_args(Tag)
 LEVELS = (1, 2)
 Mode = Literal["refuse", "abort", "wait"]
-"""What becomes of requests that run: the engine does not sleep, or they end with what they have, or they are finished first."""
+"""Fate of requests that run: the engine does not sleep, or they end with what they have, or they are finished first."""
 ASLEEP = "the engine sleeps; wake it with POST /wake_up, or wake_up()"
 STEPS_WITH_OTHERS = "cores that share experts step together, and one that sleeps would hold the others up; scale the group instead"
 
 
 class Sleep(msgspec.Struct, tag="sleep"):
-    """Sleep as soon as nothing runs; no request is taken from now on. Answered by Slept, as is WakeUp, with the same `number`."""
+    """Sleep as soon as nothing runs; no request is taken from now on. Answered by Slept."""
 
-    number: int
     level: int
     mode: Mode
 
 
 class WakeUp(msgspec.Struct, tag="wake_up"):
-    """Take again what the tags name. Requests are taken when nothing sleeps."""
+    """Restore what the tags name. Requests are taken when nothing sleeps. Answered by Slept."""
 
-    number: int
     tags: list[Tag]
 
 
 class Slept(msgspec.Struct, tag="slept"):
-    """The order was carried out, or else was `refused` and changed nothing, or ended with an `error`."""
+    """The command was carried out, or was `refused` and changed nothing, or ended with an `error`."""
 
-    number: int
     refused: str | None = None
     error: str | None = None
 
 
 class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
-    """`asleep` is what a core has given back, and `level` the one that it was put to; 0 while that is nothing. It takes requests
-    then, unless it is about to sleep.
+    """State of a core: `asleep` names the memory that it has released, at sleep level `level`; 0 while nothing sleeps.
+
+    It is `taking` requests while nothing sleeps, unless it is about to sleep.
     """
 
     asleep: tuple[Tag, ...] = ()
@@ -55,25 +54,25 @@ class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
 
 
 class ReleaseMemory(msgspec.Struct, tag="release"):
-    """A rank gives memory back. No step runs until it has all of it again."""
+    """A rank gives memory back. No step runs until it has all of it again. Answered by MemoryOrderDone."""
 
     level: int
 
 
 class RestoreMemory(msgspec.Struct, tag="restore"):
-    """A rank takes again what the tags name; what it has already it leaves alone."""
+    """A rank restores what the tags name; memory that it has already stays. Answered by MemoryOrderDone."""
 
     tags: list[Tag]
 
 
-class MemoryOrderDone(msgspec.Struct, tag="rested"):
-    """A rank has carried out a Release or a Restore, or could not: what the order did not reach is as it was."""
+class MemoryOrderDone(msgspec.Struct, tag="memory_order_done"):
+    """A rank has carried out the order, or could not: then memory that the order did not reach is as it was."""
 
     error: str | None = None
 
 
-SleepOrder = Sleep | WakeUp
-RestOrder = ReleaseMemory | RestoreMemory
+SleepCommand = Sleep | WakeUp
+MemoryOrder = ReleaseMemory | RestoreMemory
 
 
 def check_level(level: int) -> int:
@@ -84,7 +83,7 @@ def check_level(level: int) -> int:
 
 
 def check_mode(mode: str | None) -> Mode:
-    """None refuses. Raises InvalidRequest: keys and values are dropped, so that no request can be kept over a sleep."""
+    """Returns "refuse" for None. Raises InvalidRequest: keys and values are dropped, so that no request can outlast a sleep."""
     if mode is None:
         return "refuse"
     if mode not in ("abort", "wait"):
@@ -93,14 +92,14 @@ def check_mode(mode: str | None) -> Mode:
 
 
 def check_tags(tags: Sequence[str] | None) -> list[Tag]:
-    """None, or none, are all. Raises InvalidRequest."""
+    """Returns all tags for None, or for an empty list. Raises InvalidRequest."""
     unknown = [tag for tag in tags or () if tag not in TAGS]
     if unknown:
         raise InvalidRequest(f"must be of {', '.join(TAGS)}; got {unknown[0][:100]!r}", "tags")
     return [tag for tag in TAGS if not tags or tag in tags]
 
 
-def of_all_ranks(rested: Mapping[int, MemoryOrderDone]) -> MemoryOrderDone:
-    """The answers of ranks as one."""
-    errors = [f"rank {rank}: {answer.error}" for rank, answer in sorted(rested.items()) if answer.error is not None]
+def merge_memory_orders(replies: Sequence[MemoryOrderDone]) -> MemoryOrderDone:
+    """Merges the replies of all ranks, in their order: each rank that failed is named."""
+    errors = [f"rank {rank}: {reply.error}" for rank, reply in enumerate(replies) if reply.error is not None]
     return MemoryOrderDone("; ".join(errors) or None)

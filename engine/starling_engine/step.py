@@ -1,6 +1,6 @@
-"""The step contract: what the scheduler asks of the workers (StepPlan) and what they answer (StepResult).
+"""The contract between scheduler and workers: a StepPlan goes to the workers, a StepResult comes back.
 
-The scheduler owns block tables and slots; workers mirror them, so a plan holds only what changed. Rows of a plan are columns
+The scheduler owns block tables and slots; workers mirror them, so a plan holds only changes. Rows of a plan are stored as columns
 (lists of equal length) because a decode step touches every running request. Plans run in the order of their step_id.
 """
 
@@ -9,14 +9,14 @@ import msgspec
 from starling_engine.params import PoolingParams, SamplingParams
 
 GIVEN = -1
-"""In `StepPlan.sampled_in`: the row's tokens were sent with the request."""
+"""Value in `StepPlan.sampled_in`: the row's tokens were sent with the request."""
 
 
 class NewRequest(msgspec.Struct, frozen=True):
     """A request that enters slot `slot`: also one that was preempted, with its output so far.
 
     `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. `num_computed` tokens are in
-    the cache already. Positions from `num_prompt` on are output. `adapter_slot` is the place of its LoRA adapter, -1 for none.
+    the cache already. Positions from `num_prompt` on are output.
     """
 
     slot: int
@@ -27,7 +27,6 @@ class NewRequest(msgspec.Struct, frozen=True):
     seed: int
     sampling: SamplingParams | None
     pooling: PoolingParams | None
-    adapter_slot: int = -1
 
 
 class BlockAppend(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +38,7 @@ class BlockAppend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy page `source` to `target` in every layer of the group, before the step runs."""
+    """Copies page `source` to `target` in every layer of the group, before the step runs."""
 
     group: int
     source: int
@@ -49,11 +48,10 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. Row i runs `num_tokens[i]` tokens of slot `slots[i]` from position `starts[i]`.
 
-    sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token: it may be in flight, or known to
-                another rank alone
-    inputs      per row: its last input token, where workers cannot know what was sampled (several pipeline stages); else empty
-    sample      per row: whether the row reaches its last token, so that one more is to be sampled (or the vector pooled)
-    dummy       no real work: run only so that collectives of other ranks meet
+    sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token; that step may be in flight, or
+                its result known to another rank alone
+    inputs      per row: its last input token, with several pipeline stages, whose workers do not see what was sampled; else empty
+    sample      per row: True when the row reaches its last token, so that the next one is sampled (or the vector pooled)
     """
 
     step_id: int
@@ -68,8 +66,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: list[BlockCopy] = []
     freed_slots: list[int] = []
     inputs: list[int] = []
-    dummy: bool = False
-    placement: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -77,7 +73,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one position: the chosen (or given) token first, then the top k in falling order.
+    """Log probabilities at a position: the chosen (or given) token first, then the top k in falling order.
 
     `rank` is the chosen token's rank among the whole vocabulary, from 1.
     """
@@ -88,7 +84,7 @@ class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowResult(msgspec.Struct, omit_defaults=True):
-    """What one row of the plan gave. `error` pins a fault on this request; the other rows stand."""
+    """Result of a row of the plan. `error` is a fault of this request alone; the other rows stand."""
 
     tokens: list[int] = []
     logprobs: list[LogprobRow] | None = None
@@ -98,9 +94,10 @@ class RowResult(msgspec.Struct, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct):
-    """The answer to plan `step_id`, rows in the plan's order. `seconds` is what the step took on the device.
+    """Result of plan `step_id`, rows in the plan's order. `seconds` is the step's time on the device.
 
-    `error` is set, and `rows` empty, when the step failed as a whole."""
+    `error` is set, and `rows` empty, when the step failed as a whole.
+    """
 
     step_id: int
     epoch: int

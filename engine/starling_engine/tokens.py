@@ -1,4 +1,4 @@
-"""Token ids in messages: int32, little-endian. A long prompt takes 4 bytes a token and is copied, not parsed."""
+"""Token ids in messages: int32, little-endian. A prompt takes 4 bytes a token and is copied, not parsed."""
 
 import sys
 from array import array
@@ -9,12 +9,12 @@ _SWAPS = sys.byteorder != "little"
 
 
 def pack(ids: Sequence[int]) -> bytes:
-    """Raises OverflowError for an id that is none."""
+    """Raises OverflowError for an id that does not fit."""
     return _ordered(array("i", ids)).tobytes()
 
 
 def unpack(packed: bytes) -> "array[int]":
-    """Raises ValueError for what is no whole number of tokens."""
+    """Raises ValueError for a length that is no whole number of tokens."""
     ids = array("i")
     ids.frombytes(packed)
     return _ordered(ids)

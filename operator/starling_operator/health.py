@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics. Healthy means that work which is due gets done, not that a port answers."""
+"""Endpoints /healthz, /readyz and /metrics. Healthy means that due work gets done, not only that a port answers."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,11 +12,11 @@ STUCK_SECONDS = 60.0
 
 
 class OperatorHealth:
-    """`sick` and `unready` say what is wrong, or None."""
+    """HTTP server of the probes. `unhealthy` and `unready` return what is wrong, or None."""
 
-    def __init__(self, sick: Callable[[], str | None], unready: Callable[[], str | None]) -> None:
+    def __init__(self, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]) -> None:
         app = web.Application()
-        app.router.add_get("/healthz", _probe(sick))
+        app.router.add_get("/healthz", _probe(unhealthy))
         app.router.add_get("/readyz", _probe(unready))
         app.router.add_get("/metrics", _metrics)
         self._runner = web.AppRunner(app, access_log=None)
@@ -29,9 +29,9 @@ class OperatorHealth:
         await self._runner.cleanup()
 
 
-def _probe(trouble: Callable[[], str | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _probe(problem: Callable[[], str | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
-        found = trouble()
+        found = problem()
         return web.Response(status=503 if found else 200, text=f"{found or 'ok'}\n")
 
     return answer

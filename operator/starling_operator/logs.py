@@ -1,4 +1,4 @@
-"""JSON lines on standard error, by one formatter for kopf's records and ours; each names the object that it is about."""
+"""JSON lines on standard error, by one formatter for kopf's records and ours. Each line names its object."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ Key = tuple[str, str]
 
 
 class JsonLines(logging.Formatter):
-    """kopf marks its records with `k8s_ref`; so do ours, by `about`."""
+    """Formats records. kopf marks its records with `k8s_ref`, as `about` does for ours."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
 
 
 def about(key: Key) -> dict[str, Any]:
-    """`extra` for a record about one service."""
+    """Returns `extra` for a record about one service."""
     return {"k8s_ref": {"kind": "InferenceService", "namespace": key[0], "name": key[1]}}
 
 
@@ -38,6 +38,6 @@ def configure_logs(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # A line for each event of each object and for each probe says nothing that ours do not.
+    # These libraries log a line for each event of each object and for each probe.
     logging.getLogger("kopf").setLevel(max(root.level, logging.WARNING))
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

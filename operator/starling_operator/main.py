@@ -1,12 +1,15 @@
-"""The operator: handlers that only tell the shell what the API server showed.
+"""The operator's process: kopf's handlers pass what the watches show to the Operator.
 
-There are none of creation, change or deletion, no daemons and no timers: kopf would need finalizers and annotations for them.
+kopf's handlers of creation, change and deletion, its daemons and its timers are not used: they need finalizers and annotations.
 
-    watch -> cache -> wake      here, shell.py, cache.py        agents' reports -> wake     reports.py
+    watch -> cache -> wake      here, operator.py, cache.py     agents' reports -> wake     reports.py
     when                        reconciler.py                   who                         lease.py
-    observe -> plan             observe.py, plan/               apply -> status -> events   apply.py, status.py, events.py
+    observe -> plan             observe.py, plan/               apply -> status -> events   applier.py, status.py, events.py
 """
 
+import asyncio
+import logging
+import sys
 from typing import Any
 
 import kopf
@@ -14,6 +17,7 @@ import kopf
 from starling_operator.cluster.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERSION
 from starling_operator.cluster.kube import Kube, connect
 from starling_operator.cluster.lease import Lease
+from starling_operator.logs import configure_logs
 from starling_operator.operator import Operator
 from starling_operator.settings import OperatorSettings
 from starling_operator.watch.watching import configure_kopf
@@ -42,8 +46,8 @@ def log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
 @kopf.on.event("", "v1", "serviceaccounts", labels=OURS)
 @kopf.on.event("policy", "v1", "poddisruptionbudgets", labels=OURS)
 @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", labels=OURS)
-async def seen(event: Any, memo: Operator, **_: Any) -> None:
-    memo.seen(BY_NAME[event["object"]["kind"]], event["type"], event["object"])
+async def on_event(event: Any, memo: Operator, **_: Any) -> None:
+    memo.on_event(BY_NAME[event["object"]["kind"]], event["type"], event["object"])
 
 
 @kopf.on.cleanup()
@@ -52,12 +56,24 @@ async def stop(memo: Operator, **_: Any) -> None:
 
 
 async def run(settings: OperatorSettings) -> None:
-    """Until a signal comes or the Lease is lost; raises what went wrong."""
+    """Runs until a signal comes or the Lease is lost. Raises the failure that ended it."""
     lease = Lease(settings.plan.operator_namespace, settings.lease_name, settings.identity)
     kube = Kube(await connect(), lease.fence)
-    shell = Operator(settings, kube, lease)
+    operator = Operator(settings, kube, lease)
     # Without an identity kopf makes one of the user's name, and in a container the user need not have one.
     scope: dict[str, Any] = {"identity": settings.identity, "standalone": True, "namespaces": settings.namespaces}
-    await kopf.operator(memo=shell, stop_flag=shell.stop, clusterwide=not settings.namespaces, **scope)
-    if shell.failure is not None:
-        raise shell.failure
+    await kopf.operator(memo=operator, stop_flag=operator.stop, clusterwide=not settings.namespaces, **scope)
+    if operator.failure is not None:
+        raise operator.failure
+
+
+def launch(settings: OperatorSettings, log_level: str) -> None:
+    """Returns after a signal. Exits with 1 after a failure, which is the last line of the log, so that the pod is started again."""
+    configure_logs(log_level)
+    try:
+        asyncio.run(run(settings))
+    except asyncio.CancelledError:
+        logging.getLogger(__name__).info("stopped")
+    except Exception as error:
+        logging.getLogger(__name__).critical("the operator ends: %s", error, exc_info=error)
+        sys.exit(1)

@@ -1,4 +1,4 @@
-"""The operator's own Prometheus metrics, at /metrics."""
+"""Prometheus metrics of the operator, at /metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starling_crds.v1alpha1.status import InferenceServiceStatus
@@ -29,8 +29,8 @@ OPERATION_SECONDS = Histogram(
 )
 
 
-def show_operations(before: InferenceServiceStatus, after: InferenceServiceStatus) -> None:
-    """Those that have ended between the two."""
+def observe_operations(before: InferenceServiceStatus, after: InferenceServiceStatus) -> None:
+    """Observes the operations that ended between two statuses of a service."""
     running = {group.operation.id for group in before.groups if group.operation is not None and not ended(group.operation)}
     for group in after.groups:
         if group.operation is not None and group.operation.id in running and ended(group.operation):
@@ -40,7 +40,7 @@ def show_operations(before: InferenceServiceStatus, after: InferenceServiceStatu
 
 
 class ConditionGauges:
-    """One gauge for each condition of each service; they go with the service."""
+    """One gauge for each condition of each service, removed with the service."""
 
     def __init__(self) -> None:
         self._shown: dict[Key, dict[str, str]] = {}

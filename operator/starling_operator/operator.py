@@ -1,4 +1,4 @@
-"""The shell around `plan`: what is seen goes in, what is decided comes out. kopf hands this one object to all handlers."""
+"""The process around `plan`: it collects what is observed and carries decisions out. kopf hands this one object to all handlers."""
 
 import asyncio
 import logging
@@ -7,16 +7,17 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
+from starling_agent.client.agent_client import AgentClient
+
 from starling_operator import metrics
 from starling_operator.agents.leaders import Leaders
-from starling_operator.agents.reports import AgentReports
-from starling_operator.apart import run_apart
+from starling_operator.agents.reports import GRACE, AgentReports
 from starling_operator.apply.applier import Applier
 from starling_operator.apply.events import post_events
 from starling_operator.apply.status import StatusThrottle, refusal_events, with_refusals, write_child_status, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.cluster.kube import Kube, connect
-from starling_operator.cluster.lease import Lease
+from starling_operator.cluster.lease import Lease, run_in_thread
 from starling_operator.cluster.waiting import wait_for_key
 from starling_operator.health import STUCK_SECONDS, OperatorHealth
 from starling_operator.logs import Key
@@ -33,14 +34,14 @@ from starling_operator.watch.optional import OptionalKinds
 from starling_operator.watch.pod_creation_errors import PodCreationErrors
 
 ECHO_SECONDS = 0.05
-"""Changes of children come in bursts, most of them echoes of what was just written; they are looked at together."""
+"""Changes of children come in bursts, most of them echoes of our own writes. One reconcile handles a burst."""
 LOOP_SECONDS = 20.0
-"""A loop that stands still for so long does nothing any more: another operator may take over."""
+"""Seconds without a heartbeat after which the main loop hangs, and another operator may take over."""
 log = logging.getLogger(__name__)
 
 
 class Operator:
-    """Watches keep the cache; wake-ups lead to reconciles; only the holder of the Lease reconciles."""
+    """Watches fill the cache, wake-ups lead to reconciles, and only the holder of the Lease reconciles."""
 
     def __init__(self, settings: OperatorSettings, kube: Kube, lease: Lease) -> None:
         self.settings, self._kube, self._lease = settings, kube, lease
@@ -48,115 +49,118 @@ class Operator:
         self.reconciler = Reconciler(self.reconcile, settings.parallel)
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
-        self._reports, self._leaders = AgentReports(self.reconciler.wake), Leaders(lease.fence)
-        self._nodes, self._absences = Nodes(kube), PodCreationErrors(kube)
-        self._cordons = Cordons(kube, self._wake_on)
+        self._agents = AgentClient(GRACE)
+        self._reports, self._leaders = AgentReports(self.reconciler.wake, self._agents), Leaders(lease.fence, self._agents)
+        self._nodes, self._pod_errors = Nodes(kube), PodCreationErrors(kube)
+        self._cordons = Cordons(kube, self._wake_pods_on)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
-        self._gauges, self._pace = metrics.ConditionGauges(), StatusThrottle()
-        self._health = OperatorHealth(self.sick, self.unready)
+        self._gauges, self._throttle = metrics.ConditionGauges(), StatusThrottle()
+        self._health = OperatorHealth(self.unhealthy, self.unready)
         self._tasks: list[asyncio.Task[None]] = []
-        self._leads, self._beaten = False, time.monotonic()
-        self._waits_for: str | None = None
+        self._is_leading, self._heartbeat_at = False, time.monotonic()
+        self._waiting_for: str | None = None
         self._key = b""
 
     def __copy__(self) -> Self:
-        """kopf copies what it hands to the handlers of each object; there is only one shell."""
+        """Returns itself: kopf copies what it hands to the handlers of each object."""
         return self
 
     async def start(self) -> None:
-        """Returns when the API server answers and has the operator's key; the probes are answered from the beginning."""
+        """Returns when the API server answers and has the operator's key. The probes are answered before that."""
         await self._health.start(self.settings.http_host, self.settings.http_port)
         try:
-            self._key = await wait_for_key(self._kube, self.settings.plan.operator_namespace, self._wait_for)
+            self._key = await wait_for_key(self._kube, self.settings.plan.operator_namespace, self._set_waiting_for)
         except asyncio.CancelledError:
-            # kopf cleans up only after what was started.
+            # kopf calls its cleanup handlers only after a start.
             await self.close()
             raise
         self._spawn(self._audit.run(self._kube), "audit")
         self._spawn(self._lead(), "leader")
 
     async def close(self) -> None:
-        """Stops writing first, then lets another operator begin."""
+        """Stops writing first, then releases the Lease."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reports.close()
-        await self._leaders.close()
+        await self._agents.close()
         await self._lease.release(self._kube)
         await self._health.close()
         await self._kube.close()
-        # kopf waits for it to the last, and five seconds in vain after a signal.
+        # kopf waits for it: unset it would delay the end by five seconds after a signal.
         self.stop.set()
 
-    def seen(self, kind: Kind, event_type: str | None, body: Manifest) -> None:
-        """One event of one watch."""
+    def on_event(self, kind: Kind, event_type: str | None, body: Manifest) -> None:
+        """Takes one event of one watch."""
         deleted = event_type == "DELETED"
         key = self.cache.drop(body["metadata"]["uid"]) if deleted else self.cache.put(kind, body)
         if key is not None:
             self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else ECHO_SECONDS)
 
     async def reconcile(self, key: Key) -> float | None:
-        """Observe, plan, apply, status, events. Returns the seconds to the next look."""
+        """Observes, plans, applies, writes the status and events. Returns the seconds until the next reconcile."""
         observed = self._observe(key)
         if observed is None:
             self._forget(key)
             return None
         self._reports.follow(key, observed)
         await self._reports.first_answers(key)
-        await self._nodes.look(observed.pods)
-        await self._absences.look(key, observed)
-        heard = self._observe(key)
-        return 0.0 if heard is None else await self._carry_out(key, heard)
+        await self._nodes.refresh(observed.pods)
+        await self._pod_errors.refresh(key, observed)
+        refreshed = self._observe(key)
+        return 0.0 if refreshed is None else await self._carry_out(key, refreshed)
 
-    def sick(self) -> str | None:
-        return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._leads else None)
+    def unhealthy(self) -> str | None:
+        return self._audit.behind or (self.reconciler.stuck(STUCK_SECONDS) if self._is_leading else None)
 
     def unready(self) -> str | None:
-        return self._waits_for or self.sick() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
+        return (
+            self._waiting_for or self.unhealthy() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
+        )
 
     def _observe(self, key: Key) -> Observed | None:
-        settings, answers = self._optional.fit(self.settings.plan), self._leaders.answers(key)
+        settings, answers = self._optional.adapt(self.settings.plan), self._leaders.answers(key)
         observed = observe(self.cache, self._reports, settings, key, self._key, answers, self.settings.class_name)
         if observed is None:
             return None
-        pods, refused = self._nodes.judged(observed.pods, observed.now), self._absences.words(key)
+        pods, refused = self._nodes.with_lost(observed.pods, observed.now), self._pod_errors.messages(key)
         children = self._applier.refused(key)
         return replace(observed, pods=pods, refused_pods=refused, refused_children=children, cordoned=self._cordons.names)
 
-    def _wake_on(self, nodes: Iterable[str]) -> None:
-        """The services with pods on these nodes."""
+    def _wake_pods_on(self, nodes: Iterable[str]) -> None:
+        """Wakes the services that have pods on these nodes."""
         named = set(nodes)
         for key in self.cache.all_services():
             if any(pod.host in named for pod in self.cache.pods(key)):
                 self.reconciler.wake(key)
 
-    def _wait_for(self, what: str | None) -> None:
-        self._waits_for = what
+    def _set_waiting_for(self, problem: str | None) -> None:
+        self._waiting_for = problem
 
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
         service, decision = observed.service, plan(observed)
         outcome = await self._applier.carry_out(service, decision)
-        tell_after = await self._leaders.tell(key, decision.scale, observed.token)
+        resend_after = await self._leaders.send(key, decision.scale_calls, observed.token)
         status = with_refusals(service, decision.status, outcome.errors)
-        urgent = bool(decision.begins or decision.events or outcome.errors)
-        pause = 0.0 if urgent else self._pace.wait(key, service.status, status)
+        urgent = bool(decision.begins_operation or decision.events or outcome.errors)
+        pause = 0.0 if urgent else self._throttle.wait(key, service.status, status)
         wrote_status = False
         if pause == 0.0:
-            wrote_status = await write_status(self._kube, self.cache, service, status, over_seen=decision.begins)
+            wrote_status = await write_status(self._kube, self.cache, service, status, if_unchanged=decision.begins_operation)
         if wrote_status:
-            self._pace.wrote(key)
-        for child in decision.statuses:
+            self._throttle.record(key)
+        for child in decision.child_statuses:
             wrote_status |= await write_child_status(self._kube, self.cache, service, child)
         self._gauges.show(key, status)
-        metrics.show_operations(service.status, status)
+        metrics.observe_operations(service.status, status)
         events = decision.events + refusal_events(service, outcome.errors)
         await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
-            # What was written is in the cache now; the next look sees it, and ends when there is nothing left to write.
+            # The cache has what was written; reconciles end when there is nothing left to write.
             return ECHO_SECONDS
-        moments = (decision.wake_after, outcome.retry_after, tell_after, pause or None)
+        moments = (decision.requeue_after, outcome.retry_after, resend_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 
     def _forget(self, key: Key) -> None:
@@ -164,36 +168,36 @@ class Operator:
         self._gauges.forget(key)
         self._applier.forget(key)
         self._leaders.forget(key)
-        self._absences.forget(key)
-        self._pace.forget(key)
+        self._pod_errors.forget(key)
+        self._throttle.forget(key)
 
     async def _lead(self) -> None:
-        """Nothing is decided before everything has been seen and the Lease is ours."""
+        """Begins to reconcile once everything has been seen and the Lease is acquired."""
         await self._audit.synced.wait()
         await self._lease.acquire(self._kube)
-        await self._cordons.look()
-        self._leads = True
+        await self._cordons.refresh()
+        self._is_leading = True
         metrics.LEADER.set(1)
         for key in self.cache.all_services():
             self.reconciler.wake(key)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._beat())
-            group.create_task(run_apart(self._keep_lease))
+            group.create_task(self._send_heartbeats())
+            group.create_task(run_in_thread(self._hold_lease))
             group.create_task(self.reconciler.run())
             group.create_task(self._optional.run())
             group.create_task(self._cordons.run())
 
-    async def _beat(self) -> None:
-        """Shows the keeper of the Lease that this loop goes on."""
+    async def _send_heartbeats(self) -> None:
+        """Shows the thread that holds the Lease that this loop goes on."""
         while True:
-            self._beaten = time.monotonic()
+            self._heartbeat_at = time.monotonic()
             await asyncio.sleep(1.0)
 
-    async def _keep_lease(self) -> None:
-        """In a thread of its own: a long decision, or a burst of events, is no reason to lose the Lease."""
+    async def _hold_lease(self) -> None:
+        """Runs in a thread of its own: a long decision, or a burst of events, must not lose the Lease."""
         kube = Kube(await connect(), self._lease.fence)
         try:
-            await self._lease.keep(kube, lambda: time.monotonic() - self._beaten < LOOP_SECONDS)
+            await self._lease.hold(kube, lambda: time.monotonic() - self._heartbeat_at < LOOP_SECONDS)
         finally:
             await kube.close()
 
@@ -203,7 +207,7 @@ class Operator:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """None of these tasks ends by itself: the process ends with it, and is started again by its Deployment."""
+        """Ends the process with a task that ended, which none does by itself. The Deployment starts the process again."""
         if not task.cancelled():
             self.failure = _cause(task.exception()) or RuntimeError(f"{task.get_name()} ended")
             log.error("%s failed, the operator stops: %s", task.get_name(), self.failure)
@@ -211,7 +215,7 @@ class Operator:
 
 
 def _cause(failure: BaseException | None) -> BaseException | None:
-    """A group of tasks reports a group of failures; the first one ended it."""
+    """Returns the failure that ended a group of tasks: the first of its group of failures."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure

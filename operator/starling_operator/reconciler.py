@@ -1,4 +1,4 @@
-"""Decides when each service is looked at: woken by changes and timers, never twice at once, a few services at a time."""
+"""Decides when each service is reconciled: changes and timers wake it, a few services run at a time, and none twice at once."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Wake-ups of one service that come while it waits or runs become one. `reconcile` returns the seconds to its next one."""
+    """Queue of services. Wake-ups of one that waits or runs become one; `reconcile` returns the seconds until the next."""
 
     def __init__(self, reconcile: Callable[[Key], Awaitable[float | None]], parallel: int) -> None:
         self._reconcile = reconcile
@@ -23,29 +23,29 @@ class Reconciler:
         self._queue: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: dict[Key, float] = {}
         self._running: dict[Key, float] = {}
-        self._again: set[Key] = set()
+        self._rerun: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._last_end = time.monotonic()
 
     def wake(self, key: Key, after: float = 0.0) -> None:
-        """Looks at the service at the earliest of all times asked for."""
+        """Reconciles the service at the earliest of all requested times."""
         if after > 0:
             self._wake_later(key, after)
         elif key in self._running:
-            self._again.add(key)
+            self._rerun.add(key)
         elif key not in self._waiting:
             self._waiting[key] = time.monotonic()
             self._queue.put_nowait(key)
 
     async def run(self) -> None:
-        """Never ends by itself."""
+        """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._parallel):
                 group.create_task(self._work())
 
     def stuck(self, limit: float) -> str | None:
-        """What has been running, or due with nothing finishing, for longer than `limit` seconds."""
+        """Returns which reconcile has run for longer than `limit` seconds, or that none ended for so long though some are due."""
         now = time.monotonic()
         for key, since in self._running.items():
             if now - since > limit:
@@ -61,9 +61,9 @@ class Reconciler:
         if timer is not None and timer.when() <= loop.time() + after:
             return
         self._cancel_timer(key)
-        self._timers[key] = loop.call_later(after, self._ring, key)
+        self._timers[key] = loop.call_later(after, self._on_timer, key)
 
-    def _ring(self, key: Key) -> None:
+    def _on_timer(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.wake(key)
 
@@ -75,7 +75,7 @@ class Reconciler:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            # A reconcile that finds nothing to do awaits nothing: many in a row would keep the Lease from being renewed.
+            # A reconcile with nothing to do awaits nothing; many in a row would block the loop.
             await asyncio.sleep(0)
             del self._waiting[key]
             self._cancel_timer(key)
@@ -85,19 +85,19 @@ class Reconciler:
             self._last_end = time.monotonic()
             if after is not None:
                 self.wake(key, max(after, 0.01))
-            if key in self._again:
-                self._again.discard(key)
+            if key in self._rerun:
+                self._rerun.discard(key)
                 self.wake(key)
 
     async def _run_one(self, key: Key) -> float | None:
-        """A failure is this service's alone: it comes again after a while, the others go on."""
+        """Retries this service alone after a failure; the others go on."""
         metrics.RECONCILES.inc()
         try:
             after = await self._reconcile(key)
         except LeaseLost as lost:
             log.warning("nothing is written: %s", lost, extra=about(key))
             return MOST_BACKOFF
-        except Exception as error:  # noqa: BLE001  # whatever it is, it must not end the work on other services
+        except Exception as error:  # noqa: BLE001  # no error may end the work on other services
             return self._failed(key, error)
         self._failures.pop(key, None)
         return after

@@ -1,4 +1,4 @@
-"""How the operator runs. Parsed once by `starling operator`, before anything starts."""
+"""Settings of the operator's process. `starling operator` parses them once, before anything starts."""
 
 import os
 import socket
@@ -32,10 +32,10 @@ class OperatorSettings:
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
-        """Where to list and watch: each namespace, or None for all of them."""
+        """Namespaces to list and watch; None for all of them."""
         return self.namespaces or (None,)
 
 
 def own_namespace(default: str = "starling-system") -> str:
-    """Where this pod runs; `default` outside of a cluster."""
+    """Returns the namespace of this pod; `default` outside of a cluster."""
     return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else default

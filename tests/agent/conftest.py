@@ -1,4 +1,4 @@
-"""A live server: `starling serve` on the repository's own model, on a free port, as a user would start it."""
+"""A live server: `starling serve` with the repository's own model, on a free port, as a user would start it."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests import forks
+from tests import fork_server
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
@@ -21,7 +21,7 @@ START_SECONDS = 240.0
 
 
 class LiveServer:
-    """A running `starling serve`. `errors` is what it wrote so far."""
+    """A running `starling serve`. `errors` is its standard error up to now."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path, api_key: str | None) -> None:
         self.process = process
@@ -44,7 +44,7 @@ class LiveServer:
         self.http.base_url = httpx.URL(self.url)
 
     def wait_for_line(self, *words: str, seconds: float = 10.0) -> str:
-        """The first line of the log with all these words: it comes after the answer that it tells of, but soon."""
+        """Returns the first line of the log with all these words. It comes soon after the answer."""
         deadline = time.monotonic() + seconds
         while not (found := [line for line in self.errors.splitlines(True) if all(word in line for word in (*words, "\n"))]):
             assert time.monotonic() < deadline, f"waited {seconds} s for {words} in:\n{self.errors}"
@@ -52,7 +52,7 @@ class LiveServer:
         return found[0]
 
     def metric(self, name: str) -> float:
-        """The sum over all label sets of one metric."""
+        """Returns the sum over all label sets of one metric."""
         text = self.http.get("/metrics").text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}[{{ ]", line))
 
@@ -61,7 +61,7 @@ class LiveServer:
         return all(self.metric(name) == 0 for name in names)
 
     def wait_until_idle(self, seconds: float = 60.0) -> None:
-        """The engine has no request and every block is free. Counters are at most a ping old, so one look back is not enough."""
+        """Waits until the engine has no request and every block is free, twice: counters may be a ping old."""
         deadline = time.monotonic() + seconds
         idle = 0
         while idle < 2:
@@ -104,7 +104,7 @@ def _servers(folder: Path) -> Iterator[StartServer]:
                     cwd=REPOSITORY,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={**os.environ, **forks.environment(), "COLUMNS": "200", **(environment or {})},
+                    env={**os.environ, **fork_server.environment(), "COLUMNS": "200", **(environment or {})},
                 )
             server = LiveServer(process, log, api_key)
             stack.callback(server.close)
@@ -116,14 +116,14 @@ def _servers(folder: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One server for all tests that leave it as they found it."""
+    """A server for all tests that leave it unchanged."""
     with _servers(tmp_path_factory.mktemp("server")) as start:
         yield start("--served-model-name", "pydoc", "--served-model-name", "org/pydoc", "--kv-cache-memory-bytes", "256MiB")
 
 
 @pytest.fixture(scope="module")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts servers with other flags; all are ended with the module."""
+    """Starts servers with other flags; all end with the module."""
     with _servers(tmp_path_factory.mktemp("servers")) as start:
         yield start
 

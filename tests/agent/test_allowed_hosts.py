@@ -1,4 +1,4 @@
-"""Names by which an endpoint may be asked."""
+"""Host names that an endpoint answers for."""
 
 import pytest
 from starling_agent.http.allowed_hosts import is_allowed
@@ -29,11 +29,11 @@ ALLOWED = ("chat.example.org", "*.team.example")
         ("", False),
     ],
 )
-def test_names(host, allowed):
+def test_an_endpoint_answers_for_listed_hosts_addresses_and_localhost(host, allowed):
     assert is_allowed(host, ALLOWED) is allowed
 
 
 @pytest.mark.parametrize("name", ["*", "https://chat.example.org", "chat.example.org:80", "", "a..b"])
-def test_what_is_no_name_is_refused(name):
+def test_a_setting_that_is_no_host_name_is_refused(name):
     with pytest.raises(ConfigError, match="allowed_hosts: must be names"):
         ServerSettings(allowed_hosts=(name,))

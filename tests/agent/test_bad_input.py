@@ -1,4 +1,4 @@
-"""Over a hundred ways to be wrong. Each gets an OpenAI-shaped error that names the field, and leaves the engine idle and whole."""
+"""Over a hundred bad requests. Each gets an error in OpenAI's form that names the field, and the engine stays idle and usable."""
 
 import json
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ TOO_LONG = "word " * 6000
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A body that differs from the route's good one in `fields`, or is `raw`; what comes back."""
+class BadRequest:
+    """A body that differs from the route's good one in `fields`, or is `raw`; and the expected answer."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     param: str | None = None
@@ -28,23 +28,23 @@ class Bad:
     raw: bytes | None = None
     status: int = 400
     code: str | None = None
-    says: str = ""
+    message: str = ""
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
         if self.raw is not None:
             return self.raw
-        # Python writes NaN and Infinity, which JSON has not but many clients send.
+        # Python writes NaN and Infinity, which are not JSON, but many clients send them.
         return json.dumps({**BASES.get(self.path, {}), **self.fields}).encode()
 
 
-def one(name: str, value: Any, **more: Any) -> Bad:
-    """One field of a completion has a bad value, and is named."""
-    return Bad({name: value}, param=more.pop("param", name), **more)
+def one(name: str, value: Any, **more: Any) -> BadRequest:
+    """Makes a completion with a bad value in one field, which is named."""
+    return BadRequest({name: value}, param=more.pop("param", name), **more)
 
 
-def chat(name: str, value: Any, **more: Any) -> Bad:
+def chat(name: str, value: Any, **more: Any) -> BadRequest:
     return one(name, value, path=CHAT, **more)
 
 
@@ -101,11 +101,11 @@ NUMBERS = [
     one("logprobs", True),
     one("prompt_logprobs", 21),
     one("prompt_logprobs", -2),
-    Bad({"prompt": [7] * 4000, "n": 128, "prompt_logprobs": 20}, "prompt_logprobs", says="at most 300000"),
-    chat("top_logprobs", 3, says="logprobs: true"),
-    Bad({"logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
+    BadRequest({"prompt": [7] * 4000, "n": 128, "prompt_logprobs": 20}, "prompt_logprobs", message="at most 300000"),
+    chat("top_logprobs", 3, message="logprobs: true"),
+    BadRequest({"logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
     chat("logprobs", 3),
-    one("priority", 1, says="scheduling-policy"),
+    one("priority", 1, message="scheduling-policy"),
     one("priority", 2**40),
 ]
 
@@ -123,20 +123,20 @@ TEXTS_AND_LISTS = [
     one("prompt", [[1], []], param="prompt[1]"),
     one("prompt", [[1], ["a"]], param="prompt[1][0]"),
     one("prompt", [None], param="prompt[0]"),
-    one("prompt", [999_999], param="prompt[0]", says="vocabulary"),
+    one("prompt", [999_999], param="prompt[0]", message="vocabulary"),
     one("prompt", [1, -1], param="prompt[1]"),
     one("prompt", [10**30], param="prompt[0]"),
-    one("prompt", ["x"] * 3000, says="at most 2048"),
-    one("prompt", TOO_LONG, code="context_length_exceeded", says="4096"),
+    one("prompt", ["x"] * 3000, message="at most 2048"),
+    one("prompt", TOO_LONG, code="context_length_exceeded", message="4096"),
     one("prompt", ["short", TOO_LONG], param="prompt[1]", code="context_length_exceeded"),
-    one("prompt", [7] * 5000, code="context_length_exceeded", says="5000"),
-    one("prompt", "x" * 20_000_000, code="context_length_exceeded", says="20000000 characters"),
-    Bad({"prompt": [7] * 4090, "max_tokens": 10}, "max_tokens", code="context_length_exceeded", says="4100"),
+    one("prompt", [7] * 5000, code="context_length_exceeded", message="5000"),
+    one("prompt", "x" * 20_000_000, code="context_length_exceeded", message="20000000 characters"),
+    BadRequest({"prompt": [7] * 4090, "max_tokens": 10}, "max_tokens", code="context_length_exceeded", message="4100"),
     one("stop", ""),
     one("stop", ["ok", ""]),
     one("stop", 3),
     one("stop", ["a", 3], param="stop[1]"),
-    one("stop", [f"stop{i}" for i in range(5000)], says="at most"),
+    one("stop", [f"stop{i}" for i in range(5000)], message="at most"),
     one("stop_token_ids", [5000]),
     one("stop_token_ids", [-1]),
     one("stop_token_ids", ["a"], param="stop_token_ids[0]"),
@@ -148,12 +148,12 @@ TEXTS_AND_LISTS = [
     one("logit_bias", {"1": NAN}),
     one("logit_bias", {"1": "much"}, param="logit_bias.1"),
     one("logit_bias", [1, 2]),
-    one("logit_bias", {str(i): 1 for i in range(2000)}, says="at most"),
+    one("logit_bias", {str(i): 1 for i in range(2000)}, message="at most"),
     one("allowed_token_ids", []),
     one("allowed_token_ids", [4096]),
-    Bad({"allowed_token_ids": [5], "banned_token_ids": [5]}, "allowed_token_ids"),
+    BadRequest({"allowed_token_ids": [5], "banned_token_ids": [5]}, "allowed_token_ids"),
     one("banned_token_ids", [10**12]),
-    one("bad_words", ["antidisestablishmentarianism"], param="bad_words[0]", says="tokens"),
+    one("bad_words", ["antidisestablishmentarianism"], param="bad_words[0]", message="tokens"),
     one("bad_words", [" "], param="bad_words[0]"),
     one("bad_words", "no list"),
     one("cache_salt", ""),
@@ -163,12 +163,12 @@ TEXTS_AND_LISTS = [
     one("ignore_eos", "yes"),
     one("stream", "yes"),
     one("stream", 1),
-    Bad({"stream_options": {"include_usage": True}}, "stream_options"),
-    Bad({"stream": True, "stream_options": {"include_usege": True}}, "stream_options.include_usege"),
-    Bad({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    Bad({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-    Bad({"stream": True, "temperature": -1}, "temperature"),
-    Bad({"stream": True, "prompt": [7] * 5000}, "prompt", code="context_length_exceeded"),
+    BadRequest({"stream_options": {"include_usage": True}}, "stream_options"),
+    BadRequest({"stream": True, "stream_options": {"include_usege": True}}, "stream_options.include_usege"),
+    BadRequest({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    BadRequest({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    BadRequest({"stream": True, "temperature": -1}, "temperature"),
+    BadRequest({"stream": True, "prompt": [7] * 5000}, "prompt", code="context_length_exceeded"),
 ]
 
 MESSAGES = [
@@ -180,7 +180,7 @@ MESSAGES = [
     chat("messages", [{}], param="messages[0].role"),
     chat("messages", [{"role": "user"}], param="messages[0].content"),
     chat("messages", [{"role": "wizard", "content": "x"}], param="messages[0].role"),
-    chat("messages", [{"role": "function", "content": "x"}], param="messages[0].role", says="'tool'"),
+    chat("messages", [{"role": "function", "content": "x"}], param="messages[0].role", message="'tool'"),
     chat("messages", [{"role": "user", "content": "x", "tool_calls": [{}]}], param="messages[0].tool_calls"),
     chat("messages", [{"role": ["user"], "content": "x"}], param="messages[0].role"),
     chat("messages", [*HELLO, {"role": "user", "content": None}], param="messages[1].content"),
@@ -192,26 +192,26 @@ MESSAGES = [
         "messages",
         [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]}],
         param="messages[0].content[1].type",
-        says="images",
+        message="images",
     ),
     chat("messages", [{"role": "user", "content": "x", "mood": "good"}], param="messages[0].mood"),
     chat("messages", [{"role": "user", "content": "x", "name": 5}], param="messages[0].name"),
     chat("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], param="messages[0].tool_calls[0]"),
-    chat("messages", [{"role": "user", "content": TOO_LONG}], code="context_length_exceeded", says="4096"),
+    chat("messages", [{"role": "user", "content": TOO_LONG}], code="context_length_exceeded", message="4096"),
     chat("add_generation_prompt", "no"),
-    chat("continue_final_message", True, says="add_generation_prompt"),
-    chat("chat_template", "{{ messages }}", says="trust-request-chat-template"),
+    chat("continue_final_message", True, message="add_generation_prompt"),
+    chat("chat_template", "{{ messages }}", message="trust-request-chat-template"),
     chat("chat_template_kwargs", [1]),
     chat("chat_template_kwargs", {"messages": []}, param="chat_template_kwargs.messages"),
     chat("chat_template_kwargs", {"a": "x" * (1 << 20)}),
 ]
 
 NOT_YET = [
-    chat("tools", [{"type": "function", "function": {"name": "f"}}], says="not supported yet"),
-    chat("tool_choice", "auto", says="not supported yet"),
-    chat("functions", [], says="not supported yet"),
+    chat("tools", [{"type": "function", "function": {"name": "f"}}], message="not supported yet"),
+    chat("tool_choice", "auto", message="not supported yet"),
+    chat("functions", [], message="not supported yet"),
     chat("parallel_tool_calls", True),
-    chat("response_format", {"type": "json_object"}, says="not structured output"),
+    chat("response_format", {"type": "json_object"}, message="not structured output"),
     one("response_format", {"type": "json_schema", "json_schema": {}}),
     chat("structured_outputs", {"regex": "a"}),
     one("guided_json", {}),
@@ -231,8 +231,8 @@ NOT_YET = [
     one("logits_processors", ["x"]),
     one("kv_transfer_params", {}),
     one("prompt_embeds", "AAAA"),
-    one("temprature", 1.0, says="did you mean temperature"),
-    chat("max_token", 5, says="did you mean max_tokens"),
+    one("temprature", 1.0, message="did you mean temperature"),
+    chat("max_token", 5, message="did you mean max_tokens"),
     one("x" * 10_000, 1, param="x" * 200),
     one("model", "gpt-9", status=404, code="model_not_found"),
     chat("model", "", status=404, code="model_not_found"),
@@ -255,49 +255,49 @@ OTHER_ROUTES = [
     one("messages", HELLO, path="/tokenize", param="prompt"),
     one("tokens", [99_999], path="/detokenize", param="tokens[0]"),
     one("tokens", "x", path="/detokenize"),
-    one("tokens", [1] * 300_000, path="/detokenize", says="at most 262144"),
-    Bad(path="/detokenize", raw=b'{"tokens": [' + b"1," * 1_100_000 + b"1]}", says="more than 1048576 values"),
+    one("tokens", [1] * 300_000, path="/detokenize", message="at most 262144"),
+    BadRequest(path="/detokenize", raw=b'{"tokens": [' + b"1," * 1_100_000 + b"1]}", message="more than 1048576 values"),
     one("tokens", [1.5], path="/detokenize", param="tokens[0]"),
-    Bad(path="/detokenize", raw=b"{}", param="tokens", says="required"),
-    Bad(path=CHAT, raw=b'{"max_tokens": 3}', param="messages", says="required"),
-    Bad(path=EMBEDDING, raw=b"{}", param="input", says="required"),
+    BadRequest(path="/detokenize", raw=b"{}", param="tokens", message="required"),
+    BadRequest(path=CHAT, raw=b'{"max_tokens": 3}', param="messages", message="required"),
+    BadRequest(path=EMBEDDING, raw=b"{}", param="input", message="required"),
 ]
 
 BODIES_AND_PATHS = [
-    Bad(raw=b"", says="empty"),
-    Bad(raw=b"   ", says="empty"),
-    Bad(raw=b"{", says="JSON"),
-    Bad(raw=b"not json", says="JSON"),
-    Bad(raw=b"[]", says="object"),
-    Bad(raw=b"null", says="object"),
-    Bad(raw=b'"Hello"', says="object"),
-    Bad(raw=b'{"prompt": "Hello",}', says="JSON"),
-    Bad(raw=b'{"prompt": "\xff\xfe"}', says="JSON"),
-    Bad(raw=b'{"prompt": "\xc3"}', says="JSON"),
-    Bad(raw=b'{"prompt": "\\ud800"}', says="JSON"),
-    Bad(raw=b"\x00\x01\x02", says="JSON"),
-    Bad(raw=b"[" * 100_000, says="JSON"),
-    Bad(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", says="JSON"),
-    Bad(raw=b'{"n": ' + b"9" * 5000 + b', "prompt": "x"}', says="JSON"),
-    Bad(headers={"content-type": "text/plain"}, status=415, code="unsupported_media_type"),
-    Bad(headers={"content-type": "application/x-www-form-urlencoded"}, status=415),
-    Bad(raw=b"x" * (33 * 2**20), status=413, code="body_too_large"),
-    Bad(path="/v1/nothing", status=404, code="not_found"),
-    Bad(path="/", method="GET", status=404),
-    Bad(path="/v1/chat", status=404),
-    Bad(path="/v1/../etc/passwd", method="GET", status=404),
-    Bad(path="/v1/models/none", method="GET", status=404, param="model", code="model_not_found"),
-    Bad(path=CHAT, method="GET", status=405, code="method_not_allowed"),
-    Bad(path=COMPLETION, method="DELETE", status=405),
-    Bad(path="/v1/models", method="POST", status=405),
-    Bad(path="/health", method="POST", status=405),
-    Bad(path=CHAT, method="BREW", status=405),
+    BadRequest(raw=b"", message="empty"),
+    BadRequest(raw=b"   ", message="empty"),
+    BadRequest(raw=b"{", message="JSON"),
+    BadRequest(raw=b"not json", message="JSON"),
+    BadRequest(raw=b"[]", message="object"),
+    BadRequest(raw=b"null", message="object"),
+    BadRequest(raw=b'"Hello"', message="object"),
+    BadRequest(raw=b'{"prompt": "Hello",}', message="JSON"),
+    BadRequest(raw=b'{"prompt": "\xff\xfe"}', message="JSON"),
+    BadRequest(raw=b'{"prompt": "\xc3"}', message="JSON"),
+    BadRequest(raw=b'{"prompt": "\\ud800"}', message="JSON"),
+    BadRequest(raw=b"\x00\x01\x02", message="JSON"),
+    BadRequest(raw=b"[" * 100_000, message="JSON"),
+    BadRequest(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", message="JSON"),
+    BadRequest(raw=b'{"n": ' + b"9" * 5000 + b', "prompt": "x"}', message="JSON"),
+    BadRequest(headers={"content-type": "text/plain"}, status=415, code="unsupported_media_type"),
+    BadRequest(headers={"content-type": "application/x-www-form-urlencoded"}, status=415),
+    BadRequest(raw=b"x" * (33 * 2**20), status=413, code="body_too_large"),
+    BadRequest(path="/v1/nothing", status=404, code="not_found"),
+    BadRequest(path="/", method="GET", status=404),
+    BadRequest(path="/v1/chat", status=404),
+    BadRequest(path="/v1/../etc/passwd", method="GET", status=404),
+    BadRequest(path="/v1/models/none", method="GET", status=404, param="model", code="model_not_found"),
+    BadRequest(path=CHAT, method="GET", status=405, code="method_not_allowed"),
+    BadRequest(path=COMPLETION, method="DELETE", status=405),
+    BadRequest(path="/v1/models", method="POST", status=405),
+    BadRequest(path="/health", method="POST", status=405),
+    BadRequest(path=CHAT, method="BREW", status=405),
 ]
 
 ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *NOT_YET, *OTHER_ROUTES, *BODIES_AND_PATHS]
 
 
-def label(bad: Bad) -> str:
+def label(bad: BadRequest) -> str:
     text = f"{bad.path}-{bad.raw[:20] if bad.raw is not None else bad.fields}"
     return f"{ALL.index(bad)}-{text}"[:70]
 
@@ -307,7 +307,7 @@ def test_the_table_is_long_enough():
 
 
 @pytest.mark.parametrize("bad", ALL, ids=label)
-def test_bad_input_is_named(server, http, bad):
+def test_the_error_names_the_bad_field(server, http, bad):
     headers = {"content-type": "application/json", **bad.headers}
     answer = http.request(bad.method, bad.path, content=bad.body() if bad.method == "POST" else None, headers=headers)
     assert answer.status_code == bad.status, answer.text
@@ -316,19 +316,19 @@ def test_bad_input_is_named(server, http, bad):
     assert error["type"] == "invalid_request_error"
     assert error["param"] == bad.param, error
     assert error["message"]
-    assert len(error["message"]) < 700, "no prompt comes back whole"
-    assert bad.says in error["message"]
+    assert len(error["message"]) < 700, "it must not repeat the prompt"
+    assert bad.message in error["message"]
     if bad.code is not None:
         assert error["code"] == bad.code
     assert answer.headers["x-request-id"]
     assert server.is_idle()
 
 
-def test_afterwards_the_engine_is_idle_and_answers(server, http):
+def test_the_engine_still_answers_after_bad_requests(server, http):
     server.wait_until_idle()
     assert http.get("/health").status_code == 200
     assert http.post(CHAT, json=BASES[CHAT]).status_code == 200
 
 
-def test_a_method_that_is_not_possible_names_those_that_are(http):
+def test_a_refused_method_names_the_allowed_ones(http):
     assert http.delete(CHAT).headers["allow"] == "POST"

@@ -1,4 +1,4 @@
-"""Clients that send slowly, too much or half, as they see it on their sockets: every one gets an answer and an end."""
+"""Clients that send slowly, too much or incomplete requests, seen from their sockets: each gets an answer and a close."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from starling_agent.drain import Drain
 from starling_agent.http import body_limit
 from starling_agent.http.errors import ApiError
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.app import layers
+from starling_agent.openai.app import middleware_stack
 from starling_agent.server.http_server import HttpServer, bind
 from starling_agent.settings import MIB, ServerSettings
 
@@ -51,19 +51,19 @@ async def endless(_: Request) -> StreamingResponse:
     return StreamingResponse(chunks())
 
 
-async def told(_: Request, error: Exception) -> Response:
+async def answer_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return Response(error.body(), error.status)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[tuple[str, int]]:
-    """The endpoint's own layers around a route that reads its body."""
+    """Address of a server with the endpoint's middleware and a route that reads its body."""
     settings = ServerSettings(read_seconds=READ_SECONDS, api_keys=ApiKeys(["key"]))
     app = Starlette(
         routes=[Route("/size", size, methods=["POST"]), Route("/endless", endless)],
-        middleware=layers(settings, Drain(), METRICS),
-        exception_handlers={ApiError: told},
+        middleware=middleware_stack(settings, Drain(), METRICS),
+        exception_handlers={ApiError: answer_error},
     )
     server = HttpServer(app, read_seconds=READ_SECONDS, responses=METRICS.responses)
     listener = bind("127.0.0.1", 0, UNREAD_SECONDS)
@@ -85,8 +85,8 @@ class Client:
     def send(self, *parts: bytes) -> None:
         self.writer.write(b"".join(parts))
 
-    async def drip(self, seconds: float = 0.05) -> None:
-        """Until the server is tired of it."""
+    async def send_slowly(self, seconds: float = 0.05) -> None:
+        """Sends a byte at a time until the server closes the connection."""
         with contextlib.suppress(ConnectionError):
             while not self.writer.is_closing() and not self.reader.at_eof():
                 self.send(b"x")
@@ -98,12 +98,12 @@ class Client:
         return int(status.split()[1]), headers, json.loads(await self.reader.readexactly(int(headers["content-length"])))
 
     async def refusal(self) -> tuple[int, str]:
-        """Its status and code."""
+        """Returns status and code of an error."""
         status, _, body = await self.answer()
         return status, body["error"]["code"]
 
-    async def end(self) -> None:
-        """Nothing else comes, and the connection is closed; who still sends is told so by a reset."""
+    async def expect_close(self) -> None:
+        """Checks that the connection is closed without more data. A client that still sends sees a reset."""
         with contextlib.suppress(ConnectionError):
             assert await self.reader.read() == b""
 
@@ -119,44 +119,44 @@ async def client(address: tuple[str, int]) -> AsyncIterator[Client]:
             await client.writer.wait_closed()
 
 
-@pytest.mark.parametrize("half", [b"P", HEAD, HEAD + b"X-Long: "])
-async def test_half_a_header_has_its_time(client, half):
-    client.send(half)
+@pytest.mark.parametrize("part", [b"P", HEAD, HEAD + b"X-Long: "])
+async def test_an_incomplete_header_gets_408_in_time(client, part):
+    client.send(part)
     assert await client.refusal() == (408, "request_timeout")
-    await client.end()
+    await client.expect_close()
 
 
-async def test_a_header_that_drips_has_no_more(client):
+async def test_a_header_that_comes_byte_by_byte_gets_no_more_time(client):
     client.send(HEAD, b"X-Long: ")
-    dripping = asyncio.create_task(client.drip())
+    sending = asyncio.create_task(client.send_slowly())
     assert await client.refusal() == (408, "request_timeout")
-    await client.end()
-    await dripping
+    await client.expect_close()
+    await sending
 
 
-async def test_half_a_header_after_a_request_too(client):
+async def test_an_incomplete_header_after_a_request_gets_408_too(client):
     client.send(HEAD, KEY, b"Content-Length: 2\r\n\r\n{}", HEAD)
     assert (await client.answer())[0] == 200
     assert await client.refusal() == (408, "request_timeout")
-    await client.end()
+    await client.expect_close()
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 1000\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n12"])
-async def test_half_a_body_has_its_time(client, length):
+async def test_an_incomplete_body_gets_408_in_time(client, length):
     client.send(HEAD, KEY, length)
     assert await client.refusal() == (408, "request_timeout")
-    await client.end()
+    await client.expect_close()
 
 
-async def test_a_body_that_drips_is_given_up(client):
+async def test_a_body_that_comes_byte_by_byte_gets_408(client):
     client.send(HEAD, KEY, b"Content-Length: 100000\r\n\r\n")
-    dripping = asyncio.create_task(client.drip())
+    sending = asyncio.create_task(client.send_slowly())
     assert await client.refusal() == (408, "request_timeout")
-    await client.end()
-    await dripping
+    await client.expect_close()
+    await sending
 
 
-async def test_a_slow_body_that_goes_on_arrives(client, monkeypatch):
+async def test_a_slow_body_at_the_least_rate_arrives(client, monkeypatch):
     monkeypatch.setattr(body_limit, "MIN_BYTES_PER_SECOND", 1000)
     began = time.monotonic()
     client.send(HEAD, KEY, b"Content-Length: 5000\r\n\r\n")
@@ -167,19 +167,19 @@ async def test_a_slow_body_that_goes_on_arrives(client, monkeypatch):
     assert time.monotonic() - began > 3 * READ_SECONDS
 
 
-async def test_the_rest_of_a_body_that_was_refused_keeps_nothing_open(client):
+async def test_the_unread_body_of_a_refused_request_does_not_keep_the_connection_open(client):
     client.send(HEAD, b"Content-Length: 100000\r\n\r\n")
-    dripping = asyncio.create_task(client.drip())
+    sending = asyncio.create_task(client.send_slowly())
     assert (await client.answer())[0] == 401
-    await client.end()
-    await dripping
+    await client.expect_close()
+    await sending
 
 
-async def test_a_client_that_says_nothing_is_as_one_that_is_kept(client):
-    await client.end()
+async def test_a_client_that_sends_nothing_is_closed_as_an_idle_one(client):
+    await client.expect_close()
 
 
-async def test_a_kept_connection_outlives_the_deadlines(client):
+async def test_an_idle_connection_outlives_the_time_for_a_request(client):
     for _ in range(2):
         client.send(HEAD, KEY, b"Content-Length: 2\r\n\r\n{}")
         assert (await client.answer())[0] == 200
@@ -198,31 +198,31 @@ async def test_a_kept_connection_outlives_the_deadlines(client):
     ],
     ids=["16 KB", "64 KB", "90 fields", "10,000 fields", "8 MB in one", "8 MB in 300"],
 )
-async def test_a_header_has_its_size(client, fields, status):
+async def test_a_header_over_the_limit_gets_431(client, fields, status):
     client.send(HEAD, KEY, fields, b"Content-Length: 2\r\n\r\n{}")
     answered, _, body = await client.answer()
     assert answered == status
     assert status == 200 or body["error"]["code"] == "header_too_large"
     if len(fields) > MIB:
-        await client.end()
+        await client.expect_close()
 
 
-async def test_a_long_path_is_a_long_header(client):
+async def test_a_long_path_counts_as_header(client):
     client.send(b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n" % (b"a" * 40_000))
     assert await client.refusal() == (431, "header_too_large")
 
 
 @pytest.mark.parametrize("bad", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost here\r\n\r\n"])
-async def test_what_is_not_http_is_told(client, bad):
+async def test_data_that_is_not_http_gets_400(client, bad):
     client.send(bad)
     assert await client.refusal() == (400, "invalid_http")
-    await client.end()
+    await client.expect_close()
 
 
-async def test_a_body_that_is_not_http_ends_its_request(client):
+async def test_a_body_that_is_not_http_gets_400(client):
     client.send(HEAD, KEY, b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
     assert await client.refusal() == (400, "invalid_http")
-    await client.end()
+    await client.expect_close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such setting")
@@ -233,7 +233,7 @@ async def test_a_client_that_reads_nothing_loses_its_stream(client):
         await ENDED.wait()
 
 
-async def test_what_no_application_sees_is_counted(client):
+async def test_refusals_that_reach_no_application_are_counted(client):
     before = METRICS.responses["none", 400]
     client.send(b"\x16\x03\x01\x02\x00")
     assert (await client.answer())[0] == 400

@@ -1,4 +1,4 @@
-"""The end of a server: slow and complete after one signal, at once and honest after two."""
+"""The end of a server: open requests finish after one signal, and end with an error after two."""
 
 import concurrent.futures
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.forks import pids_of
+from tests.fork_server import pids_of
 
 COMPLETION = "/v1/completions"
 SHORT: dict[str, Any] = {"prompt": "import", "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -19,12 +19,12 @@ ENDLESS: dict[str, Any] = {**SHORT, "max_tokens": 3900, "n": 4}
 
 
 @pytest.fixture
-def leaving(start_server):
+def draining(start_server):
     return start_server("--accept-seconds=2", "--kv-cache-memory-bytes=64MiB")
 
 
-class Reader(threading.Thread):
-    """Reads one stream to its end. `begun` once there is something of it."""
+class StreamReader(threading.Thread):
+    """Reads one stream to its end. `begun` is set with its first bytes."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class Reader(threading.Thread):
 
 
 def wait_until_unready(server: Any) -> None:
-    """Its signal has been handled."""
+    """Waits until the server has handled its signal."""
     deadline = time.monotonic() + 30
     while server.http.get("/ready").status_code != 503:
         assert time.monotonic() < deadline
@@ -65,74 +65,74 @@ def wait_until_accepted(server: Any, requests: int) -> None:
         time.sleep(0.05)
 
 
-def test_one_sigterm_finishes_what_is_open(start_server):
-    leaving = start_server("--accept-seconds=10", "--kv-cache-memory-bytes=64MiB")
-    stream = Reader(leaving.url, SHORT)
-    leaving.signal(signal.SIGTERM)
-    wait_until_unready(leaving)
-    health = leaving.http.get("/health")
+def test_one_sigterm_lets_open_requests_finish(start_server):
+    draining = start_server("--accept-seconds=10", "--kv-cache-memory-bytes=64MiB")
+    stream = StreamReader(draining.url, SHORT)
+    draining.signal(signal.SIGTERM)
+    wait_until_unready(draining)
+    health = draining.http.get("/health")
     assert health.status_code == 200, "but not unhealthy"
     assert health.headers["connection"] == "close"
-    late = httpx.post(leaving.url + COMPLETION, json={"prompt": "late", "max_tokens": 2}, timeout=30)
+    late = httpx.post(draining.url + COMPLETION, json={"prompt": "late", "max_tokens": 2}, timeout=30)
     assert late.status_code == 200, "requests of load balancers that lag behind are served"
     assert late.headers["connection"] == "close"
     text = stream.result(90)
     assert text.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in text
-    assert leaving.wait_for_exit() == 0
+    assert draining.wait_for_exit() == 0
 
 
-def test_after_the_grace_the_door_is_closed(leaving):
-    leaving.signal(signal.SIGTERM)
-    # A connection that comes in the moment of closing is reset or answered by nothing; those after it are refused.
+def test_connections_are_refused_after_the_accept_seconds(draining):
+    draining.signal(signal.SIGTERM)
+    # A connection at the moment of closing is reset or gets no answer; later ones are refused.
     with pytest.raises((httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError)):
         for _ in range(300):
             time.sleep(0.1)
-            httpx.get(leaving.url + "/health")
+            httpx.get(draining.url + "/health")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(leaving.url + "/health")
-    assert leaving.wait_for_exit() == 0
+        httpx.get(draining.url + "/health")
+    assert draining.wait_for_exit() == 0
 
 
 def test_a_second_sigterm_ends_each_stream_with_an_error(start_server):
-    leaving = start_server("--accept-seconds=60", "--kv-cache-memory-bytes=64MiB")
-    streams = [Reader(leaving.url, ENDLESS) for _ in range(2)]
+    draining = start_server("--accept-seconds=60", "--kv-cache-memory-bytes=64MiB")
+    streams = [StreamReader(draining.url, ENDLESS) for _ in range(2)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        whole = pool.submit(lambda: httpx.post(leaving.url + COMPLETION, json={**ENDLESS, "stream": False}, timeout=60))
-        wait_until_accepted(leaving, 3 * ENDLESS["n"])
-        leaving.signal(signal.SIGTERM)
-        wait_until_unready(leaving)  # two signals at once may be one to a process
-        leaving.signal(signal.SIGTERM)
+        whole = pool.submit(lambda: httpx.post(draining.url + COMPLETION, json={**ENDLESS, "stream": False}, timeout=60))
+        wait_until_accepted(draining, 3 * ENDLESS["n"])
+        draining.signal(signal.SIGTERM)
+        wait_until_unready(draining)  # two signals at once may be one to a process
+        draining.signal(signal.SIGTERM)
         began = time.monotonic()
         for stream in streams:
             assert stream.last_event(30)["error"]["code"] == "shutting_down"
         answer = whole.result(30)
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "shutting_down"
-    assert leaving.wait_for_exit() == 1, "requests were cut"
+    assert draining.wait_for_exit() == 1, "requests were cut"
     assert time.monotonic() - began < 30
 
 
-def test_sigint_of_an_idle_server_ends_it_at_once(leaving):
+def test_sigint_ends_an_idle_server_at_once(draining):
     began = time.monotonic()
-    leaving.signal(signal.SIGINT)
-    assert leaving.wait_for_exit() == 0
+    draining.signal(signal.SIGINT)
+    assert draining.wait_for_exit() == 0
     assert time.monotonic() - began < 30
-    assert "Traceback" not in leaving.errors
+    assert "Traceback" not in draining.errors
 
 
-def test_a_dead_core_is_told_everywhere(leaving):
-    stream = Reader(leaving.url, ENDLESS)
-    _kill_core(leaving.process.pid)
+def test_every_route_reports_a_dead_core(draining):
+    stream = StreamReader(draining.url, ENDLESS)
+    _kill_core(draining.process.pid)
     assert stream.last_event(20)["error"]["type"] == "server_error"
     for path in ("/health", "/ready"):
-        answer = leaving.http.get(path)
+        answer = draining.http.get(path)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_dead"
-    answer = leaving.http.post(COMPLETION, json={"prompt": "a"})
+    answer = draining.http.post(COMPLETION, json={"prompt": "a"})
     assert answer.status_code == 503
-    leaving.signal(signal.SIGINT)
-    assert leaving.wait_for_exit() == 1, "not a success"
+    draining.signal(signal.SIGINT)
+    assert draining.wait_for_exit() == 1, "not a success"
 
 
 def _kill_core(parent: int) -> None:

@@ -1,18 +1,18 @@
-"""How evenly ranks work, and where they get experts from, as it is scraped."""
+"""Metrics of EPLB, and of the sources that ranks load experts from."""
 
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_engine.delta import Stats
 
 
-def scraped(stats: Stats) -> str:
+def scrape(stats: Stats) -> str:
     return Exporter(EngineCollector(lambda: stats, "experts", CacheShape(16), RequestMetrics())).render().decode()
 
 
-def test_the_balance_and_what_moved() -> None:
+def test_metrics_have_the_balance_and_the_moved_experts() -> None:
     stats = Stats(eplb_balance=0.9, eplb_balance_before=0.5, eplb_balance_after=0.95, eplb_rearrangements_total=2)
     stats.eplb_experts_moved_total, stats.eplb_seconds_total = 40, 1.5
-    text = scraped(stats)
+    text = scrape(stats)
     for line in (
         'starling:eplb_balance{model_name="experts"} 0.9',
         'starling:eplb_balance_before{model_name="experts"} 0.5',
@@ -24,16 +24,16 @@ def test_the_balance_and_what_moved() -> None:
         assert line in text.splitlines(), line
 
 
-def test_where_experts_came_from() -> None:
-    text = scraped(Stats(epoch_peer_bytes_total=300, epoch_checkpoint_bytes_total=20)).splitlines()
+def test_metrics_have_the_bytes_of_experts_by_source() -> None:
+    text = scrape(Stats(epoch_peer_bytes_total=300, epoch_checkpoint_bytes_total=20)).splitlines()
     assert 'starling:elastic_expert_bytes_total{model_name="experts",source="peers"} 300.0' in text
     assert 'starling:elastic_expert_bytes_total{model_name="experts",source="checkpoint"} 20.0' in text
 
 
-def test_without_an_engine_it_neither_sleeps_nor_is_awake() -> None:
-    lines = [line for line in scraped(Stats()).splitlines() if line.startswith("vllm:engine_sleep_state{")]
+def test_without_an_engine_no_sleep_state_is_set() -> None:
+    lines = [line for line in scrape(Stats()).splitlines() if line.startswith("vllm:engine_sleep_state{")]
     assert len(lines) == 3 and all(line.endswith(" 0.0") for line in lines)
 
 
-def test_what_nobody_has_measured_is_no_gauge() -> None:
-    assert "eplb_balance" not in scraped(Stats())
+def test_without_eplb_there_is_no_gauge_of_the_balance() -> None:
+    assert "eplb_balance" not in scrape(Stats())

@@ -1,4 +1,4 @@
-"""Keys, rates, sizes and origins: who gets in, and how much of it."""
+"""Limits of the endpoint: keys, rates, sizes and origins."""
 
 import concurrent.futures
 import json
@@ -16,7 +16,7 @@ SLOW = "{% for a in range(20) %}{% for b in range(99999) %}{% endfor %}{% endfor
 
 @pytest.fixture(scope="module")
 def guarded(start_server, tmp_path_factory):
-    """A server with every limit on it, but for the rate: that one would refuse what other tests ask, depending on the time."""
+    """A server with all limits except the rate, which would refuse requests of other tests at random."""
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text("# for the team\nfrom-file\n\nother-file\n")
     return start_server(
@@ -44,24 +44,24 @@ def as_user(server: Any, key: str | None) -> httpx.Response:
 
 
 @pytest.mark.parametrize("key", ["first", "second", "from-file", "other-file", "from-environment", "also-there"])
-def test_each_key_opens(guarded, key):
+def test_each_key_is_accepted(guarded, key):
     assert as_user(guarded, key).status_code == 200
 
 
 @pytest.mark.parametrize("key", [None, "third", "firs", "first2", "# for the team", "FIRST", "schlüssel".encode().hex()])
-def test_nothing_else_does(guarded, key):
+def test_any_other_key_is_refused(guarded, key):
     answer = as_user(guarded, key)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_other_schemes_do_not(guarded):
+def test_other_schemes_of_authorization_are_refused(guarded):
     for value in ("Basic first", "first", "Bearer"):
         assert guarded.http.get("/v1/models", headers={"Authorization": value}).status_code == 401
 
 
-def test_a_body_is_not_even_read_without_a_key(guarded):
+def test_a_body_is_not_read_without_a_key(guarded):
     answer = guarded.http.post(COMPLETION, content=b"x" * 10_000_000, headers={"Authorization": ""})
     assert answer.status_code == 401
 
@@ -71,7 +71,7 @@ def test_probes_need_no_key(guarded, path):
     assert guarded.http.get(path, headers={"Authorization": ""}).status_code == 200
 
 
-def test_a_body_over_the_limit(guarded):
+def test_a_body_over_the_limit_gets_413(guarded):
     too_large = b'{"prompt": "' + b"x" * 30_000 + b'"}'
     headers = {"content-type": "application/json"}
     whole = guarded.http.post(COMPLETION, content=too_large, headers=headers)
@@ -81,19 +81,19 @@ def test_a_body_over_the_limit(guarded):
         assert answer.json()["error"]["code"] == "body_too_large"
 
 
-def test_half_a_request_has_the_time_that_was_given(guarded):
+def test_an_incomplete_request_gets_408_after_the_given_time(guarded):
     key = "Authorization: Bearer first\r\n"
-    for half in (
+    for part in (
         "GET /v1/models HTTP/1.1\r\n",
         f"POST {COMPLETION} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n",
     ):
         with socket.create_connection((guarded.http.base_url.host, guarded.http.base_url.port)) as client:
-            client.sendall(half.encode())
+            client.sendall(part.encode())
             assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_two_keys_share_no_cached_prefix(guarded):
-    """What is cached tells what others asked."""
+    """The time of an answer would reveal prompts of others."""
     prompt = {"prompt": "Whether this was asked before is nobody else's business. " * 4, "max_tokens": 1}
 
     def cached(key: str, **more: str) -> int:
@@ -106,7 +106,7 @@ def test_two_keys_share_no_cached_prefix(guarded):
     assert cached("first", cache_salt="s") > 0
 
 
-def test_embedded_prompts_are_apart_too(guarded):
+def test_two_keys_share_no_cached_prefix_of_embeddings(guarded):
     body = {"input": "Nor is it anybody's who only measures the time. " * 4, "pooling": "last"}
     hits = [guarded.metric("vllm:prefix_cache_hits_total")]
     for key in ("first", "second", "second"):
@@ -120,25 +120,25 @@ def test_embedded_prompts_are_apart_too(guarded):
     ("host", "status"),
     [("api.example.com", 200), ("API.Example.com.:8000", 200), ("localhost:1", 200), ("evil.example", 421), ("example.com", 421)],
 )
-def test_only_the_hosts_that_were_named(guarded, host, status):
+def test_only_listed_hosts_are_answered(guarded, host, status):
     answer = guarded.http.get("/health", headers={"Host": host})
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["code"] == "host_not_allowed"
 
 
-def test_cors(guarded):
-    ask = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST", "Authorization": ""}
-    allowed = guarded.http.options(COMPLETION, headers={**ask, "Access-Control-Request-Headers": "authorization"})
+def test_scripts_of_allowed_origins_may_call_and_read_errors(guarded):
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST", "Authorization": ""}
+    allowed = guarded.http.options(COMPLETION, headers={**preflight, "Access-Control-Request-Headers": "authorization"})
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "https://app.example"
-    refused = guarded.http.options(COMPLETION, headers={**ask, "Origin": "https://evil.example"})
+    refused = guarded.http.options(COMPLETION, headers={**preflight, "Origin": "https://evil.example"})
     assert "access-control-allow-origin" not in refused.headers
     error = guarded.http.get("/v1/models", headers={"Origin": "https://app.example", "Authorization": ""})
     assert error.status_code == 401
     assert error.headers["access-control-allow-origin"] == "https://app.example", "scripts must be able to read errors"
 
 
-def test_a_full_queue_is_told_with_a_time_to_come_back(guarded):
+def test_a_full_queue_answers_429_with_retry_after(guarded):
     guarded.wait_until_idle()
     body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -153,7 +153,7 @@ def test_a_full_queue_is_told_with_a_time_to_come_back(guarded):
     guarded.wait_until_idle()
 
 
-def test_a_full_queue_refuses_a_stream_with_a_status(guarded):
+def test_a_full_queue_refuses_a_stream_before_it_begins(guarded):
     refused = guarded.http.post(COMPLETION, json={"prompt": ["a"] * 8, "max_tokens": 100})
     assert refused.status_code == 400, "more at once than the queue holds: trying again would not help"
     assert "at most" in refused.json()["error"]["message"]
@@ -164,8 +164,8 @@ def test_a_full_queue_refuses_a_stream_with_a_status(guarded):
     guarded.wait_until_idle()
 
 
-def test_as_many_chats_fit_as_there_are_seats_and_places(guarded):
-    """However slowly each is rendered: an engine with nothing to do takes them all."""
+def test_as_many_chats_fit_as_run_and_wait(guarded):
+    """An idle engine accepts them all, however slowly each is rendered."""
     guarded.wait_until_idle()
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "chat_template": SLOW}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -173,27 +173,27 @@ def test_as_many_chats_fit_as_there_are_seats_and_places(guarded):
     assert [answer.status_code for answer in answers] == [200] * 4
 
 
-def test_chats_that_are_not_rendered_are_told_in_the_log(guarded):
+def test_the_log_has_chats_that_were_refused_before_rendering(guarded):
     guarded.wait_until_idle()
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "chat_template": SLOW}
 
-    def ask(number: int) -> httpx.Response:
+    def send(number: int) -> httpx.Response:
         return guarded.http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": f"crowd-{number}-"})
 
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(ask, range(12)))
+        answers = list(pool.map(send, range(12)))
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert "waiting to be rendered" in guarded.wait_for_line('"refused"', refused.headers["X-Request-Id"])
 
 
-def test_one_request_may_ask_for_all_seats_and_places(guarded):
+def test_one_request_may_fill_the_whole_queue(guarded):
     guarded.wait_until_idle()
     assert guarded.http.post(COMPLETION, json={**SHORT, "n": 4}).status_code == 200
     refused = guarded.http.post(COMPLETION, json={**SHORT, "n": 5})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
-def test_priority_is_taken_where_the_scheduler_has_it(guarded):
+def test_priority_is_accepted_with_the_priority_policy(guarded):
     assert guarded.http.post(COMPLETION, json={**SHORT, "priority": -5}).status_code == 200
 
 
@@ -206,7 +206,7 @@ def test_logs_are_lines_of_json_without_prompts(guarded):
     assert "secret" not in guarded.errors
 
 
-def test_the_rate_limit_is_each_keys_own(start_server):
+def test_each_key_has_its_own_rate_limit(start_server):
     limited = start_server("--api-key=first", "--api-key=second", "--rate-limit=10/20s", "--kv-cache-memory-bytes=64MiB")
     answers = [as_user(limited, "second") for _ in range(30)]
     refused = [answer for answer in answers if answer.status_code == 429]
@@ -217,5 +217,5 @@ def test_the_rate_limit_is_each_keys_own(start_server):
     assert limited.http.get("/health").status_code == 200
     deadline = time.monotonic() + 30
     while as_user(limited, "second").status_code != 200:
-        assert time.monotonic() < deadline, "who waits is let in again"
+        assert time.monotonic() < deadline, "requests are accepted again after a wait"
         time.sleep(0.5)

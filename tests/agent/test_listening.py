@@ -8,7 +8,7 @@ from starling_agent.contract.config import AdminConfig, EndpointConfig
 from starling_agent.contract.listening import listening_socket
 
 
-def reached(host: str, port: int) -> bool:
+def is_reachable(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5).close()
     except OSError:
@@ -27,20 +27,20 @@ def reached(host: str, port: int) -> bool:
         ("::1", {"127.0.0.1": False, "::1": True}),
     ],
 )
-def test_who_reaches_it(host: str, expected: dict[str, bool]) -> None:
+def test_the_host_decides_which_addresses_are_reached(host: str, expected: dict[str, bool]) -> None:
     with listening_socket(host, 0) as found:
         found.listen()
-        assert {address: reached(address, found.getsockname()[1]) for address in expected} == expected
+        assert {address: is_reachable(address, found.getsockname()[1]) for address in expected} == expected
 
 
-def test_ipv4_alone_where_the_kernel_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "has_ipv6", lambda: False)
     with listening_socket("::", 0) as found:
         found.listen()
-        assert found.family == socket.AF_INET and reached("127.0.0.1", found.getsockname()[1])
+        assert found.family == socket.AF_INET and is_reachable("127.0.0.1", found.getsockname()[1])
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with listening_socket("::", 0) as found:
         found.listen()
         with pytest.raises(OSError, match="in use"):

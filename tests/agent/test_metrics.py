@@ -1,4 +1,4 @@
-"""/metrics under the names that dashboards and autoscalers know, and the histogram behind them."""
+"""/metrics under the names that dashboards and autoscalers know, and the histogram class."""
 
 import re
 
@@ -38,19 +38,19 @@ def value(http, name, **labels):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_there_with_its_model(http, name):
+def test_every_metric_has_its_model_as_label(http, name):
     family = scrape(http)[name]
     assert family.type == NAMES[name]
     assert all(sample.labels["model_name"] == "pydoc" for sample in family.samples)
 
 
-def test_the_cache_is_described(http):
+def test_metrics_describe_the_kv_cache(http):
     (sample,) = scrape(http)["vllm:cache_config_info"].samples
     assert (sample.labels["block_size"], sample.labels["cache_dtype"]) == ("16", "auto")
     assert int(sample.labels["num_gpu_blocks"]) > 100
 
 
-def test_a_request_is_counted(server, http):
+def test_a_finished_request_is_counted(server, http):
     names = ("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count")
     before = [value(http, name) for name in names]
     finished = value(http, "vllm:request_success_total", finished_reason="length")
@@ -74,7 +74,7 @@ def test_an_embedding_is_counted(http):
     assert value(http, "vllm:request_success_total", finished_reason="stop") == stopped + 2
 
 
-def test_the_prefix_cache_is_counted(server, http):
+def test_hits_of_the_prefix_cache_are_counted(server, http):
     body = {"prompt": "The prefix cache keeps what prompts share. " * 8, "max_tokens": 1}
     http.post(COMPLETION, json=body)
     server.wait_until_idle()
@@ -92,13 +92,13 @@ def test_paths_do_not_become_labels(http):
     assert re.search(r'starling:http_responses_total\{route="/v1/models/\{model:path\}",status="200"\}', text)
 
 
-def test_health_ready_and_version(http):
+def test_probes_and_version_are_answered(http):
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").json() == {"status": "ready"}
     assert re.match(r"\d+\.\d+", http.get("/version").json()["version"])
 
 
-def test_the_api_page_describes_the_requests(http):
+def test_the_api_page_describes_requests(http):
     assert "swagger" in http.get("/docs").text.lower()
     schema = http.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/tokenize"} <= schema["paths"].keys()

@@ -1,4 +1,4 @@
-"""What a model's authors recommend in generation_config.json holds for requests that say nothing else."""
+"""Defaults of the model's generation_config.json, for requests without the field."""
 
 import json
 import shutil
@@ -26,9 +26,9 @@ def short(start_server, tmp_path_factory):
         ("/v1/completions", {"prompt": "import os"}),
     ],
 )
-@pytest.mark.parametrize(("asked", "expected"), [(None, FEW), (5, 5)])
-def test_the_number_of_new_tokens(short, route, body, asked, expected):
-    limit = {} if asked is None else {"max_tokens": asked}
+@pytest.mark.parametrize(("max_tokens", "expected"), [(None, FEW), (5, 5)])
+def test_max_new_tokens_of_the_model_holds_unless_the_request_has_a_limit(short, route, body, max_tokens, expected):
+    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     answer = short.http.post(route, json={**body, **limit, "ignore_eos": True})
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == expected

@@ -1,4 +1,4 @@
-"""The official client, as people's programs use it."""
+"""OpenAI's official client, as programs use it."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def client(server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_models(client):
+def test_models_are_listed_under_their_names(client):
     assert [model.id for model in client.models.list()] == ["pydoc", "org/pydoc"]
     assert client.models.retrieve("org/pydoc").id == "org/pydoc"
     with pytest.raises(openai.NotFoundError) as error:
@@ -23,7 +23,7 @@ def test_models(client):
     assert error.value.code == "model_not_found"
 
 
-def test_chat(client):
+def test_a_chat_is_answered_in_openais_form(client):
     answer = client.chat.completions.create(model="pydoc", messages=QUESTION, max_completion_tokens=12, temperature=0)
     assert answer.object == "chat.completion"
     assert answer.model == "pydoc"
@@ -36,7 +36,7 @@ def test_chat(client):
     assert answer.usage.prompt_tokens_details.cached_tokens >= 0
 
 
-def test_a_template_s_variable_may_have_any_name(client):
+def test_a_templates_variable_may_have_any_name(client):
     plain, odd = (
         client.chat.completions.create(
             model="pydoc", messages=QUESTION, max_tokens=4, temperature=0, extra_body={"chat_template_kwargs": kwargs}
@@ -63,13 +63,13 @@ def test_a_streamed_chat_is_the_same_as_a_whole_one(client):
     assert len({c.id for c in chunks}) == 1
 
 
-def test_the_stream_helper(client):
+def test_the_clients_stream_helper_works(client):
     with client.chat.completions.stream(model="pydoc", messages=QUESTION, max_tokens=8) as stream:
         stream.until_done()
         assert stream.current_completion_snapshot.choices[0].message.content
 
 
-def test_continuous_usage(client):
+def test_every_chunk_has_usage_if_wanted(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         client.completions.create(
@@ -90,7 +90,7 @@ def test_a_seed_repeats_an_answer(client):
     assert len({once(seed) for seed in range(4)}) > 1
 
 
-def test_several_choices(client):
+def test_a_chat_has_several_choices(client):
     answer = client.chat.completions.create(
         model="pydoc", messages=QUESTION, max_tokens=8, n=3, temperature=1.5, extra_body={"ignore_eos": True}
     )
@@ -110,7 +110,7 @@ def test_a_repeated_prompt_is_cached(client):
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_stop_strings(client):
+def test_a_stop_string_ends_the_text_before_it(client):
     settings = {"model": "pydoc", "prompt": "import os\nimport", "max_tokens": 60, "temperature": 0}
     free = client.completions.create(**settings).choices[0].text
     stop = free.strip()[2:5]
@@ -123,7 +123,7 @@ def test_stop_strings(client):
     assert kept.text.endswith(stop)
 
 
-def test_chat_logprobs(client):
+def test_a_chat_has_log_probabilities(client):
     settings = {"model": "pydoc", "messages": QUESTION, "max_tokens": 5, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(**settings, extra_body={"repetition_penalty": 1.0}).choices[0]
     entries = whole.logprobs.content
@@ -138,7 +138,7 @@ def test_chat_logprobs(client):
     assert [e.token for e in streamed] == [e.token for e in entries]
 
 
-def test_completion_of_several_prompts(client):
+def test_several_prompts_are_completed_in_one_request(client):
     answer = client.completions.create(model="pydoc", prompt=["import", "class", "def"], max_tokens=4, n=2)
     assert [choice.index for choice in answer.choices] == list(range(6))
     chunks = client.completions.create(model="pydoc", prompt=["import", "class"], max_tokens=4, stream=True)
@@ -149,7 +149,7 @@ def test_completion_of_several_prompts(client):
     assert all(texts.values())
 
 
-def test_prompts_as_token_ids(client, http):
+def test_prompts_may_be_token_ids(client, http):
     ids = http.post("/tokenize", json={"prompt": "The list type"}).json()["tokens"]
     settings = {"model": "pydoc", "max_tokens": 6, "temperature": 0}
     as_text = client.completions.create(**settings, prompt="The list type").choices[0].text
@@ -180,7 +180,7 @@ def test_echo_is_streamed_too(client):
     assert offsets == whole.logprobs.text_offset
 
 
-def test_logit_bias_and_banned_words(client, http):
+def test_logit_bias_and_bad_words_change_the_token(client, http):
     settings = {"model": "pydoc", "prompt": "import os\nimport", "max_tokens": 1, "temperature": 0}
     free = client.completions.create(**settings, logprobs=1).choices[0].logprobs.tokens[0]
     token = http.post("/tokenize", json={"prompt": free, "add_special_tokens": False}).json()["tokens"]
@@ -193,7 +193,7 @@ def test_logit_bias_and_banned_words(client, http):
     assert forced.logprobs.tokens[0] == http.post("/detokenize", json={"tokens": [300]}).json()["prompt"]
 
 
-def test_embeddings(client):
+def test_embeddings_are_unit_vectors(client):
     texts = ["a list of numbers", "a list of numbers", "the network is unreachable"]
     answer = client.embeddings.create(model="pydoc", input=texts)
     vectors = [item.embedding for item in answer.data]
@@ -207,13 +207,13 @@ def test_embeddings(client):
     assert len(client.embeddings.create(model="pydoc", input=[[5, 6], [7]]).data) == 2
 
 
-def test_history_may_come_back_as_it_was_answered(client):
+def test_an_answer_may_be_sent_back_in_the_history(client):
     first = client.chat.completions.create(model="pydoc", messages=QUESTION, max_tokens=4)
     history = [*QUESTION, first.choices[0].message.model_dump(), {"role": "user", "content": [{"type": "text", "text": "And?"}]}]
     assert client.chat.completions.create(model="pydoc", messages=history, max_tokens=4).choices[0].message.content is not None
 
 
-def test_continuing_the_last_message(client):
+def test_the_last_message_can_be_continued(client):
     messages = [*QUESTION, {"role": "assistant", "content": "The function"}]
     extra = {"add_generation_prompt": False, "continue_final_message": True}
     settings = {"model": "pydoc", "messages": messages, "max_tokens": 5, "temperature": 0}

@@ -1,4 +1,4 @@
-"""The token bucket, on a clock of the test's own."""
+"""The rate limit's token buckets, with a fake clock."""
 
 import pytest
 from starling_agent.http import rate_limit
@@ -18,7 +18,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_burst_and_then_the_rate(clock):
+def test_a_burst_is_allowed_and_then_the_rate(clock):
     buckets = Buckets(RateLimit(3, 6.0), clock)
     assert [buckets.take(b"a") for _ in range(3)] == [0, 0, 0]
     assert buckets.take(b"a") == pytest.approx(2.0)
@@ -36,14 +36,14 @@ def test_a_bucket_holds_no_more_than_the_limit(clock):
     assert [buckets.take(b"a") > 0 for _ in range(3)] == [False, False, True]
 
 
-def test_clients_do_not_share(clock):
+def test_clients_do_not_share_a_bucket(clock):
     buckets = Buckets(RateLimit(1, 60.0), clock)
     assert buckets.take(b"a") == 0
     assert buckets.take(b"b") == 0
     assert buckets.take(b"a") > 0
 
 
-def test_strangers_do_not_fill_the_memory(clock, monkeypatch):
+def test_many_clients_do_not_fill_the_memory(clock, monkeypatch):
     monkeypatch.setattr(rate_limit, "MAX_BUCKETS", 10)
     buckets = Buckets(RateLimit(1, 60.0), clock)
     for i in range(100):

@@ -26,7 +26,7 @@ def error_of(answer: httpx.Response, status: int, code: str) -> Any:
 
 
 def states(http: httpx.Client) -> dict[str, float]:
-    """As they are scraped."""
+    """Returns the sleep states of /metrics."""
     return {sample.labels["sleep_state"]: sample.value for sample in scrape(http)["vllm:engine_sleep_state"].samples}
 
 
@@ -35,7 +35,7 @@ OFFLOADED = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
 DISCARDED = {"awake": 0, "weights_offloaded": 0, "discard_all": 1}
 
 
-def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
+def test_an_engine_sleeps_and_wakes_with_the_same_output(sleeper: LiveServer) -> None:
     http = sleeper.http
     before = http.post("/v1/completions", json=BODY).json()["choices"]
     assert http.get("/is_sleeping").json() == {"is_sleeping": False}
@@ -50,7 +50,7 @@ def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
         error_of(http.get("/ready"), 503, "engine_asleep")
         assert http.get("/health").status_code == 200
         assert http.post("/wake_up?tags=weights").json() == {"is_sleeping": True}
-        assert states(http) == asleep, "until all is there"
+        assert states(http) == asleep, "until all memory is back"
         assert http.post("/wake_up?tags=weights&tags=kv_cache").json() == {"is_sleeping": False}
         assert http.get("/ready").status_code == 200
         assert http.post("/v1/completions", json=BODY).json()["choices"] == before
@@ -60,13 +60,13 @@ def test_sleeps_and_wakes(sleeper: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("query", "param"), [("level=0", "level"), ("level=deep", "level"), ("level=-1", "level"), ("mode=keep", "mode")]
 )
-def test_says_what_is_possible(query: str, param: str, sleeper: LiveServer) -> None:
+def test_a_wrong_query_is_refused_and_its_parameter_named(query: str, param: str, sleeper: LiveServer) -> None:
     assert error_of(sleeper.http.post(f"/sleep?{query}"), 400, "invalid_value")["param"] == param
     assert error_of(sleeper.http.post("/wake_up?tags=kv"), 400, "invalid_value")["param"] == "tags"
     assert sleeper.http.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
-def test_a_stream_stands_against_it_or_is_ended(sleeper: LiveServer) -> None:
+def test_an_open_stream_prevents_sleep_or_is_aborted(sleeper: LiveServer) -> None:
     begun, text = threading.Event(), []
 
     def read() -> None:
@@ -85,7 +85,7 @@ def test_a_stream_stands_against_it_or_is_ended(sleeper: LiveServer) -> None:
     assert sleeper.http.post("/wake_up").json() == {"is_sleeping": False}
 
 
-def test_what_is_refused_meanwhile_is_told_in_the_log(sleeper: LiveServer) -> None:
+def test_the_log_has_requests_refused_during_sleep(sleeper: LiveServer) -> None:
     sleeper.http.post("/sleep")
     error_of(sleeper.http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "too-early"}), 503, "engine_asleep")
     sleeper.http.post("/wake_up")
@@ -93,18 +93,18 @@ def test_what_is_refused_meanwhile_is_told_in_the_log(sleeper: LiveServer) -> No
 
 
 @pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}])
-def test_a_strangers_page_neither_puts_it_to_sleep_nor_wakes_it(headers: dict[str, str], sleeper: LiveServer) -> None:
+def test_a_page_of_another_origin_neither_puts_it_to_sleep_nor_wakes_it(headers: dict[str, str], sleeper: LiveServer) -> None:
     for path in ("/sleep", "/wake_up"):
         assert "allowed" in error_of(sleeper.http.post(path, headers=headers), 403, "origin_not_allowed")["message"]
     assert sleeper.http.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
-def test_the_page_documents_refusals(sleeper: LiveServer) -> None:
+def test_the_api_page_documents_refusals(sleeper: LiveServer) -> None:
     paths = sleeper.http.get("/openapi.json").json()["paths"]
     for path in ("/sleep", "/wake_up"):
         assert {"400", "401", "403", "409", "503"} <= paths[path]["post"]["responses"].keys()
 
 
-def test_without_the_flag_there_are_no_such_routes(server: LiveServer) -> None:
+def test_without_sleep_mode_there_are_no_such_routes(server: LiveServer) -> None:
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
         error_of(server.http.request(method, path), 404, "not_found")

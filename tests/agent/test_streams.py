@@ -1,4 +1,4 @@
-"""The bytes of streams, and clients that leave or dawdle."""
+"""The events of streams, and clients that disconnect or read slowly."""
 
 import concurrent.futures
 import contextlib
@@ -15,13 +15,13 @@ LONG: dict[str, Any] = {"prompt": "import", "max_tokens": 3000, "ignore_eos": Tr
 
 
 def events(text: str) -> list[Any]:
-    """The data of each event, [DONE] as it is."""
+    """Returns the data of each event, parsed except for [DONE]."""
     assert text.endswith("\n\n")
     data = [event.removeprefix("data: ") for event in text.removesuffix("\n\n").split("\n\n")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
-def test_events_of_a_chat(http):
+def test_a_chats_stream_has_role_text_end_and_done(http):
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": True, "ignore_eos": True}
     answer = http.post(CHAT, json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -41,7 +41,7 @@ def test_events_of_a_chat(http):
         assert "usage" not in chunk
 
 
-def test_usage_comes_last_and_null_before(http):
+def test_usage_comes_last_and_is_null_before(http):
     body = {"prompt": "a", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last, done = events(http.post(COMPLETION, json=body).text)
     assert done == "[DONE]"
@@ -50,7 +50,7 @@ def test_usage_comes_last_and_null_before(http):
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
-def test_token_ids_are_told_when_asked_for(http):
+def test_token_ids_are_in_the_answer_if_wanted(http):
     body = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     whole = http.post(COMPLETION, json=body).json()["choices"][0]
     chunks = events(http.post(COMPLETION, json={**body, "stream": True}).text)
@@ -59,13 +59,13 @@ def test_token_ids_are_told_when_asked_for(http):
     assert whole["prompt_token_ids"] == http.post("/tokenize", json={"prompt": "a"}).json()["tokens"]
 
 
-def test_tokens_as_ids(http):
+def test_logprobs_name_tokens_by_id_if_wanted(http):
     body = {"prompt": "a", "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
     tokens = http.post(COMPLETION, json=body).json()["choices"][0]["logprobs"]["tokens"]
     assert all(token.startswith("token_id:") for token in tokens)
 
 
-def test_prompt_logprobs(http):
+def test_the_prompts_log_probabilities_are_in_the_answer(http):
     body = {"prompt": "A list is", "max_tokens": 1, "prompt_logprobs": 2}
     tables = http.post(COMPLETION, json=body).json()["choices"][0]["prompt_logprobs"]
     assert tables[0] is None
@@ -74,7 +74,7 @@ def test_prompt_logprobs(http):
         assert {"logprob", "rank", "decoded_token"} == set(next(iter(table.values())))
 
 
-def test_a_request_id_comes_back(http):
+def test_the_answer_has_the_requests_id(http):
     body = {"prompt": "a", "max_tokens": 1}
     answer = http.post(COMPLETION, json=body, headers={"X-Request-Id": "mine-7"})
     assert answer.headers["x-request-id"] == "mine-7"
@@ -92,12 +92,12 @@ def test_one_request_id_may_be_used_twice_at_once(http):
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "//v1/models", "/v1/models/", "/v1/models//"])
-def test_doubled_and_trailing_slashes(server, path):
+def test_paths_with_too_many_slashes_are_answered(server, path):
     assert server.http.get(server.url + path).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request(server, stream):
+def test_a_disconnect_ends_the_request(server, stream):
     with contextlib.closing(_raw_post(server, COMPLETION, {**LONG, "stream": stream, "n": 2})) as client:
         _wait_for(lambda: server.metric("vllm:num_requests_running") == 2)
         if stream:
@@ -108,15 +108,14 @@ def test_a_client_that_leaves_ends_its_request(server, stream):
     assert 'finished_reason="abort"' in server.http.get("/metrics").text
 
 
-def test_a_client_that_leaves_while_it_sends(server):
-    """Half a body, and gone: nothing starts."""
+def test_a_disconnect_in_the_body_starts_nothing(server):
     with contextlib.closing(_connect(server)) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
     assert server.http.get("/health").status_code == 200
     assert server.is_idle()
 
 
-def test_many_clients_leave_at_once(server):
+def test_many_disconnects_at_once_leave_an_idle_engine(server):
     clients = [_raw_post(server, COMPLETION, {**LONG, "stream": True}) for _ in range(24)]
     _wait_for(lambda: server.metric("vllm:num_requests_running") >= 12)
     for client in clients:
@@ -124,8 +123,8 @@ def test_many_clients_leave_at_once(server):
     server.wait_until_idle(seconds=10)
 
 
-def test_a_slow_reader_holds_nobody_up(server):
-    """It reads nothing while its request runs to the end; all of it is there when it reads at last.
+def test_a_slow_reader_delays_no_other_request(server):
+    """The client reads nothing until its request has ended, and then gets all of it.
 
     The echoed prompt with twenty candidates for each token makes megabytes: more than sockets hold.
     """
@@ -173,7 +172,7 @@ def _raw_post(server: Any, path: str, body: dict[str, Any], receive_buffer: int 
 
 
 def _read_all(client: socket.socket) -> bytes:
-    """Until the last chunk of the chunked answer."""
+    """Reads to the last chunk of the chunked answer."""
     pieces = [b""]
     while not pieces[-1].endswith(b"0\r\n\r\n"):
         pieces.append(client.recv(65536))

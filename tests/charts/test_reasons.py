@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from starling_operator.apply.applier import status
+from starling_operator.apply import status
 from starling_operator.plan import conditions, refusals, verdict
 
 from tests.charts.helm import ROOT

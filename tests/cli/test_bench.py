@@ -1,4 +1,4 @@
-"""What benchmarks make of the times that they took."""
+"""Numbers that benchmarks compute from their times."""
 
 import itertools
 

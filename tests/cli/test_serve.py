@@ -89,14 +89,14 @@ def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):
     answer = starling("serve", *arguments, "--port", "0")
     assert answer.returncode == 1
     assert "Traceback" not in answer.stderr
-    *_, told, advice = answer.stderr.rstrip().splitlines()
-    assert told.startswith("error: ")
-    assert cause in told
+    *_, cause_line, advice = answer.stderr.rstrip().splitlines()
+    assert cause_line.startswith("error: ")
+    assert cause in cause_line
     assert advice.startswith("fix: ")
     assert fix in advice
 
 
-def test_a_port_in_use_is_told_before_the_model_is_loaded():
+def test_a_port_in_use_is_reported_before_the_model_is_loaded():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -1,4 +1,4 @@
-"""How the tests talk to the API server: like `kubectl apply` (strict about fields that are not known), but without its start-up."""
+"""Calls of the API server, like `kubectl apply` (strict about fields that are not known), but without its start-up."""
 
 import json
 import subprocess

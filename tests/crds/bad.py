@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
+from starling_crds.v1alpha1.engine_arguments import typed_arguments
 
 from tests.crds.manifests import service
 
@@ -198,8 +198,13 @@ ENGINE = [
     typed("engine.prefixCaching", "yes", "boolean", "true or false"),
     bad("engine.schedulingPolicy", "lifo", '"fcfs", "priority"', "fcfs or priority"),
     *(
-        bad("engine.extraArgs", {name: _EXAMPLE[kind]}, f"is set by spec.{field}; use that", at=f"engine.extraArgs.{name}")
-        for name, (kind, field) in TYPED_ARGUMENTS.items()
+        bad(
+            "engine.extraArgs",
+            {name: _EXAMPLE[typed.kind]},
+            f"is set by spec.{typed.field}; use that",
+            at=f"engine.extraArgs.{name}",
+        )
+        for name, typed in typed_arguments().items()
     ),
     bad("kvCache.tiers.cpu", {}, "Required value", "is required", at="kvCache.tiers.cpu.bytes"),
     bad("kvCache.tiers.cpu.bytes", "16GiB", SIZE),

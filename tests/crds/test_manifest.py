@@ -31,7 +31,7 @@ def test_the_files_are_what_the_types_say():
         assert yaml.safe_load(crd_yaml(crd)) == crd
 
 
-def test_check_tells_a_file_that_is_not_current(tmp_path: Path):
+def test_check_reports_a_file_that_is_not_current(tmp_path: Path):
     assert check(CRD.parent).returncode == 0
     (tmp_path / SCALE_CRD.name).write_text(SCALE_CRD.read_text())
     (tmp_path / CRD.name).write_text(CRD.read_text().replace("infsvc", "isvc"))
@@ -87,7 +87,7 @@ def test_each_field_with_a_rule_has_a_bad_manifest():
 
 
 def test_conditions_are_merged_by_key_and_groups_as_a_whole():
-    """They have one writer; with a key the API server would note each field of each group a second time."""
+    """Groups have one writer; with a key the API server would note each field of each group a second time."""
     found = all_fields()
     assert found["status.conditions"]["x-kubernetes-list-map-keys"] == ["type"]
     assert not any(

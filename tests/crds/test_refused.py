@@ -27,5 +27,5 @@ def test_the_api_server_names_the_field_and_what_is_possible(api: Api, manifest:
 def test_the_same_is_refused_without_an_api_server(manifest: Bad):
     parsed = parse(manifest.body)
     assert parsed.spec is None
-    told = [problem.message for problem in parsed.problems if problem.path == manifest.field]
-    assert any(manifest.locally in message for message in told), parsed.error
+    found = [problem.message for problem in parsed.problems if problem.path == manifest.field]
+    assert any(manifest.locally in message for message in found), parsed.error

@@ -6,14 +6,14 @@ from unittest.mock import patch
 import pytest
 from starling_engine.ipc import child
 
-from tests import forks
+from tests import fork_server
 
 start_program = child.start
 
 
 @pytest.fixture(scope="session", autouse=True)
 def as_forks() -> Iterator[None]:
-    with patch.object(child, "start", forks.start):
+    with patch.object(child, "start", fork_server.start):
         yield
 
 

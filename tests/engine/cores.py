@@ -94,7 +94,7 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list
             tokens[delta.id] += delta.tokens
             if delta.finish_reason is not None:
                 errors[delta.id] = delta.error
-    while core.moving:
+    while core.has_pending_transfers:
         assert time.monotonic() < deadline
         core.step()
         time.sleep(0.001)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import zmq
-from starling_engine.kv.endpoint import REPLAY_PORT
+from starling_engine.kv.event_endpoint import REPLAY_PORT
 from starling_engine.kv.events import EventLog, KVEventBatch
 from starling_engine.kv.hashing import GRANULE, chain_root
 from starling_engine.kv_offload.secondary.base import CHUNK
@@ -95,11 +95,11 @@ class Router:
     def _store(self, event: Stored) -> None:
         assert len(event.token_ids) == event.block_size * len(event.block_hashes)
         assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)
-        assert event.lora_id is None
+        assert event.lora_id is None and event.lora_name is None
         self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
         salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
         parent = None if event.parent_block_hash is None else self.names[event.parent_block_hash]
-        head = parent or chain_root(event.lora_name, *(salts or (None,)))
+        head = parent or chain_root(None, *(salts or (None,)))
         known = self.cached[event.medium][event.group_idx]
         for at, said in enumerate(event.block_hashes):
             head = hashed(head, event.token_ids[at * event.block_size : (at + 1) * event.block_size])

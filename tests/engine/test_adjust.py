@@ -25,7 +25,7 @@ def on_host(params: SamplingParams, prompt: list[int], output: list[int]) -> lis
 
 
 def when_entering(params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
-    """The device is told of the output with the request."""
+    """The device gets the output with the request."""
     return on_device(params, prompt, output, len(output))
 
 
@@ -35,7 +35,7 @@ def when_counting(params: SamplingParams, prompt: list[int], output: list[int]) 
 
 
 def on_device(params: SamplingParams, prompt: list[int], output: list[int], known: int) -> list[float]:
-    """In a slot that had another request before; others are beside it."""
+    """Adjusts in a slot that had another request before, beside other slots."""
     device, other = DeviceAdjuster(InlineQueue(), torch.device("cpu"), 3, len(LOGITS)), SamplingParams(logit_bias={2: 9.0})
     for slot in (1, 2):
         device.enter(slot, Adjuster(other, 1, EOS), [3, 3, 4])

@@ -21,18 +21,18 @@ for thread in threads:
 """
 
 HEADER = """
-from starling_engine.kv_offload.secondary.base import ObjectKey, Part
+from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
-from starling_engine.kv_offload.secondary.folder.header import decode, encode, make_header
+from starling_engine.kv_offload.secondary.folder.object_file import decode_header, encode_header, make_header
 
-key = ObjectKey(b"name", 0, Part(0, 2, 0, 1))
-page = memoryview(encode(make_header(Fingerprint("model", "float32", b"digest"), key, memoryview(bytes(64)))))
-first = lambda: decode(page)
+key = ObjectKey(b"name", 0, ChunkPart(0, 2, 0, 1))
+page = memoryview(encode_header(make_header(Fingerprint("model", "float32", b"digest"), key, memoryview(bytes(64)))))
+first = lambda: decode_header(page)
 """
 
 
 def test_threads_may_be_the_first_to_read_headers() -> None:
-    """Where the header's type is made by the first of them, most such processes end by SIGSEGV."""
+    """Checks that threads decode at once: if the first one made the header's type, most such processes end by SIGSEGV."""
     for _ in range(4):
         ended = subprocess.run([sys.executable, "-c", ALL_AT_ONCE.format(setup=HEADER)], capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks
-from starling_engine.ledger import HostMemory, activation_bytes, plan_memory
+from starling_engine.ledger import HostMemory, MemoryRequest, activation_bytes, plan_memory
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
 
@@ -37,12 +37,12 @@ BIG = {**PLAN, "total": 16 << 20, "available": 16 << 20}
         ({"host": HostMemory(cpu=120)}, 23, 0),
         ({"host": HostMemory(cpu=120), "unified": False}, 35, 0),
         ({"host": HostMemory(cpu=320)}, 3, 0),
-        ({"host": HostMemory(passage=60, store=60)}, 23, 0),
+        ({"host": HostMemory(staging=60, store=60)}, 23, 0),
         ({"host": HostMemory(cpu=745), "kv_bytes": 105}, 10, 5),
     ],
 )
 def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
-    ledger = plan_memory(**{**PLAN, **changes})
+    ledger = plan_memory(MemoryRequest(**{**PLAN, **changes}))
     assert (ledger.num_blocks, ledger.left) == (blocks, left)
 
 
@@ -62,21 +62,21 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
 )
 def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        plan_memory(**{**PLAN, **changes})
+        plan_memory(MemoryRequest(**{**PLAN, **changes}))
 
 
 @pytest.mark.parametrize(
     ("unified", "rows"),
     [
-        (True, ["weights", "KV cache", "activations", "tables", "passage", "store", "left", "limit"]),
-        (False, ["weights", "KV cache", "activations", "left", "limit", "tables", "passage", "store"]),
+        (True, ["weights", "KV cache", "activations", "tables", "staging", "store", "left", "limit"]),
+        (False, ["weights", "KV cache", "activations", "left", "limit", "tables", "staging", "store"]),
     ],
 )
 def test_tiers_are_printed_among_what_the_limit_is_for(unified: bool, rows: list[str]) -> None:
-    lines = str(plan_memory(**BIG, host=HostMemory(passage=3 << 20, store=2 << 20), unified=unified)).splitlines()
+    lines = str(plan_memory(MemoryRequest(**BIG, host=HostMemory(staging=3 << 20, store=2 << 20), unified=unified))).splitlines()
     assert [line[:12].strip() for line in lines] == rows
-    assert "passage         3.00 MiB" in lines and "store           2.00 MiB" in lines
-    assert "CPU tier        3.00 MiB" in str(plan_memory(**BIG, host=HostMemory(cpu=3 << 20), unified=unified))
+    assert "staging         3.00 MiB" in lines and "store           2.00 MiB" in lines
+    assert "CPU tier        3.00 MiB" in str(plan_memory(MemoryRequest(**BIG, host=HostMemory(cpu=3 << 20), unified=unified)))
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_tiers_are_printed_among_what_the_limit_is_for(unified: bool, rows: list
         (HostMemory(cpu=300, store=21), "kv_cpu_bytes: .*at most 299"),
         (HostMemory(cpu=100, store=300), "kv_store: .*, 220 bytes together at most"),
         (HostMemory(store=321), "kv_store: .*, 320 bytes together at most"),
-        (HostMemory(passage=321), "kv_fs_path: .*set kv_cpu_bytes to at most 320"),
-        (HostMemory(passage=300, store=100, outside="kv_store"), "kv_store: .*set kv_cpu_bytes to at most 220"),
+        (HostMemory(staging=321), "kv_fs_path: .*set kv_cpu_bytes to at most 320"),
+        (HostMemory(staging=300, store=100, staged_for="kv_store"), "kv_store: .*set kv_cpu_bytes to at most 220"),
         (HostMemory(cpu=500, store=400), "kv_cpu_bytes: .*at most 0"),
     ],
 )
 def test_what_takes_most_of_a_host_that_is_too_small_is_named(host: HostMemory, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        plan_memory(**{**PLAN, "host": host})
+        plan_memory(MemoryRequest(**{**PLAN, "host": host}))
 
 
 SMALL: dict[str, Any] = {
@@ -127,7 +127,7 @@ def test_a_plain_layer_among_those_with_experts_counts() -> None:
 
 
 def test_what_latent_attention_makes_of_a_long_context_counts() -> None:
-    """At the least the latents of one sequence, and keys and values of one head."""
+    """Checks the lower bound: the latents of one sequence, and keys and values of one head."""
     latent = {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": None, "first_k_dense_replace": 4}
     config = parse_model_config(Fields({**SMALL, **latent}, "config.json"), Fields({}, ""))
     short, long = (activation_bytes(config, 2, 1000, 1, length) for length in (1, 100_000))

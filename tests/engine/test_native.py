@@ -74,7 +74,7 @@ def test_linear_reads_strided_rows() -> None:
 
 
 PAIRS = [[1], [0, 1, 0], [3, 0, 1, 8, 40], [0, 600, 9], [0, 0]]
-"""So many pairs of each expert."""
+"""Makes pairs, a given number for each expert."""
 
 
 def packed_experts(count: int, n: int, k: int, gated: bool = False) -> tuple[PackedExperts, PackedExperts]:

@@ -1,4 +1,4 @@
-"""Where native kernels are not made, the log says why and the engine goes on without them."""
+"""The engine goes on without native kernels, and the log says why."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from starling_engine.native import build
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """What tells the flags of a CPU that has all; nothing else speaks for or against kernels."""
+    """Simulates the flags of a CPU that has all; nothing else speaks for or against kernels."""
     info = tmp_path / "cpuinfo"
     info.write_text(f"flags\t\t: fpu {' '.join(build.REQUIRED_CPU_FLAGS)}\n")
     monkeypatch.setattr(build, "CPU_INFO", info)
@@ -18,7 +18,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return info
 
 
-def test_an_older_cpu_is_told_what_it_lacks(cpu: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_flags_that_an_older_cpu_lacks_are_named(cpu: Path, caplog: pytest.LogCaptureFixture) -> None:
     cpu.write_text("flags\t\t: fpu avx2\n")
     assert build.load.__wrapped__() is None
     assert "the CPU lacks avx512_bf16, avx512bw" in caplog.text

@@ -30,7 +30,7 @@ assert same and os.waitpid(child, 0)[1] == 0
 
 
 def product(threads: int) -> tuple[Tensor, Tensor]:
-    """What the kernel says, and what it should say."""
+    """Returns the kernel's result, and the expected one."""
     torch.set_num_threads(threads)
     x, weight = torch.randn(9, 66).bfloat16(), torch.randn(800, 66).bfloat16()
     return ops.linear(x, ops.pack_linear(weight)), reference.linear(x, reference.pack_linear(weight))

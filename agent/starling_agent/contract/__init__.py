@@ -1,1 +1,1 @@
-"""What the operator and an agent say to each other. Imports neither torch nor a web framework: the operator's image has neither."""
+"""Messages between the operator and agents. Imports neither torch nor a web framework: the operator's image has neither."""

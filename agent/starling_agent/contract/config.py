@@ -1,13 +1,14 @@
-"""`agent.json`: what the operator mounts into every pod of a revision, and `starling agent --config` reads.
+"""Configuration of an agent: `agent.json`, which every pod of a revision mounts, and `starling agent --config` reads.
 
-What depends on replicas, data or expert parallel size is not in it: that changes without a new revision. What differs from pod to
-pod (its name, group, addresses) comes from the environment; see `identity`.
+Replicas, data and expert parallel size are not in it: they change without a new revision. A pod's own name, group and addresses
+come from the environment; see `identity`.
 """
 
 import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from starling_crds.layout import GroupLayout
 
 from starling_agent.contract.listening import EVERYWHERE
 
@@ -19,7 +20,7 @@ _PINNED = re.compile(r"hf://[^@]+@[0-9a-f]{40}")
 
 
 class ContractModel(BaseModel):
-    """Fields that a later release adds are ignored: an agent may be one release older than its operator, or newer."""
+    """A message that ignores fields of a later release: an agent may be one release older than its operator, or newer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -27,8 +28,8 @@ class ContractModel(BaseModel):
 class ModelSourceConfig(ContractModel):
     """source as in `spec.model.source`; `pvc://` arrives as the file:// path it is mounted at. cache_dir is writable.
 
-    A download that brings no byte for `download_stall_seconds` is begun again. pin_file is where the operator writes the commit
-    that all pods of the revision load; it may come later than the pod. None: nobody pins.
+    A download that brings no byte for `download_stall_seconds` starts again. To pin_file the operator writes the commit that all
+    pods of the revision load; it may come later than the pod. None: the source is not pinned.
     """
 
     source: str
@@ -39,7 +40,7 @@ class ModelSourceConfig(ContractModel):
 
 
 def is_pinned(source: str) -> bool:
-    """A pinned source of the hub names its commit, so that it can never mean anything else."""
+    """Returns whether a source of the hub names its commit, so that it can never mean anything else."""
     return _PINNED.fullmatch(source) is not None
 
 
@@ -53,7 +54,7 @@ class ElasticConfig(ContractModel):
 class LayoutConfig(ContractModel):
     """The fixed part of the layout. `per_node` ranks run in one pod.
 
-    With `elastic` the leader is told the data parallel size while it runs (see `scale`), the first one too, and `data` is not read.
+    With `elastic` the leader gets each data parallel size while it runs (see `scale`), and `data` is not read.
     """
 
     tensor: int = 1
@@ -62,9 +63,18 @@ class LayoutConfig(ContractModel):
     per_node: int = 1
     elastic: ElasticConfig | None = None
 
+    def at(self, data: int) -> GroupLayout:
+        """Returns the group's layout at a data parallel size."""
+        return GroupLayout(tensor=self.tensor, pipeline=self.pipeline, data=data, per_node=self.per_node)
+
+    @property
+    def largest(self) -> GroupLayout:
+        """Layout at the largest size that the group can have."""
+        return self.at(self.elastic.max if self.elastic is not None else self.data)
+
 
 class RateConfig(ContractModel):
-    """At most `requests` in any `seconds`, of each client."""
+    """Limit of each client: at most `requests` in any `seconds`."""
 
     requests: int
     seconds: float
@@ -73,7 +83,7 @@ class RateConfig(ContractModel):
 class EndpointConfig(ContractModel):
     """service_url: base URL of the Service, for the token that proves it; None where there is no Service.
 
-    api_key_secret and tls_secret name the Secrets that the files are of, which may come later than the pod: it waits for them.
+    api_key_secret and tls_secret name the files' Secrets. These may come later than the pod, which waits for them.
     """
 
     host: str = EVERYWHERE

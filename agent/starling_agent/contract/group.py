@@ -1,14 +1,18 @@
-"""How the nodes of a group find each other: what the leader's admin endpoint takes from them and answers.
+"""Membership of a group: the call with which its nodes find each other, at the leader's admin endpoint.
 
-    POST /admin/group?after=V&leader=ID&wait=S   Member -> 200 GroupView
+    POST /admin/group?after=V&leader=ID&wait=S   GroupMember -> 200 GroupView
 
-A node says what it is and what runs on it, again and again; the answer is who is there. It comes at once when the caller does not
-know this version of this leader yet, else when there is another or after `wait` seconds (at most 30): a long poll. A node that has
-not asked for a while is out of the view until it asks again, and a leader that was started again learns from the next question of
-each node what it has to know.
+Each node reports itself and its cores again and again, and gets the group's members: a long poll. The answer comes at once if the
+caller does not know this version of this leader. Else it comes with the next version, or after `wait` seconds (at most 30). A node
+that has not polled for a while is out of the view until it polls again. A leader that was started again learns everything from the
+nodes' next polls.
 
-Refused with OpenAI's error body: 401 as all of the admin endpoint, 409 `not_leader`, 409 `other_group`, `other_revision`,
-`other_release`, `other_configuration` (nodes of one group must have them in common), 400 `no_such_node` (the layout has fewer).
+Refused with OpenAI's error body:
+
+    401   as everywhere on the admin endpoint
+    409   `not_leader`
+    409   `other_group`, `other_revision`, `other_release`, `other_configuration`: the nodes of one group share all four
+    400   `no_such_node`: the layout has fewer nodes
 """
 
 from pydantic import Field
@@ -20,9 +24,9 @@ class GroupCore(ContractModel):
     """One engine core.
 
     rank      data parallel rank
-    address   where frontends of other nodes reach it; another one after each start, and empty while it loads
-    taking    whether it takes their requests; not while its node drains
-    joining   while it loads: where workers of other nodes have to join it; empty where it has none. It stays after the load
+    address   for frontends of other nodes; another one after each start, and empty while it loads
+    taking    it takes their requests; not while its node drains
+    joining   where workers of other nodes join it while it loads, and stays; empty where it has none
     """
 
     rank: int
@@ -32,11 +36,11 @@ class GroupCore(ContractModel):
 
 
 class GroupMember(ContractModel):
-    """One node. What follows `incarnation` must be the same on all nodes of a group.
+    """One node. Fields after `incarnation` must be the same on all nodes of a group.
 
-    draining      it is going, and its workers stay only for the cores that have them
+    draining      it ends, and its workers stay only for the cores that have them
     incarnation   id of this agent process
-    config_hash   SHA-256 of what agents' configurations must have in common, hex
+    config_hash   SHA-256 of the shared part of agents' configurations, hex
     """
 
     node: int
@@ -52,10 +56,11 @@ class GroupMember(ContractModel):
 
 
 class GroupView(ContractModel):
-    """incarnation: id of the leader's process, within which versions count.
+    """The group as its leader knows it.
 
-    data     data parallel ranks that take requests: the first so many
-    target   the same when the change of size that is under way is done
+    incarnation   id of the leader's process, within which versions count
+    data          number of data parallel ranks that take requests: the first ones
+    target        the same after the present change of size
     """
 
     incarnation: str

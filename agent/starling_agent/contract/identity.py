@@ -1,4 +1,4 @@
-"""Which pod this is: set by the pod template through the downward API, by `starling up` for a local process."""
+"""Identity of this pod, from variables that the pod template sets, or `starling up` for a local process."""
 
 import os
 import re
@@ -44,6 +44,6 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> Identity:
         namespace=namespace,
         address=environment.get(POD_IP, "127.0.0.1"),
         host=environment.get(HOST, ""),
-        # Where nodes have addresses of their own, the headless Service's name leads there.
+        # The headless Service gives each node a name of its own.
         leader=environment.get(LEADER) or f"{group}-0.{group}.{namespace}.svc:{ADMIN_PORT}",
     )

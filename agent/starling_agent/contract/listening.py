@@ -7,12 +7,12 @@ EVERYWHERE = "::"
 
 
 def authority(host: str, port: int) -> str:
-    """Host and port as a URL has them: an address of IPv6 in brackets (RFC 3986)."""
+    """Returns HOST:PORT for a URL, an address of IPv6 in brackets (RFC 3986)."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, which does not listen yet. `::` takes IPv4 too, and IPv4 alone where the kernel has no IPv6.
+    """Returns a bound TCP socket, which does not listen yet. `::` takes IPv4 too, and IPv4 alone where the kernel has no IPv6.
 
     Raises OSError.
     """
@@ -22,7 +22,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def has_ipv6() -> bool:
-    """Whether the kernel lets a socket be bound to an address of IPv6: it may be compiled in and switched off."""
+    """Returns whether a socket can be bound to an address of IPv6: the kernel may have it and switch it off."""
     try:
         _bound(socket.AF_INET6, "::1", 0).close()
     except OSError:

@@ -1,9 +1,9 @@
 """An agent's report: `GET /admin/report?after=N&wait=S` with `Authorization: Bearer TOKEN`.
 
-With `&commit=SHA` the operator says which commit of a hub's repository all pods of the revision load; the first one stays.
-With `&ends_in=SECONDS` it says when Kubernetes kills the pod, or one that this one cannot go on without.
-Answers at once when the report's version is above `after` or of another incarnation (`&incarnation=ID`), else when it changes or
-after `wait` seconds (at most 60): a long poll. A quiet agent's report does not change.
+`&commit=SHA` is the commit of a hub's repository that all pods of the revision load; the first one stays.
+`&ends_in=SECONDS` is the time until Kubernetes kills the pod, or one that this one cannot go on without.
+A long poll: the answer comes at once if the version is above `after`, or of another incarnation than `&incarnation=ID`. Else it
+comes with the next change, or after `wait` seconds (at most 60). A quiet agent's report does not change.
 """
 
 from typing import Literal
@@ -28,7 +28,7 @@ PHASES: tuple[Phase, ...] = (
 
 
 class Progress(ContractModel):
-    """How far the phase is. unit is "bytes" or "tensors"; `eta_seconds` is None while it cannot be told."""
+    """Progress of the phase. unit is "bytes" or "tensors"; `eta_seconds` is None while it is unknown."""
 
     done: int = Field(ge=0)
     total: int = Field(ge=0)
@@ -56,7 +56,7 @@ class RankHealth(ContractModel):
 
 
 class WorkerStart(ContractModel):
-    """What each step of a worker's start took. `core` counts the engine cores of this node, `rank` the workers of that core."""
+    """Seconds of each step of a worker's start. `core` counts the engine cores of this node, `rank` the workers of that core."""
 
     core: int
     rank: int
@@ -73,7 +73,7 @@ class KVLedger(ContractModel):
 
 
 class Report(ContractModel):
-    """What this agent is, does and needs.
+    """State of one agent.
 
     version              grows with every change; compare only within one incarnation
     incarnation          id of this agent process
@@ -81,15 +81,15 @@ class Report(ContractModel):
     config_hash          SHA-256 of the configuration file's bytes, hex
     healthy              /health: work is progressing, or there is none
     ready                /ready: requests are accepted
-    asleep               the engine has given memory back, and is not ready until it is woken: `/admin/wake_up`
+    asleep               the engine has given memory back, and is not ready until `/admin/wake_up`
     token_seen           a real token came through this pod's own endpoint since the engine started
     service_token_seen   a real token came through the Service; None where no Service is configured or it was not tried yet
     engine_restarts      in place, of this process
-    last_error           the cause of the last failure in words, with the fix where one is known
-    starts               of the workers of this node's engine cores, wherever these workers are
-    commit               of the hub's repository: what the name means, until the operator has chosen; then what is loaded
+    last_error           the cause of the last failure, with the fix where one is known
+    starts               of the workers of this node's engine cores, on any node
+    commit               of the hub's repository: the name's own until the operator has chosen one, then the loaded one
     weights              SHA-256 over the checkpoint's files, without the tensors themselves; None until they are here
-    leader               whether this node leads its group; the next two are the leader's alone
+    leader               this node leads its group; only the leader has the next two
     size                 of the group, as its nodes have it
     operation            the newest change of size; None before the first
     fatal                restarting cannot help (a bad configuration, a model that does not load); phase is "failed"

@@ -1,12 +1,17 @@
-"""Changing a group's data parallel size while it serves: what the leader's admin endpoint takes and answers.
+"""Changes of a group's data parallel size while it serves, at the leader's admin endpoint.
 
     PUT    /admin/scale               ScaleRequest -> 202 Operation, also when the same id is sent again
     GET    /admin/scale?operation=ID  -> 200 Operation of that id, or 404 `unknown_operation`
     DELETE /admin/scale?operation=ID  cancels it before its commit -> 202 Operation, or 409 `too_late`
 
-Refused with OpenAI's error body and nothing changed: 400 `invalid_target` (no size that this group can have),
-404 `unknown_operation`, 409 `operation_running` (another one is), 409 `rank_dead` (capacity is lost, and that is no shrink),
-409 `not_leader`, 401 as all of the admin endpoint.
+Refused with OpenAI's error body, and nothing is changed:
+
+    400   `invalid_target`: this group cannot have that size
+    401   as everywhere on the admin endpoint
+    404   `unknown_operation`
+    409   `operation_running`: another one runs
+    409   `rank_dead`: a lost rank is no shrink
+    409   `not_leader`
 """
 
 from typing import Literal
@@ -20,7 +25,7 @@ ENDED: tuple[OperationPhase, ...] = ("done", "failed", "cancelled")
 
 
 class ScaleRequest(ContractModel):
-    """`data` is absolute: data parallel ranks that the group is to have. The same `operation` is the same operation."""
+    """`data`: the wanted number of data parallel ranks. Two requests with one `operation` are one operation."""
 
     operation: str = Field(min_length=1, max_length=200)
     data: int = Field(ge=1)
@@ -40,13 +45,13 @@ class Operation(ContractModel):
     waiting     for the nodes that the target needs to join
     preparing   new ranks load, experts move, communicators are built; the old epoch serves
     committing  all ranks switch at one step
-    releasing   leavers hand back what they hold; their nodes may still have open streams
+    releasing   leavers give their resources back; their nodes may still have open streams
     done        `epoch` serves; of a shrink: no rank of the epoch is on a node from `nodes` on
     failed      rolled back, the old epoch goes on; `error` says why
     progress    0 to 1, of its phase
-    seconds     what each phase that has ended took
+    seconds     of each phase that has ended
     nodes       pods that the target needs
-    loaded      what ranks loaded for it, by source: "peers" (ranks that held it) or "checkpoint"
+    loaded      experts that ranks loaded, by source: "peers" (ranks that held them) or "checkpoint"
     """
 
     id: str = Field(max_length=200)
@@ -66,11 +71,11 @@ class Operation(ContractModel):
 
 
 class GroupSize(ContractModel):
-    """In data parallel ranks, of the leader's group. None of them is derived from another.
+    """Sizes of the leader's group, in data parallel ranks. None of them is derived from another.
 
-    allocated   for which nodes have joined
-    joined      whose workers have loaded
-    effective   that step in the serving epoch
+    allocated   ranks for which nodes have joined
+    joined      ranks whose workers have loaded
+    effective   ranks of the serving epoch
     """
 
     allocated: int = Field(default=0, ge=0)

@@ -1,1 +1,1 @@
-"""Several nodes that serve one model together: who is there, and what runs where."""
+"""Several nodes that serve one model: which nodes there are, and what runs on them."""

@@ -1,4 +1,4 @@
-"""The engine cores of all nodes, as whoever leads the group reaches them."""
+"""The engine cores of all nodes, as the leader reaches them."""
 
 from collections.abc import Sequence
 
@@ -14,25 +14,25 @@ log = structlog.get_logger("starling.group")
 
 
 class GroupCorePool:
-    """Nodes start their cores by themselves and tell the leader; a core that has left its epoch stands by until its node goes.
+    """Nodes start their cores by themselves and report them to the leader. A core that has left its epoch stands by.
 
-    `lockstep`: only cores that stand by can join.
+    `standby_only`: only cores that stand by can join.
     """
 
-    def __init__(self, leader: Leader, progress_timeout: float, *, lockstep: bool) -> None:
+    def __init__(self, leader: Leader, progress_timeout: float, *, standby_only: bool) -> None:
         self._leader = leader
         self._progress_timeout = progress_timeout
-        self._lockstep = lockstep
+        self._standby_only = standby_only
         self._context = zmq.asyncio.Context()
         self._clients: dict[str, CoreClient] = {}
-        """By address."""
+        """Clients by address."""
 
     async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
-        """Waits for as long as it takes until these cores are there and ready to join."""
+        """Waits until these cores are there and ready to join, without a limit of time."""
         joined: dict[int, tuple[CoreClient, str]] = {}
         try:
             while len(joined) < len(ranks):
-                for rank, address, host in self._told(ranks):
+                for rank, address, host in self._reported(ranks):
                     if rank not in joined and (client := await self._connect(rank, address, host)) is not None:
                         joined[rank] = (client, host)
                 if len(joined) < len(ranks):
@@ -51,13 +51,13 @@ class GroupCorePool:
         await self.release(list(self._clients.values()))
         self._context.term()
 
-    def _told(self, ranks: Sequence[int]) -> list[tuple[int, str, str]]:
-        """Rank, address and node's address of those cores that nodes have told of."""
+    def _reported(self, ranks: Sequence[int]) -> list[tuple[int, str, str]]:
+        """Returns rank, address and node's address of the cores that nodes have reported."""
         members = self._leader.view.members
         return [(core.rank, core.address, member.address) for member in members for core in member.cores if core.rank in ranks]
 
     async def _connect(self, rank: int, address: str, host: str) -> CoreClient | None:
-        """None for one that is not there any more, or not to be had yet."""
+        """Returns None for a core that is gone, or cannot join yet."""
         client = CoreClient(self._context, address, self._progress_timeout, name=f"engine core {rank} on {host}")
         try:
             await client.connect()
@@ -65,7 +65,7 @@ class GroupCorePool:
             log.info("a core is not there", core=client.name, cause=str(error))
             await client.close()
             return None
-        if self._lockstep and client.taking:  # of a membership that is about to break
+        if self._standby_only and client.taking:  # it is in an epoch that is about to break
             await client.close()
             return None
         self._clients[address] = client

@@ -1,4 +1,4 @@
-"""The leader's side: it keeps the list of nodes, and tells it to each of them."""
+"""The leader's list of nodes: each node reports itself, and gets the list."""
 
 import asyncio
 import contextlib
@@ -13,35 +13,35 @@ from starling_agent.group.membership_service import GroupRefusal
 
 MAX_WAIT_SECONDS = 30.0
 SILENCE_SECONDS = 15.0
-"""A node that has not asked for so long is gone. Nodes ask at least every POLL_SECONDS; see `member`."""
-LOOK_SECONDS = 1.0
+"""A node that has not polled for this long is gone. Nodes poll at least every POLL_SECONDS; see `membership`."""
+CHECK_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
 class Leader:
-    """`own` is node 0's: others must agree with it. All on one event loop. A Desk."""
+    """The group's MembershipService. All nodes must agree with `local`, which is node 0. Runs on one event loop."""
 
-    def __init__(self, own: GroupMember, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`nodes`: that the group may have at most. `data`: as in GroupView, 0 where a size is yet to be reached."""
-        self._own = own
+    def __init__(self, local: GroupMember, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`nodes` is the most that the group may have. `data` is as in GroupView: 0 where the size is set later."""
+        self._local = local
         self._nodes = nodes
         self._clock = clock
-        self._heard: dict[int, float] = {}
-        self._view = GroupView(incarnation=own.incarnation, version=1, data=data, target=data)
+        self._last_poll: dict[int, float] = {}
+        self._view = GroupView(incarnation=local.incarnation, version=1, data=data, target=data)
         self._changed = asyncio.Event()
 
     @property
     def view(self) -> GroupView:
         return self._view
 
-    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
+    async def poll(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
         after = known.version if known is not None and known.incarnation == self._view.incarnation else 0
         return await self.answer(member, after, seconds)
 
     async def answer(self, member: GroupMember, after: int, seconds: float) -> GroupView:
-        """Takes in what the node says of itself, then waits for a version above `after`. Raises GroupRefusal."""
+        """Takes the node into the list, then waits for a version above `after`. Raises GroupRefusal."""
         self._check(member)
-        self._take(member)
+        self._register(member)
         try:
             async with asyncio.timeout(min(max(seconds, 0.0), MAX_WAIT_SECONDS)):
                 while self._view.version <= after:
@@ -50,59 +50,59 @@ class Leader:
             pass
         return self._view
 
-    def resize(self, data: int, target: int) -> None:
-        """Tells which cores take requests, and which will."""
+    def announce_size(self, data: int, target: int) -> None:
+        """Tells all nodes which cores take requests now, and which will."""
         if (data, target) != (self._view.data, self._view.target):
             self._view = self._view.model_copy(update={"data": data, "target": target})
-            self._tell(list(self._view.members))
+            self._publish(list(self._view.members))
 
     async def changed(self, seconds: float) -> None:
-        """Waits for another view, at most so long."""
+        """Waits for another view, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     async def watch(self) -> Never:
-        """Drops nodes that fell silent, until it is cancelled."""
+        """Drops silent nodes until it is cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             self.drop_silent()
 
     def drop_silent(self) -> None:
         now = self._clock()
-        silent = {node for node, heard in self._heard.items() if now - heard > SILENCE_SECONDS}
+        silent = {node for node, polled in self._last_poll.items() if now - polled > SILENCE_SECONDS}
         for node in silent:
             log.warning("a node is gone: it has not asked for its group", node=node, seconds=SILENCE_SECONDS)
-            del self._heard[node]
+            del self._last_poll[node]
         if silent:
-            self._tell([member for member in self._view.members if member.node not in silent])
+            self._publish([member for member in self._view.members if member.node not in silent])
 
     def _check(self, member: GroupMember) -> None:
-        own = self._own
+        local = self._local
         for code, name in (("other_group", "group"), ("other_revision", "revision"), ("other_release", "release")):
-            asked, have = getattr(member, name), getattr(own, name)
-            if asked != have:
-                raise GroupRefusal(code, f"{member.pod} is of {name} {asked}, but its leader {own.pod} is of {have}")
-        if member.config_hash != own.config_hash:
-            raise GroupRefusal("other_configuration", f"{member.pod} and its leader {own.pod} have different configurations")
+            given, expected = getattr(member, name), getattr(local, name)
+            if given != expected:
+                raise GroupRefusal(code, f"{member.pod} is of {name} {given}, but its leader {local.pod} is of {expected}")
+        if member.config_hash != local.config_hash:
+            raise GroupRefusal("other_configuration", f"{member.pod} and its leader {local.pod} have different configurations")
         if not 0 <= member.node < self._nodes:
             raise GroupRefusal("no_such_node", f"{member.pod} is node {member.node}, but its group has {self._nodes} nodes")
 
-    def _take(self, member: GroupMember) -> None:
-        self._heard[member.node] = self._clock()
+    def _register(self, member: GroupMember) -> None:
+        self._last_poll[member.node] = self._clock()
         before = next((known for known in self._view.members if known.node == member.node), None)
         if member == before:
             return
         if before is None or before.incarnation != member.incarnation:
             log.info("a node joined", node=member.node, pod=member.pod, address=member.address)
-        self._tell([known for known in self._view.members if known.node != member.node] + [member])
+        self._publish([known for known in self._view.members if known.node != member.node] + [member])
 
-    def _tell(self, members: list[GroupMember]) -> None:
+    def _publish(self, members: list[GroupMember]) -> None:
         members.sort(key=lambda member: member.node)
         self._view = self._view.model_copy(update={"version": self._view.version + 1, "members": members})
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 
     def close(self) -> None:
-        """Whoever waits is answered."""
-        self._tell(list(self._view.members))
+        """Answers all polls that wait."""
+        self._publish(list(self._view.members))

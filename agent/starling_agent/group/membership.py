@@ -1,4 +1,4 @@
-"""This node's place in its group: it says what runs here, and hears who else is there."""
+"""This node's membership in its group: it reports what runs here, and learns which other nodes there are."""
 
 import asyncio
 import contextlib
@@ -11,42 +11,42 @@ from starling_agent.contract.group import GroupCore, GroupMember, GroupView
 from starling_agent.group.membership_service import GroupRefusal, MembershipService, Unreachable
 
 POLL_SECONDS = 5.0
-"""How long a question waits for news; the next one follows at once, and is the sign of life that the leader looks for."""
+"""Seconds that a poll waits for a change. The next poll follows at once: it is this node's heartbeat for the leader."""
 RETRY_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
 class GroupMembership:
-    """`view` is the newest that the leader told; it stays while the leader is away.
+    """`view` is the leader's newest; it stays while the leader is away.
 
-    `tell` hears why this node is not in the group, and None when it is.
+    `on_status` is called with the reason when this node is not in the group, and with None when it is again.
     """
 
-    def __init__(self, desk: MembershipService, member: GroupMember, tell: Callable[[str | None], None]) -> None:
+    def __init__(self, service: MembershipService, member: GroupMember, on_status: Callable[[str | None], None]) -> None:
         self.view: GroupView | None = None
-        self._desk = desk
+        self._service = service
         self._member = member
-        self._tell = tell
-        self._is_out = False
-        self._own_news = asyncio.Event()
-        self._news = asyncio.Event()
+        self._on_status = on_status
+        self._is_excluded = False
+        self._member_changed = asyncio.Event()
+        self._view_changed = asyncio.Event()
 
     @property
     def node(self) -> int:
         return self._member.node
 
     def publish(self, cores: Sequence[GroupCore]) -> None:
-        """The others hear of it at once."""
+        """Reports these cores to the leader at once."""
         self._member = self._member.model_copy(update={"cores": list(cores)})
-        self._own_news.set()
+        self._member_changed.set()
 
     def drain(self) -> None:
-        """This node goes. Its cores still take what other nodes send, for those accept requests for a while too."""
+        """Reports that this node ends. Its cores still take requests of other nodes, which accept some for a while too."""
         self._member = self._member.model_copy(update={"draining": True})
-        self._own_news.set()
+        self._member_changed.set()
 
-    def stop_taking(self) -> None:
-        """The cores that run here finish what they have, and get no more from other nodes."""
+    def stop_accepting(self) -> None:
+        """Reports that the cores here get no more requests from other nodes, and finish what they have."""
         self.publish([core.model_copy(update={"taking": False}) for core in self._member.cores])
 
     @property
@@ -54,55 +54,55 @@ class GroupMembership:
         return self._member.draining
 
     @property
-    def is_taking(self) -> bool:
-        """Whether the leader tells the others of a core here that takes requests."""
+    def is_accepting(self) -> bool:
+        """True while the leader's view has a core here that takes requests."""
         members = self.view.members if self.view is not None else []
         return any(core.taking for member in members if member.node == self.node for core in member.cores)
 
     async def changed(self, seconds: float) -> None:
-        """Waits for another view, at most so long."""
+        """Waits for another view, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
+                await self._view_changed.wait()
+        self._view_changed.clear()
 
     async def run(self) -> Never:
-        """Until it is cancelled."""
+        """Polls the leader until it is cancelled."""
         while True:
             try:
-                await self._ask()
+                await self._poll()
             except GroupRefusal as refused:
-                self._out(f"the leader refuses this node: {refused}")
+                self._exclude(f"the leader refuses this node: {refused}")
                 await asyncio.sleep(RETRY_SECONDS)
             except Unreachable as error:
                 log.info("no leader", cause=str(error))
                 if self.view is None:
-                    self._out(str(error))
+                    self._exclude(str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _out(self, cause: str) -> None:
-        self._is_out = True
-        self._tell(cause)
+    def _exclude(self, cause: str) -> None:
+        self._is_excluded = True
+        self._on_status(cause)
 
-    async def _ask(self) -> None:
-        """One question. News of our own end it early: the next one carries them."""
-        self._own_news.clear()
+    async def _poll(self) -> None:
+        """Polls once. A change of this node ends the poll early: the next one carries it."""
+        self._member_changed.clear()
         seconds = 0.0 if self.view is None else POLL_SECONDS
-        question = asyncio.create_task(self._desk.ask(self._member, self.view, seconds))
-        own_news = asyncio.create_task(self._own_news.wait())
+        poll = asyncio.create_task(self._service.poll(self._member, self.view, seconds))
+        member_changed = asyncio.create_task(self._member_changed.wait())
         try:
-            await asyncio.wait((question, own_news), return_when=asyncio.FIRST_COMPLETED)
-            if question.done():
-                self._take(question.result())
+            await asyncio.wait((poll, member_changed), return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                self._on_view(poll.result())
         finally:
-            for task in (question, own_news):
+            for task in (poll, member_changed):
                 task.cancel()
-            await asyncio.gather(question, own_news, return_exceptions=True)
+            await asyncio.gather(poll, member_changed, return_exceptions=True)
 
-    def _take(self, view: GroupView) -> None:
+    def _on_view(self, view: GroupView) -> None:
         known, self.view = self.view, view
         if known != view:
-            self._news.set()
-        if self._is_out:
-            self._is_out = False
-            self._tell(None)
+            self._view_changed.set()
+        if self._is_excluded:
+            self._is_excluded = False
+            self._on_status(None)

@@ -1,4 +1,4 @@
-"""Where a node asks who is in its group."""
+"""The membership service, as each node of a group reaches it."""
 
 from typing import Protocol
 
@@ -18,8 +18,11 @@ class Unreachable(Exception):
 
 
 class MembershipService(Protocol):
-    """The leader's, in its own process or far away."""
+    """The leader's list of nodes, in this process or on another node."""
 
-    async def ask(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
-        """A view that is not `known`, or the same after `seconds`. Raises GroupRefusal or Unreachable."""
+    async def poll(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
+        """Reports `member`, and returns a view that is not `known`, or the same one after `seconds`.
+
+        Raises GroupRefusal or Unreachable.
+        """
         ...

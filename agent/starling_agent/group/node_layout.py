@@ -1,4 +1,4 @@
-"""Which part of a group runs on which of its nodes. Pure.
+"""Assignment of a group's ranks to its nodes. Pure.
 
 Ranks are numbered data parallel outermost, then stage by stage, and fill one node after the other. The engine core of a data
 parallel rank runs on the node of its first worker.
@@ -6,44 +6,34 @@ parallel rank runs on the node of its first worker.
 
 from dataclasses import dataclass
 
-from starling_agent.contract.config import AgentConfig, LayoutConfig
+from starling_crds.layout import GroupLayout
+
+from starling_agent.contract.config import AgentConfig
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """`data` is the data parallel size now; the rest of the layout never changes."""
+    """Cores and workers by node. Where a rank runs does not depend on the data parallel size."""
 
-    layout: LayoutConfig
-    data: int
-
-    @property
-    def workers(self) -> int:
-        """Of one data parallel rank."""
-        return self.layout.tensor * self.layout.pipeline
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.data * self.workers // self.layout.per_node)
+    group: GroupLayout
 
     def cores(self, node: int) -> tuple[int, ...]:
-        """Data parallel ranks whose cores run there."""
-        return tuple(rank for rank in range(self.data) if rank * self.workers // self.layout.per_node == node)
+        """Returns the data parallel ranks whose cores run on the node."""
+        return tuple(rank for rank in range(self.group.data) if self._core_node(rank) == node)
 
     def workers_for_others(self, node: int) -> tuple[tuple[int, int], ...]:
-        """Data parallel rank and rank within it of each worker there whose core runs on another node."""
-        per_node = self.layout.per_node
-        ranks = range(node * per_node, min((node + 1) * per_node, self.data * self.workers))
-        found = (divmod(rank, self.workers) for rank in ranks)
-        return tuple((core, rank) for core, rank in found if core * self.workers // per_node != node)
+        """Returns the workers on the node whose core runs on another one, each as data parallel rank and rank within that."""
+        first, group = node * self.group.per_node, self.group
+        ranks = range(first, min(first + group.per_node, group.ranks))
+        found = (divmod(rank, group.core_ranks) for rank in ranks)
+        return tuple((core, rank) for core, rank in found if self._core_node(core) != node)
+
+    def _core_node(self, core: int) -> int:
+        return core * self.group.core_ranks // self.group.per_node
 
 
-def most_places(layout: LayoutConfig) -> NodeLayout:
-    """Those that the group can ever have. Where a rank runs does not depend on how many there are."""
-    return NodeLayout(layout, layout.elastic.max if layout.elastic is not None else layout.data)
-
-
-def is_led(config: AgentConfig) -> bool:
-    """Whether somebody has to bring the group to its size: it can change, or its ranks hold experts in epochs."""
+def leader_sets_size(config: AgentConfig) -> bool:
+    """Returns whether the leader brings the group to its size: it can change, or its ranks hold experts in epochs."""
     engine = config.engine
     shares = bool(engine.get("enable_expert_parallel")) and (config.layout.data > 1 or bool(engine.get("enable_eplb")))
     return config.layout.elastic is not None or shares

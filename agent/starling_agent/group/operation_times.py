@@ -1,4 +1,4 @@
-"""How long changes of the group's size take, as metrics of the leader."""
+"""Metrics of the leader: the seconds that changes of the group's size take."""
 
 from collections.abc import Iterable
 

@@ -1,9 +1,8 @@
-"""Operations on the group's size: the leader's book of them, over whatever carries a change out."""
+"""Operations on the group's size, as the leader records them; a Resizer carries them out."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 from starling_engine.elastic.change import SizeChange, Stage
@@ -11,53 +10,39 @@ from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.scale import LoadedExperts, Operation, ScaleRequest
-from starling_agent.group.node_layout import NodeLayout
-from starling_agent.group.scaler import ScaleRefusal
+from starling_agent.group.resizer import Resizer
 
 REMEMBERED = 64
-"""Operations that have ended and may still be asked for."""
+"""Operations that have ended and are still known."""
 log = structlog.get_logger("starling.group")
 
 
-class Resizer(Protocol):
-    """Carries out one change at a time."""
+class ScaleRefusal(Exception):
+    """Nothing has changed. `code` is one of those of `contract.scale`; the message is for people and says what is possible."""
 
-    @property
-    def data(self) -> int:
-        """Data parallel ranks of the serving epoch; 0 before the first."""
-        ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def dead(self) -> str | None:
-        """Which rank is lost, in words; None when all live."""
-        ...
-
-    async def resize(self, change: SizeChange) -> None:
-        """Tells `change` of its stages. Cancelling it before the commit undoes it. Raises StarlingError: all is as it was then."""
-        ...
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Operations:
-    """A Scaler. `tell` hears of every change of an operation. A change waits until there is somebody to carry it out."""
+    """Runs one operation at a time, once there is a Resizer. `on_change` is called with each new state of an operation."""
 
-    def __init__(self, layout: LayoutConfig, tell: Callable[[Operation], None]) -> None:
+    def __init__(self, layout: LayoutConfig, on_change: Callable[[Operation], None]) -> None:
         self._layout = layout
-        self._tell = tell
+        self._on_change = on_change
         self._known: OrderedDict[str, Operation] = OrderedDict()
         self._running: asyncio.Task[None] | None = None
         self._resizer: Resizer | None = None
-        self._there = asyncio.Event()
+        self._has_resizer = asyncio.Event()
 
-    def serve(self, resizer: Resizer | None) -> None:
-        """From now on this one carries changes out; None: nobody does."""
+    def set_resizer(self, resizer: Resizer | None) -> None:
+        """Sets what carries changes out; with None they wait."""
         self._resizer = resizer
         if resizer is None:
-            self._there.clear()
+            self._has_resizer.clear()
         else:
-            self._there.set()
+            self._has_resizer.set()
 
     def put(self, request: ScaleRequest) -> Operation:
         known = self._known.get(request.operation)
@@ -67,9 +52,9 @@ class Operations:
             return known
         self._check(request)
         source = self._resizer.data if self._resizer is not None else 0
-        nodes = NodeLayout(self._layout, request.data).nodes
+        nodes = self._layout.at(request.data).nodes
         operation = Operation(id=request.operation, source=source, target=request.data, phase="waiting", nodes=nodes)
-        self._write(operation)
+        self._record(operation)
         self._running = asyncio.create_task(self._carry_out(operation.id, request.data), name=f"operation {operation.id}")
         return operation
 
@@ -91,7 +76,7 @@ class Operations:
         bounds, layout = self._layout.elastic, self._layout
         if bounds is None:
             raise ScaleRefusal("invalid_target", f"data: this group keeps its size of {layout.data}: it has no elastic bounds")
-        sizes = [n for n in range(bounds.min, bounds.max + 1) if n * layout.tensor * layout.pipeline % layout.per_node == 0]
+        sizes = layout.largest.sizes(bounds.min, bounds.max)
         if request.data not in sizes:
             raise ScaleRefusal("invalid_target", f"data: possible are {', '.join(map(str, sizes))}, got {request.data}")
         running = next((known for known in self._known.values() if not known.ended), None)
@@ -101,13 +86,13 @@ class Operations:
             )
         dead = self._resizer.dead if self._resizer is not None else None
         if dead is not None:
-            raise ScaleRefusal("rank_dead", f"a lost rank is no smaller size, and is made anew first: {dead}")
+            raise ScaleRefusal("rank_dead", f"a lost rank is no smaller size, and is started again first: {dead}")
 
     async def _carry_out(self, name: str, target: int) -> None:
         change = SizeChange(target)
-        change.tell = lambda stage: self._enter(name, stage, change)
+        change.on_stage = lambda stage: self._enter(name, stage, change)
         try:
-            await self._there.wait()
+            await self._has_resizer.wait()
             assert self._resizer is not None
             await self._resizer.resize(change)
         except asyncio.CancelledError:
@@ -118,7 +103,7 @@ class Operations:
             self._end(name, change, phase="done", progress=1.0, epoch=self._resizer.epoch)
 
     def _enter(self, name: str, stage: Stage, change: SizeChange) -> None:
-        self._write(self._known[name].model_copy(update={"phase": stage, "seconds": dict(change.seconds)}))
+        self._record(self._known[name].model_copy(update={"phase": stage, "seconds": dict(change.seconds)}))
 
     def _end(self, name: str, change: SizeChange, **result: object) -> None:
         change.end_stage()
@@ -127,14 +112,14 @@ class Operations:
             for source, part in change.loaded.items()
             if part.experts
         }
-        self._write(self._known[name].model_copy(update={**result, "seconds": dict(change.seconds), "loaded": loaded}))
+        self._record(self._known[name].model_copy(update={**result, "seconds": dict(change.seconds), "loaded": loaded}))
 
-    def _write(self, operation: Operation) -> None:
+    def _record(self, operation: Operation) -> None:
         log.info("operation", id=operation.id, phase=operation.phase, target=operation.target, error=operation.error)
         self._known[operation.id] = operation
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        self._tell(operation)
+        self._on_change(operation)
 
     def _newest(self) -> str:
         return next(reversed(self._known), "none")

@@ -1,1 +1,1 @@
-"""What every request passes before its route: plain ASGI layers that look at headers and leave the body's bytes alone."""
+"""Layers that every request passes before its route, and the errors of all routes."""

@@ -1,20 +1,19 @@
-"""The names by which this endpoint may be asked, against DNS rebinding."""
+"""Host names that this endpoint answers for: a protection against DNS rebinding."""
 
 import ipaddress
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import ApiError, send_error
 
 
 class AllowedHosts:
     """Answers 421 to a request whose Host is a name that is not listed.
 
-    A page of a stranger can make its own name point to this machine, and a browser then asks here with that name: neither CORS nor
-    a firewall sees a difference. Addresses and `localhost` are nobody's to point elsewhere, so probes and polls by address go on;
-    so do clients without a Host, which are no browsers.
+    A web page can make its own host name point to this machine, and a browser then sends requests here with that name. Neither
+    CORS nor a firewall sees a difference. Nobody can redirect addresses and `localhost`, so requests to them pass. Clients without
+    a Host header, which are no browsers, pass too.
     """
 
     def __init__(self, app: ASGIApp, *, allowed: Sequence[str]) -> None:
@@ -30,7 +29,7 @@ class AllowedHosts:
 
 
 def is_allowed(host: str, allowed: Sequence[str]) -> bool:
-    """`host` is a Host header's value; `allowed` are names in lower case, and *.NAME for all that are below one."""
+    """`host` is the value of a Host header; `allowed` are names in lower case, and *.NAME for all names below one."""
     name = _without_port(host).rstrip(".").lower()
     return _is_local(name) or any(_matches(name, pattern) for pattern in allowed)
 

@@ -1,10 +1,9 @@
-"""API keys."""
+"""The check of API keys."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.api_keys import ApiKeys, salt_of
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.api_keys import ApiKeys, cache_salt_of
+from starling_agent.http.errors import ApiError, send_error
 
 OPEN_PATHS = frozenset(
     {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect"}
@@ -12,9 +11,9 @@ OPEN_PATHS = frozenset(
 
 
 class KeyCheck:
-    """Lets a request through that brings one of the keys as `Authorization: Bearer KEY`, or asks for an open path.
+    """Passes requests with one of the keys as `Authorization: Bearer KEY`, and requests to open paths.
 
-    With `salted`, its state gets the salt of its key.
+    With `salted`, the request's state gets the salt of its key.
     """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, salted: bool) -> None:
@@ -33,11 +32,12 @@ class KeyCheck:
             await send_error(send, _unauthorized("the API key is not known here"))
         else:
             scope["state"]["authenticated"] = True
-            scope["state"]["key_salt"] = salt_of(key) if self._salted else None
+            scope["state"]["key_salt"] = cache_salt_of(key) if self._salted else None
             await self._app(scope, receive, send)
 
 
 def bearer(scope: Scope) -> bytes | None:
+    """Returns the token of `Authorization: Bearer TOKEN`."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")

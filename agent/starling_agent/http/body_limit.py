@@ -1,22 +1,21 @@
-"""The largest request body, and the longest time for it."""
+"""Limits of a request's body: its size, and the time until it has arrived."""
 
 import asyncio
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import ApiError, send_error
 
 MIN_BYTES_PER_SECOND = 1024
-"""A body may take a second more for each so many bytes that came, so that a large one on a slow line arrives."""
+"""The slowest rate that a body may arrive at after its first seconds: a large one on a slow line has time then."""
 
 
 class BodyLimit:
-    """Answers 413 to a body over `max_bytes`: by its Content-Length at once, otherwise as soon as it grows past.
+    """Answers 413 to a body over `max_bytes`: at once by its Content-Length, otherwise when it exceeds the limit.
 
-    Answers 408 to one that is not whole after `read_seconds` and a second for each KiB that came: a client that drips it would hold
-    its connection, and hold up the end of a server that drains.
+    Answers 408 to a body that is not complete after `read_seconds`, and one second more for each KiB. A client that sends byte by
+    byte would otherwise hold its connection, and delay the end of a server that drains.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, read_seconds: float) -> None:
@@ -32,23 +31,23 @@ class BodyLimit:
         if length is not None and length > self._max_bytes:
             await send_error(send, self._too_large())
             return
-        await self._app(scope, self._watched(receive), send)
+        await self._app(scope, self._limited(receive), send)
 
-    def _watched(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive) -> Receive:
         body = _Body(asyncio.get_running_loop().time)
 
-        async def watched() -> Message:
+        async def limited() -> Message:
             message = await self._in_time(receive, body)
-            body.note(message)
+            body.add(message)
             if body.size > self._max_bytes:
                 raise self._too_large()
             return message
 
-        return watched
+        return limited
 
     async def _in_time(self, receive: Receive, body: "_Body") -> Message:
         if body.whole:
-            # What comes next is the client's going, which has all the time there is.
+            # The next message is the client's disconnect, which has no limit of time.
             return await receive()
         try:
             async with asyncio.timeout_at(body.deadline(self._read_seconds)):
@@ -61,7 +60,7 @@ class BodyLimit:
 
 
 class _Body:
-    """How much of one has come, since it was first asked for."""
+    """Bytes of a body, and the time since its first read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.size = 0
@@ -69,7 +68,7 @@ class _Body:
         self._clock = clock
         self._began: float | None = None
 
-    def note(self, message: Message) -> None:
+    def add(self, message: Message) -> None:
         self.size += len(message.get("body", b""))
         self.whole = not message.get("more_body", False)
 

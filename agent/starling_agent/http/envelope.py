@@ -1,4 +1,4 @@
-"""What goes around each request: its id in and out, `Connection: close` while draining, the log line, the 500."""
+"""The outer layer of each request: its id, `Connection: close` while draining, the log line, the 500."""
 
 import re
 import time
@@ -9,13 +9,12 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starling_agent.drain import Drain
-from starling_agent.http.errors import as_api_error
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import as_api_error, send_error
 
 REQUEST_ID = b"x-request-id"
 _PRINTABLE = re.compile(rb"[!-~]{1,128}")
 QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics")
-"""Asked for every few seconds by machines; their lines would bury the others."""
+"""Routes that machines poll every few seconds; their log lines would bury the others."""
 
 log = structlog.get_logger("starling.http")
 
@@ -42,13 +41,13 @@ class Envelope:
         except Exception as error:
             log.exception("request failed", request_id=request_id, path=scope["path"])
             if exchange.status:
-                # The status is out; uvicorn must cut the connection, so that the client sees the answer is not whole.
+                # The status has been sent; uvicorn must cut the connection, so that the client sees an incomplete answer.
                 raise
             await send_error(exchange.send, as_api_error(error))
         finally:
-            self._note(scope, request_id, exchange.status, time.monotonic() - began)
+            self._record(scope, request_id, exchange.status, time.monotonic() - began)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = _route(scope)
         self._responses[route, status] += 1
         if self._access_log and route not in QUIET_ROUTES:
@@ -65,7 +64,7 @@ class Envelope:
 
 
 class _Exchange:
-    """One request's way back. `status` is 0 until the answer has begun."""
+    """Adds headers to one request's answer. `status` is 0 until the answer has begun."""
 
     def __init__(self, send: Send, request_id: str, drain: Drain) -> None:
         self._send = send
@@ -92,6 +91,6 @@ def _request_id(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern, never the raw path: paths are without number and each would be a time series."""
+    """Returns the route's pattern, never the raw path: every path would be a time series of its own."""
     route = scope.get("route")
     return str(getattr(route, "path", None) or "none")

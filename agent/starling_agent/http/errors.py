@@ -1,9 +1,10 @@
-"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`, nested, on every path and status."""
+"""Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, on every path and status."""
 
 import math
 from collections.abc import Mapping
 
 import msgspec
+from starlette.types import Send
 from starling_engine.errors import (
     EngineAsleep,
     EngineDead,
@@ -16,14 +17,14 @@ from starling_engine.errors import (
 )
 
 MAX_PARAM = 200
-"""A field name can be as long as a body; the answer repeats no more of it."""
+"""Characters of a field's name that an answer repeats; a name can be as long as a body."""
 
 ASLEEP_RETRY_SECONDS = 10
-"""Somebody has to wake the engine first."""
+"""The engine has to be woken first, by a person or a program."""
 
 
 class ErrorDetail(msgspec.Struct):
-    """`param` is the request's field, `code` a stable word for programs."""
+    """`param` names the request's field; `code` is a stable word for programs."""
 
     message: str
     type: str
@@ -36,7 +37,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An answer other than 2xx, ready to be written."""
+    """An answer with a status other than 2xx."""
 
     def __init__(
         self,
@@ -57,6 +58,15 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
+async def send_error(send: Send, error: ApiError) -> None:
+    """Sends an error from a layer that is before the application's own error handling."""
+    body = error.body()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
 class ShuttingDown(RequestFailed):
     """The server ends before this request could finish."""
 
@@ -66,7 +76,7 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The one place where an exception becomes a status. An unknown one is 500 and tells nothing of its inside."""
+    """Makes an answer of an exception; no other place does. An unknown exception is 500, and its text stays in the log."""
     match error:
         case ApiError():
             return error

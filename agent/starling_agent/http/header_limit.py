@@ -1,18 +1,17 @@
-"""The largest request header."""
+"""Limits of a request's header."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import ApiError, send_error
 
 MAX_HEADER_BYTES = 32 * 1024
-"""Request line included."""
+"""Bytes, with the request line."""
 MAX_HEADER_FIELDS = 100
-"""As many as Apache's httpd takes; proxies and meshes add about twenty."""
+"""Fields. Apache's httpd has the same limit; proxies and meshes add about twenty."""
 
 
 class HeaderLimit:
-    """Answers 431 to a header of too many bytes or fields. One that is not whole yet is the connection's matter."""
+    """Answers 431 to a header of too many bytes or fields. For one that is not complete yet see `server.connection`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Work done for clients: it ends early when its client goes, and all of it when the server must end at once."""
+"""Work for clients. It ends early when its client disconnects, and all of it when the server must end at once."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Nobody is left to answer."""
+    """The client has disconnected, so there is nothing to answer."""
 
 
 class OpenWork:
-    """The work in hand. Pieces of it run as tasks, so that each can be cancelled while it waits for the engine."""
+    """The work of all open requests. Each runs as a task, which can be cancelled while it waits for the engine."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -26,9 +26,9 @@ class OpenWork:
         return len(self._tasks)
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Raises ClientGone or ShuttingDown when it was ended early; it has cleaned up by then.
+        """Returns the work's result. Raises ClientGone or ShuttingDown when it was cancelled; it has cleaned up by then.
 
-        `receive` must have given the whole body already: what comes next is the disconnect.
+        `receive` must have given the whole body already, so that its next message is the disconnect.
         """
         if self._ended is not None:
             work.close()
@@ -51,7 +51,7 @@ class OpenWork:
         raise ClientGone
 
     def end_all(self, reason: str) -> None:
-        """Cancels all work, now and to come; each piece raises ShuttingDown with the reason."""
+        """Cancels all work and refuses new work: both raise ShuttingDown with the reason."""
         self._ended = reason
         for task in self._tasks:
             task.cancel()

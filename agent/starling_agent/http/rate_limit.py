@@ -1,4 +1,4 @@
-"""A token bucket for each client."""
+"""A rate limit: a token bucket for each client."""
 
 import math
 import time
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.http.auth import OPEN_PATHS, bearer
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import ApiError, send_error
 from starling_agent.settings import RateLimit
 
 MAX_BUCKETS = 10_000
@@ -22,7 +21,7 @@ class _Bucket:
 
 
 class Buckets:
-    """The pure part. A bucket holds `limit.requests` tokens and is refilled evenly over `limit.seconds`."""
+    """Buckets by client, without HTTP. Each holds `limit.requests` tokens and is refilled evenly over `limit.seconds`."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = float(limit.requests)
@@ -45,7 +44,7 @@ class Buckets:
         return 0.0
 
     def _make_room(self, now: float) -> None:
-        """Forgets full buckets, which are like new ones, before strangers fill the memory."""
+        """Drops full buckets, which are like new ones, so that unknown clients cannot fill the memory."""
         if len(self._buckets) < MAX_BUCKETS:
             return
         full_after = self._capacity / self._rate
@@ -55,7 +54,7 @@ class Buckets:
 
 
 class RateLimiter:
-    """Answers 429 with Retry-After past the limit. A client is its API key, or its address where there are no keys."""
+    """Answers 429 with Retry-After above the limit. A client is its API key, or its address where there are no keys."""
 
     def __init__(self, app: ASGIApp, *, limit: RateLimit) -> None:
         self._app = app
@@ -85,6 +84,6 @@ class RateLimiter:
 
 def _client(scope: Scope) -> bytes:
     client = scope.get("client")
-    # An unchecked key must not buy a fresh bucket: without keys this layer stands alone and only the address counts.
+    # An unchecked key must not give a client a new bucket: where keys are not checked, only the address counts.
     key = bearer(scope) if scope.get("state", {}).get("authenticated") else None
     return key or (str(client[0]).encode() if client else b"")

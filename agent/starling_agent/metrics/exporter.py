@@ -1,4 +1,4 @@
-"""GET /metrics: the engine core's counters and the endpoint's own, under the names that vLLM's users have dashboards for."""
+"""GET /metrics: counters of the engine core and of the endpoint. vLLM's dashboards know most of the names."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,24 +13,24 @@ from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.metrics.tiers import tier_metrics
 
 SLEEP_STATES = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
-"""vLLM's names of the levels."""
+"""vLLM's names of the sleep levels."""
 
 
 class CacheShape(NamedTuple):
-    """Of the KV cache, as it was asked for: `dtype` is `--kv-cache-dtype`, whose words are vLLM's."""
+    """The KV cache as it was configured: `dtype` is `--kv-cache-dtype`, with vLLM's names."""
 
     block_size: int
     dtype: str = "auto"
 
 
 def no_engine() -> int | None:
-    """For a node that has none."""
+    """Returns the sleep level of a node without an engine."""
 
 
 class EngineCollector(Collector):
-    """Reads the newest Stats at each scrape; nothing is counted twice and nothing is kept.
+    """Reads the newest Stats at each scrape.
 
-    `sleep_level` is the engine's; None while there is no engine, which is then in no state of sleep.
+    `sleep_level` returns the engine's, or None while there is no engine; then no sleep state is 1.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EngineCollector(Collector):
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=labels)
         info.add_metric([*self._labels.values(), str(self._cache.block_size), self._cache.dtype, str(stats.kv_blocks)], 1)
         yield info
-        if stats.eplb_balance:  # told by one node of those that share experts, and where they move
+        if stats.eplb_balance:  # one node of those that share experts has it, if EPLB is on
             yield self._gauge("starling:eplb_balance", "Mean by most tokens of a rank of late; 1 is best.", stats.eplb_balance)
         if stats.eplb_rearrangements_total:
             text = "As starling:eplb_balance, for which experts were moved last."
@@ -77,7 +77,7 @@ class EngineCollector(Collector):
     def _counters(self, stats: Stats) -> Iterable[Metric]:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.generated_tokens_total)
-        yield self._counter("vllm:num_preemptions", "Requests preempted for want of KV cache.", stats.preemptions_total)
+        yield self._counter("vllm:num_preemptions", "Requests preempted because the KV cache was full.", stats.preemptions_total)
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries_total)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits_total)
         text = "Tokens that the prefix cache lacks, looked up in the tiers."

@@ -1,6 +1,6 @@
 """A histogram cheap enough for every token of every stream.
 
-prometheus-client's own takes a lock and walks its buckets; here one event loop writes, so a bisection and two additions do.
+prometheus-client's own takes a lock and walks its buckets. Here one event loop writes: a bisection and two additions are enough.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20
 
 
 class Histogram:
-    """Counts of observations by bucket. A bucket counts values up to and including its bound, as Prometheus has it."""
+    """Counts of observations by bucket. As in Prometheus, a bucket includes its bound."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class Histogram:
         self._sum += value * times
 
     def family(self, labels: dict[str, str]) -> HistogramMetricFamily:
-        """The histogram as it is scraped, with cumulative buckets."""
+        """Makes the family for a scrape, with cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._help, labels=list(labels))
         total = 0
         buckets: list[tuple[str, float]] = []

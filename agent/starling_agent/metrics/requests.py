@@ -1,4 +1,4 @@
-"""What the endpoint itself measures: latencies and ends of requests."""
+"""Metrics of the endpoint itself: latencies and ends of requests."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from starling_agent.metrics.histogram import E2E_BUCKETS, ITL_BUCKETS, TOKEN_BUC
 
 
 class RequestMetrics:
-    """Counters that only grow; written by the event loop alone."""
+    """Histograms and counters of requests; only the event loop writes them."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(
@@ -46,22 +46,22 @@ class RequestMetrics:
         ]
 
     async def measured(self, stream: AsyncIterator[StreamDelta]) -> AsyncGenerator[StreamDelta]:
-        """The same stream, timed. Closing it closes the engine's stream, which aborts the request there."""
+        """Times a stream. Closing it closes the engine's stream, which aborts the request there."""
         clock = _RequestClock(self)
         try:
             async with aclosing(cast("AsyncGenerator[StreamDelta]", stream)) as source:
                 async for delta in source:
-                    clock.saw(delta)
+                    clock.on_delta(delta)
                     yield delta
         except Exception:
-            clock.ended("error")
+            clock.on_end("error")
             raise
         finally:
-            clock.ended("abort")
+            clock.on_end("abort")
 
     @contextmanager
     def pooling(self, num_tokens: int) -> Iterator[None]:
-        """Times a prompt of `num_tokens` that becomes a vector: it has an end, and no tokens."""
+        """Times a prompt of `num_tokens` that becomes a vector; it generates no tokens."""
         began = time.monotonic()
         reason = "error"
         try:
@@ -88,7 +88,7 @@ class _RequestClock:
         self._generated = 0
         self._done = False
 
-    def saw(self, delta: StreamDelta) -> None:
+    def on_delta(self, delta: StreamDelta) -> None:
         now = time.monotonic()
         if self._first is None:
             self._first = now
@@ -107,8 +107,8 @@ class _RequestClock:
         if delta.finished:
             self._finish(now)
 
-    def ended(self, reason: str) -> None:
-        """The stream is over; before its last delta that is an abort or an error."""
+    def on_end(self, reason: str) -> None:
+        """Counts the end of a stream; before its last delta that is an abort or an error."""
         if not self._done:
             self._done = True
             self._metrics.finished[reason] += 1

@@ -10,9 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from starling_agent.group.leader import Leader
-from starling_agent.group.routes import answer_member
-from starling_agent.group.scale_routes import answer_scale
-from starling_agent.group.scaler import Scaler
+from starling_agent.group.operations import Operations
+from starling_agent.group.routes import answer_group, answer_scale
 from starling_agent.http.auth import bearer
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.errors import ApiError
@@ -29,44 +28,44 @@ def create_admin(
     state: ReportState,
     token: AdminToken,
     leader: Leader | None,
-    leader_at: str,
-    scaler: Scaler | None,
-    bed: SleepAdmin,
+    leader_address: str,
+    operations: Operations | None,
+    sleep_admin: SleepAdmin,
     pin: Pin,
     deadline: Deadline,
 ) -> Starlette:
-    """Probes need no token: the kubelet has none. `leader` and `scaler` are there on the node that leads, at `leader_at`."""
+    """Makes the application. Probes need no token: the kubelet has none. `leader` and `operations` are None on other nodes."""
 
     async def live(_: Request) -> Response:
-        # That this is answered is the proof: the supervisor turns on the same loop, and the process ends when it does.
-        return _answer(True, "")
+        # The answer itself is the proof: the supervisor runs on the same loop, and the process ends when it does.
+        return _probe_answer(True, "")
 
     async def ready(_: Request) -> Response:
-        return _answer(state.report.ready, _reason(state))
+        return _probe_answer(state.report.ready, _reason(state))
 
     async def health(_: Request) -> Response:
-        return _answer(state.report.healthy, _reason(state))
+        return _probe_answer(state.report.healthy, _reason(state))
 
     async def report(request: Request) -> Response:
-        _check(request, token)
-        after, seconds = _poll(request)
-        pin.tell(request.query_params.get("commit", ""))
+        _check_token(request, token)
+        after, seconds = _poll_query(request)
+        pin.choose(request.query_params.get("commit", ""))
         if "ends_in" in request.query_params:
-            deadline.tell(_number(request.query_params["ends_in"], "ends_in"))
+            deadline.set(_number(request.query_params["ends_in"], "ends_in"))
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
 
     async def group(request: Request) -> Response:
-        _check(request, token)
-        return await answer_member(request, leader, leader_at, *_poll(request))
+        _check_token(request, token)
+        return await answer_group(request, leader, leader_address, *_poll_query(request))
 
     async def scale(request: Request) -> Response:
-        _check(request, token)
-        return await answer_scale(request, scaler, leader_at)
+        _check_token(request, token)
+        return await answer_scale(request, operations, leader_address)
 
-    async def rest(request: Request) -> Response:
-        _check(request, token)
-        return await bed.answer(request)
+    async def sleep(request: Request) -> Response:
+        _check_token(request, token)
+        return await sleep_admin.answer(request)
 
     routes = [
         Route("/live", live),
@@ -75,15 +74,17 @@ def create_admin(
         Route("/admin/report", report),
         Route("/admin/group", group, methods=["POST"]),
         Route("/admin/scale", scale, methods=["PUT", "GET", "DELETE"]),
-        Route("/admin/sleep", rest, methods=["POST"]),
-        Route("/admin/wake_up", rest, methods=["POST"]),
-        Route("/admin/is_sleeping", rest),
+        Route("/admin/sleep", sleep, methods=["POST"]),
+        Route("/admin/wake_up", sleep, methods=["POST"]),
+        Route("/admin/is_sleeping", sleep),
     ]
     limits = [Middleware(HeaderLimit), Middleware(BodyLimit, max_bytes=MIB, read_seconds=READ_SECONDS)]
-    return Starlette(routes=routes, middleware=limits, exception_handlers={ApiError: _answer_error, HTTPException: _answer_other})
+    return Starlette(
+        routes=routes, middleware=limits, exception_handlers={ApiError: _answer_api_error, HTTPException: _answer_http_exception}
+    )
 
 
-def _answer(good: bool, reason: str) -> Response:
+def _probe_answer(good: bool, reason: str) -> Response:
     return JSONResponse({"status": "ok"}) if good else JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
 
@@ -94,16 +95,16 @@ def _reason(state: ReportState) -> str:
     return f"{report.phase}: {report.last_error}" if report.last_error else report.phase
 
 
-def _check(request: Request, token: AdminToken) -> None:
-    """Before anything else is looked at."""
+def _check_token(request: Request, token: AdminToken) -> None:
+    """Raises ApiError 401. Called before anything else of the request is read."""
     given = bearer(request.scope)
     if given is None or not token.matches(given):
         message = "the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'"
         raise ApiError(401, message, code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _poll(request: Request) -> tuple[int, float]:
-    """The version that the caller knows, and the seconds that it waits for another."""
+def _poll_query(request: Request) -> tuple[int, float]:
+    """Returns the version that the caller knows, and the seconds that it waits for another."""
     query = request.query_params
     return int(_number(query.get("after", "-1"), "after")), _number(query.get("wait", "0"), "wait")
 
@@ -118,12 +119,12 @@ def _number(text: str, name: str) -> float:
     return number
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
+async def _answer_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
 
 
-async def _answer_other(request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
-    return await _answer_error(request, ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))
+    return await _answer_api_error(request, ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))

@@ -1,4 +1,4 @@
-"""The token that opens the admin endpoint, as its file has it now: a Secret that changes is a file that changes."""
+"""The token of the admin endpoint, read again when its file changes: a Secret is mounted as a file."""
 
 import hashlib
 import hmac
@@ -10,7 +10,7 @@ log = structlog.get_logger("starling.agent")
 
 
 class AdminToken:
-    """Fails closed: without a file, or with an empty one, no token opens."""
+    """Fails closed: without a file, or with an empty one, no token matches."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -18,7 +18,7 @@ class AdminToken:
         self._digest: bytes | None = None
 
     def matches(self, given: bytes) -> bool:
-        """Digests are compared, in constant time: neither content nor length of the token can be timed."""
+        """Compares digests in constant time: neither content nor length of the token can be timed."""
         self._read_if_changed()
         return self._digest is not None and hmac.compare_digest(_digest(given), self._digest)
 

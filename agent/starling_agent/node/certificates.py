@@ -1,4 +1,4 @@
-"""Certificates are renewed while a node serves: a Secret that changes is a file that changes."""
+"""Certificates are renewed while a node serves: a Secret is mounted as files."""
 
 import asyncio
 from pathlib import Path
@@ -10,15 +10,15 @@ from starling_agent.file_stamp import file_stamp
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import Tls
 
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 log = structlog.get_logger("starling.agent")
 
 
-async def keep_renewed(server: HttpServer, tls: Tls, look_seconds: float = LOOK_SECONDS) -> Never:
-    """Until it is cancelled. A pair that does not fit together, half written perhaps, is tried again at the next look."""
+async def watch_certificate(server: HttpServer, tls: Tls, check_seconds: float = CHECK_SECONDS) -> Never:
+    """Reloads the certificate when its files change, until cancelled. Files that cannot be used are tried again at each check."""
     used = _stamps(tls)
     while True:
-        await asyncio.sleep(look_seconds)
+        await asyncio.sleep(check_seconds)
         if (now := _stamps(tls)) == used:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Reads `agent.json`. What is wrong in it is told by the report, as long as the admin endpoint itself can be had."""
+"""Reads `agent.json`. The report names what is wrong in it, unless the admin endpoint itself cannot be set up."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`config` is None where `error` says what is wrong, naming the field; the rest is there in any case."""
+    """`config` is None where `error` names the wrong field; the other attributes are always there."""
 
     config: AgentConfig | None
     error: str | None
@@ -27,7 +27,7 @@ class Configuration:
 
 
 def read_configuration(path: Path) -> Configuration:
-    """Raises Unreadable when the file is no JSON object with a good `admin` part: then nobody could ask for a report."""
+    """Raises Unreadable when the file is no JSON object with a valid `admin` part: nobody could read a report then."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -55,7 +55,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _validate(raw: dict[str, Any]) -> tuple[AgentConfig | None, str | None]:
-    # First: in a newer schema the other fields may well be wrong for us.
+    # Checked first: in a newer schema the other fields may be wrong for this release.
     version = raw.get("schema_version", SCHEMA_VERSION)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         return None, f"schema_version: this agent knows versions up to {SCHEMA_VERSION}, got {version}; use a newer agent image"
@@ -68,7 +68,7 @@ def _validate(raw: dict[str, Any]) -> tuple[AgentConfig | None, str | None]:
 
 
 def wrong_value(config: AgentConfig) -> str | None:
-    """What the types cannot say. None when all is well."""
+    """Returns the first rule that a value breaks and that types cannot express; None when all hold."""
     recovery, endpoint = config.recovery, config.endpoint
     rules = (
         (bool(config.model.served_names), "model.served_names: at least one name is needed"),
@@ -85,7 +85,7 @@ def wrong_value(config: AgentConfig) -> str | None:
 
 
 def describe(error: ValidationError, *prefix: str) -> str:
-    """Every wrong field with its path: `model.source: field required; ...`."""
+    """Names every wrong field with its path: `model.source: field required; ...`."""
     lines = []
     for detail in error.errors():
         path = ".".join(str(part) for part in (*prefix, *detail["loc"]))

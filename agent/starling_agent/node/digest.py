@@ -1,4 +1,4 @@
-"""A digest tells two checkpoints apart, without reading their weights."""
+"""A digest that differs between two checkpoints, made without reading their weights."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,24 +10,24 @@ from starling_engine.weights.hub import ALLOWED
 WEIGHTS = ".safetensors"
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, little-endian."""
-MOST_BYTES = 64 << 20
-"""Bytes of one file are read at most; a header, or a tokenizer, is smaller."""
+MAX_BYTES = 64 << 20
+"""The most that is read of one file; a header, or a tokenizer, is smaller."""
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256, hex, of names, sizes, headers of weights and the content of all other files. Raises OSError."""
+    """Returns the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError."""
     digest = hashlib.sha256()
     for path in _files(folder):
         with path.open("rb") as content:
-            told = MOST_BYTES
+            length = MAX_BYTES
             if path.suffix == WEIGHTS:
-                told = min(LENGTH_BYTES + int.from_bytes(content.read(LENGTH_BYTES), "little"), MOST_BYTES)
+                length = min(LENGTH_BYTES + int.from_bytes(content.read(LENGTH_BYTES), "little"), MAX_BYTES)
                 content.seek(0)
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            digest.update(content.read(told))
+            digest.update(content.read(length))
     return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files that a download would bring, in the order of their names."""
+    """Yields the files that a download would bring, in the order of their names."""
     return (path for path in sorted(folder.iterdir()) if path.is_file() and any(fnmatch(path.name, each) for each in ALLOWED))

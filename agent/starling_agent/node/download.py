@@ -1,4 +1,4 @@
-"""One download in a process of its own: a library that hangs in a thread cannot be stopped, a process can."""
+"""A download in a process of its own. A library that hangs in a thread cannot be stopped; a process can."""
 
 import asyncio
 import contextlib
@@ -12,33 +12,40 @@ import structlog
 
 from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.contract.report import Phase
-from starling_agent.node.failures import NodeFailure, passing
+from starling_agent.node.failures import NodeFailure, transient
 from starling_agent.node.fetch_messages import Fetched, FetchFailed, FetchMessage, FetchProgress
-from starling_agent.node.progress import Tell
+from starling_agent.node.progress import OnProgress
 
 START_SECONDS = 60.0
-"""Until the process says its first word; it has a library to load and the hub to ask for a list."""
+"""Time for the first message of the process, which loads a library and lists the repository first."""
 
 log = structlog.get_logger("starling.download")
 
 
 class Download:
-    """`plain` leaves out the hub's faster protocol, which has been seen to stall for ever. `only_resolve`: nothing is loaded."""
+    """Runs `node.fetch`. `plain` switches off the hub's faster protocol, which can stall for ever. `only_resolve`: no download."""
 
-    def __init__(self, name: str, model: ModelSourceConfig, tell: Tell, *, plain: bool, only_resolve: bool = False) -> None:
+    def __init__(
+        self, name: str, model: ModelSourceConfig, on_progress: OnProgress, *, plain: bool, only_resolve: bool = False
+    ) -> None:
         self._name = name
         self._model = model
-        self._tell = tell
+        self._on_progress = on_progress
         self._plain = plain
-        self._words = ("resolve",) if only_resolve else ()
+        self._flags = ("resolve",) if only_resolve else ()
         self._last: FetchProgress | None = None
         self._result: Fetched | FetchFailed | None = None
         self._last_line = "it left no message"
 
     async def run(self) -> str:
-        """The folder, or the commit. Raises NodeFailure; the process has ended by then, also when this is cancelled."""
+        """Returns the folder, or the commit. Raises NodeFailure. The process always ends with it, also on cancellation."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "starling_agent.node.fetch", self._name, self._model.cache_dir, *self._words),
+            sys.executable,
+            "-m",
+            "starling_agent.node.fetch",
+            self._name,
+            self._model.cache_dir,
+            *self._flags,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -48,10 +55,10 @@ class Download:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(max(stall, START_SECONDS)) as limit:
-                moved = partial(_postpone, limit, loop, stall)
-                await asyncio.gather(self._read_messages(process, moved), self._read_log(process))
+                on_moved = partial(_postpone, limit, loop, stall)
+                await asyncio.gather(self._read_messages(process, on_moved), self._read_log(process))
         except TimeoutError:
-            raise passing(f"the download of {self._name} stalled: no byte for {stall:g} s") from None
+            raise transient(f"the download of {self._name} stalled: no byte for {stall:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -70,25 +77,25 @@ class Download:
                 return result
             case FetchFailed(message, is_fatal):
                 raise NodeFailure(f"model.source: {message}", fatal=is_fatal)
-        raise passing(f"the download of {self._name} ended by itself: {self._last_line}")
+        raise transient(f"the download of {self._name} ended by itself: {self._last_line}")
 
-    async def _read_messages(self, process: asyncio.subprocess.Process, moved: Callable[[], None]) -> None:
+    async def _read_messages(self, process: asyncio.subprocess.Process, on_moved: Callable[[], None]) -> None:
         assert process.stdout is not None
         decode = msgspec.json.Decoder(FetchMessage).decode
         async for line in process.stdout:
             message = decode(line)
             if isinstance(message, FetchProgress):
-                self._take(message, moved)
+                self._on_step(message, on_moved)
             else:
                 self._result = message
 
-    def _take(self, step: FetchProgress, moved: Callable[[], None]) -> None:
-        # Another agent's download is that agent's to watch.
+    def _on_step(self, step: FetchProgress, on_moved: Callable[[], None]) -> None:
+        # While another agent downloads the same, that agent watches for a stall.
         if step != self._last or step.waiting:
-            moved()
+            on_moved()
         self._last = step
         phase: Phase = "verifying" if step.verifying else "downloading"
-        self._tell(phase, step.done, step.total)
+        self._on_progress(phase, step.done, step.total)
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None

@@ -1,14 +1,14 @@
-"""From the configuration's `engine` to EngineArgs, strictly: a name or a value that the engine does not know is refused."""
+"""EngineArgs of a configuration. A name or a value that the engine does not know is refused."""
 
 import dataclasses
 
 import msgspec
 from starling_engine import EngineArgs
-from starling_engine.args import SIZES, size_of
+from starling_engine.args import SIZES
+from starling_engine.argument import size_of
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.config import AgentConfig
-from starling_agent.group.node_layout import most_places
 from starling_agent.node.failures import fatal
 
 SET_ELSEWHERE = {
@@ -21,8 +21,9 @@ SET_ELSEWHERE = {
     "enable_elastic_ep": "layout.elastic",
     "min_data_parallel_size": "layout.elastic",
 }
+"""Arguments that another section of the configuration sets, and which."""
 UNUSED = ("show_progress",)
-"""Draws bars for a person at a terminal."""
+"""Progress bars are for a person at a terminal."""
 
 
 def possible_names() -> list[str]:
@@ -30,7 +31,7 @@ def possible_names() -> list[str]:
 
 
 def _elastic(config: AgentConfig) -> dict[str, object]:
-    """Only experts move between ranks: the number of cores without any may change, and the engine need not know."""
+    """Returns the arguments of an elastic engine. Without experts it has none: nothing moves between cores that come and go."""
     bounds = config.layout.elastic
     if bounds is None or not config.engine.get("enable_expert_parallel"):
         return {}
@@ -38,7 +39,7 @@ def _elastic(config: AgentConfig) -> dict[str, object]:
 
 
 def _with_sizes(engine: dict[str, object]) -> dict[str, object]:
-    """What is written like "4GiB" in bytes; the conversion that follows takes no text for a number."""
+    """Returns the arguments with sizes like "4GiB" in bytes; the conversion that follows accepts no text for a number."""
     try:
         return {name: size_of(name, value) if name in SIZES and isinstance(value, str) else value for name, value in engine.items()}
     except ConfigError as error:
@@ -46,7 +47,7 @@ def _with_sizes(engine: dict[str, object]) -> dict[str, object]:
 
 
 def engine_args(config: AgentConfig) -> EngineArgs:
-    """All but the model's folder, which is known later. Raises NodeFailure naming the argument."""
+    """Returns the arguments, but for the model's folder, which is known later. Raises NodeFailure naming the argument."""
     possible = possible_names()
     for name in config.engine:
         if name in SET_ELSEWHERE:
@@ -59,7 +60,7 @@ def engine_args(config: AgentConfig) -> EngineArgs:
         "progress_timeout": config.recovery.progress_timeout_seconds,
         "tensor_parallel_size": config.layout.tensor,
         "pipeline_parallel_size": config.layout.pipeline,
-        "data_parallel_size": most_places(config.layout).data,
+        "data_parallel_size": config.layout.largest.data,
         **_elastic(config),
         "show_progress": False,
     }

@@ -1,10 +1,10 @@
-"""Why a node cannot serve, and whether trying again may help."""
+"""Failures of a node, and whether another try may help."""
 
 
 class NodeFailure(Exception):
-    """The message is for people: what is wrong, with the field where one is at fault.
+    """The message is for people: it names what is wrong, and the field at fault.
 
-    `fatal` says that no restart can help: the configuration or the model must change.
+    `fatal`: no restart can help, the configuration or the model must change.
     """
 
     def __init__(self, message: str, *, fatal: bool) -> None:
@@ -16,13 +16,13 @@ def fatal(message: str) -> NodeFailure:
     return NodeFailure(message, fatal=True)
 
 
-def passing(message: str) -> NodeFailure:
-    """A failure that another try may not meet."""
+def transient(message: str) -> NodeFailure:
+    """Makes a failure that another try may not meet."""
     return NodeFailure(message, fatal=False)
 
 
 class Unreadable(Exception):
-    """Without this nobody could even be told what is wrong; the process ends with UNREADABLE_EXIT_CODE."""
+    """The agent cannot even report what is wrong; the process ends with UNREADABLE_EXIT_CODE."""
 
 
 UNREADABLE_EXIT_CODE = 2

@@ -1,7 +1,7 @@
 """`python -m starling_agent.node.fetch NAME CACHE`: downloads one repository into the cache, once a machine, and verifies it.
 
-With the word `resolve` behind, it only tells which commit the name means.
-Another process that wants the same waits for the lock and finds it done. Ends when its standard input does: the parent is gone.
+With `resolve` as last argument it only prints the commit that the name means.
+Another process that wants the same repository waits for the lock. Ends when its standard input does: the parent is gone.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ import msgspec
 from starling_engine.errors import ModelError
 from starling_engine.weights.hub import resolve_commit, resolve_model, split_name
 
-from starling_agent.node.failures import NodeFailure, fatal, passing
+from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.fetch_messages import Fetched, FetchFailed, FetchMessage, FetchProgress
-from starling_agent.node.snapshot import RemoteFile, bytes_here, fingerprint, list_files, verify
+from starling_agent.node.snapshot import RemoteFile, bytes_in_cache, fingerprint, list_files, verify
 
-LOOK_SECONDS = 0.5
+REPORT_SECONDS = 0.5
 LOCK_SECONDS = 0.2
 
 
 def fetch(name: str, cache: Path) -> Path:
-    """The verified snapshot's folder. Raises NodeFailure or ModelError."""
+    """Returns the folder of the verified snapshot. Raises NodeFailure or ModelError."""
     repo, revision = split_name(name)
     home = cache / "hub" / f"models--{repo.replace('/', '--')}"
     try:
@@ -36,11 +36,11 @@ def fetch(name: str, cache: Path) -> Path:
     except OSError as error:
         raise fatal(f"model.cache_dir: {cache} cannot be written: {error}") from error
     with lock:
-        _take(lock)
+        _acquire(lock)
         try:
             return _download(name, repo, revision, home)
         except OSError as error:
-            raise passing(f"{name}: {error}") from error
+            raise transient(f"{name}: {error}") from error
 
 
 def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
@@ -50,18 +50,18 @@ def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
     marker = verified / folder.name
     if marker.exists() and marker.read_text() == fingerprint(folder):
         return folder
-    # By commit, and asked for anew: the branch may have moved since it was listed.
+    # Listed again, by commit: the branch may have moved meanwhile.
     if files := _listing(repo, folder.name):
-        verify(folder, files, _verify_steps(sum(file.size for file in files)))
+        verify(folder, files, _verify_progress(sum(file.size for file in files)))
         verified.mkdir(exist_ok=True)
         marker.write_text(fingerprint(folder))
     return folder
 
 
 def resolve(name: str, cache: Path) -> str:
-    """The commit that the name means on the hub, or else in the cache, which keeps it where the hub's own client does.
+    """Returns the commit that the name means on the hub, or without the hub in the cache.
 
-    Raises ModelError, and what the hub's client raises when it says no.
+    The cache stores it where the hub's own client does. Raises ModelError, and errors of the hub's client when it refuses.
     """
     repo, revision = split_name(name)
     known = cache / "hub" / f"models--{repo.replace('/', '--')}" / "refs" / (revision or "main")
@@ -71,7 +71,7 @@ def resolve(name: str, cache: Path) -> str:
         if _is_final(error) or not known.is_file():
             raise
         return known.read_text().strip()
-    # The download asks for the commit, and so does not write this itself; without it the cache is of no use to a new revision.
+    # A download by commit does not write this. Without it a new revision could not use the cache.
     with contextlib.suppress(OSError):
         known.parent.mkdir(parents=True, exist_ok=True)
         known.write_text(commit)
@@ -79,21 +79,21 @@ def resolve(name: str, cache: Path) -> str:
 
 
 def _listing(repo: str, revision: str | None) -> list[RemoteFile]:
-    """Empty when the hub does not answer: the cache may hold all, and if not, the download itself says what is wrong."""
+    """Lists the files; empty when the hub does not answer. The download itself fails then if the cache lacks one."""
     try:
         return list_files(repo, revision)
     except Exception as error:  # noqa: BLE001 - the hub's client lets errors of several HTTP libraries through
-        print(f"the hub's list of files is not to be had: {error}", file=sys.stderr)
+        print(f"the hub's list of files is not available: {error}", file=sys.stderr)
         return []
 
 
-def _take(lock: TextIO) -> None:
-    """Waits for it, and says so meanwhile. It is free again when the file is closed, or its holder dead."""
+def _acquire(lock: TextIO) -> None:
+    """Waits for the lock, and sends progress meanwhile. It is free again when the file is closed or its process has ended."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(FetchProgress(waiting=True))
+            send(FetchProgress(waiting=True))
             time.sleep(LOCK_SECONDS)
         else:
             return
@@ -101,17 +101,17 @@ def _take(lock: TextIO) -> None:
 
 @contextlib.contextmanager
 def _watched(blobs: Path, files: list[RemoteFile]) -> Iterator[None]:
-    """Tells meanwhile how many bytes are here."""
+    """Sends meanwhile how many bytes are in the cache."""
     total = sum(file.size for file in files)
     done = threading.Event()
 
-    def look() -> None:
+    def report() -> None:
         while True:
-            say(FetchProgress(bytes_here(blobs, files), total))
-            if done.wait(LOOK_SECONDS):
+            send(FetchProgress(bytes_in_cache(blobs, files), total))
+            if done.wait(REPORT_SECONDS):
                 return
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -120,21 +120,21 @@ def _watched(blobs: Path, files: list[RemoteFile]) -> Iterator[None]:
         thread.join()
 
 
-def _verify_steps(total: int) -> Callable[[int], None]:
-    """A step for the first bytes, the last ones, and every LOOK_SECONDS."""
-    told = -LOOK_SECONDS
+def _verify_progress(total: int) -> Callable[[int], None]:
+    """Sends progress for the first bytes, the last ones, and every REPORT_SECONDS."""
+    sent = -REPORT_SECONDS
 
-    def tell(read: int) -> None:
-        nonlocal told
+    def on_read(read: int) -> None:
+        nonlocal sent
         now = time.monotonic()
-        if now - told >= LOOK_SECONDS or read == total:
-            told = now
-            say(FetchProgress(read, total, verifying=True))
+        if now - sent >= REPORT_SECONDS or read == total:
+            sent = now
+            send(FetchProgress(read, total, verifying=True))
 
-    return tell
+    return on_read
 
 
-def say(message: FetchMessage) -> None:
+def send(message: FetchMessage) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -147,18 +147,18 @@ def _exit_with_parent() -> None:
 def main() -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
-        asked = resolve if sys.argv[3:] == ["resolve"] else fetch
-        say(Fetched(str(asked(sys.argv[1], Path(sys.argv[2])))))
+        action = resolve if sys.argv[3:] == ["resolve"] else fetch
+        send(Fetched(str(action(sys.argv[1], Path(sys.argv[2])))))
     except NodeFailure as failure:
-        say(FetchFailed(str(failure), failure.fatal))
+        send(FetchFailed(str(failure), failure.fatal))
     except ModelError as error:
-        say(FetchFailed(str(error), _is_final(error)))
-    # Not by return: a thread of the hub's client that hangs would keep the process.
+        send(FetchFailed(str(error), _is_final(error)))
+    # A plain return would wait for threads of the hub's client, which may hang.
     os._exit(0)
 
 
 def _is_final(error: ModelError) -> bool:
-    """Whether the hub itself said no; everything else may be the network's fault."""
+    """True when the hub itself refused; anything else may be the network's fault."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     return isinstance(error.__cause__, RepositoryNotFoundError | RevisionNotFoundError)

@@ -1,10 +1,10 @@
-"""What the downloading process says on its standard output: one JSON object a line."""
+"""Messages of the downloading process on its standard output: one JSON object a line."""
 
 import msgspec
 
 
 class FetchProgress(msgspec.Struct, frozen=True, tag="step"):
-    """Bytes done and in all (0: not known). `waiting`: another process of this machine downloads the same."""
+    """Bytes done, and in total (0: not known). `waiting`: another process of this machine downloads the same."""
 
     done: int = 0
     total: int = 0
@@ -13,7 +13,7 @@ class FetchProgress(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="done"):
-    """The folder, or the commit where only that was asked for."""
+    """Success. `result` is the folder, or with `resolve` the commit."""
 
     result: str
 

@@ -1,6 +1,6 @@
-"""The process: reads who it is and what it is told, runs, and ends with the cause as its last line.
+"""The agent's process: reads its identity and configuration, runs, and prints the cause of its end as the last line.
 
-Kubernetes keeps the end of a failed container's log as its termination message, so that line is what people see first.
+Kubernetes shows the end of a failed container's log as its termination message, so people see that line first.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from starling_agent.logs import configure_logs
 from starling_agent.node.configuration import Configuration, read_configuration
 from starling_agent.node.failures import FAILED_EXIT_CODE, UNREADABLE_EXIT_CODE, Unreadable
 from starling_agent.node.node import Ending, run_node
-from starling_agent.server.allocator import give_large_blocks_back
+from starling_agent.server.memory import give_large_blocks_back
 
 log = structlog.get_logger("starling.agent")
 
 
 def main(path: Path) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     give_large_blocks_back()
     try:
         identity = read_identity()

@@ -1,4 +1,4 @@
-"""The agent's own metrics, there also while no engine is."""
+"""The agent's own metrics, which need no engine."""
 
 from collections.abc import Callable, Iterable
 

@@ -16,21 +16,22 @@ from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
-from starling_agent.group.joining import desk_of, member_of
-from starling_agent.group.leader_parts import LeaderParts, lead_of
+from starling_agent.group.leader_parts import LeaderParts, make_leader_parts
 from starling_agent.group.local_share import LocalShare
+from starling_agent.group.member import make_member
 from starling_agent.group.membership import GroupMembership
+from starling_agent.group.remote_membership import RemoteMembershipService
 from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
-from starling_agent.node.certificates import keep_renewed
+from starling_agent.node.certificates import watch_certificate
 from starling_agent.node.configuration import Configuration
 from starling_agent.node.deadline import Deadline
 from starling_agent.node.failures import FAILED_EXIT_CODE
-from starling_agent.node.first_token import FirstToken, own_url
+from starling_agent.node.first_token import FirstToken, local_url
 from starling_agent.node.pin import Pin
-from starling_agent.node.secrets import secrets_are_there
+from starling_agent.node.secrets import wait_for_secrets
 from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.node.supervisor import Supervisor
 from starling_agent.node.switchable_app import SwitchableApp
@@ -54,20 +55,20 @@ class Ending:
 
 
 async def run_node(configuration: Configuration, identity: Identity) -> Ending:
-    """Until a signal. Raises ConfigError when the admin endpoint cannot listen."""
+    """Runs until a signal. Raises ConfigError when the admin endpoint cannot listen."""
     work = OpenWork()
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
-    lead = lead_of(config, identity, state) if config is not None else None
-    bed, pin = SleepAdmin(), Pin(_file(config.model.pin_file) if config is not None else None)
+    leader_parts = make_leader_parts(config, identity, state) if config is not None else None
+    sleep_admin, pin = SleepAdmin(), Pin(_path(config.model.pin_file) if config is not None else None)
     deadline = Deadline()
-    async with _admin_server(configuration.admin, state, lead, identity.leader, bed, pin, deadline):
+    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_admin, pin, deadline):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
-            if not await secrets_are_there(config.endpoint, state):
+            if not await wait_for_secrets(config.endpoint, state):
                 return Ending(0)
-            node = _Node(config, identity, state, work, lead, bed, pin)
+            node = _Node(config, identity, state, work, leader_parts, sleep_admin, pin)
             deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
@@ -93,15 +94,22 @@ def first_report(configuration: Configuration, identity: Identity) -> Report:
 
 @contextlib.asynccontextmanager
 async def _admin_server(
-    admin: AdminConfig, state: ReportState, lead: LeaderParts | None, leader_at: str, bed: SleepAdmin, pin: Pin, deadline: Deadline
+    admin: AdminConfig,
+    state: ReportState,
+    leader_parts: LeaderParts | None,
+    leader_address: str,
+    sleep_admin: SleepAdmin,
+    pin: Pin,
+    deadline: Deadline,
 ) -> AsyncIterator[None]:
-    """Lives from before everything else until after it."""
+    """Serves the admin endpoint before everything else starts, and until after it has ended."""
     try:
         listener = bind(admin.host, admin.port)
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
-    leader, scaler = (lead.leader, lead.operations) if lead is not None else (None, None)
-    server = HttpServer(create_admin(state, AdminToken(Path(admin.token_file)), leader, leader_at, scaler, bed, pin, deadline))
+    leader, operations = (leader_parts.leader, leader_parts.operations) if leader_parts is not None else (None, None)
+    token = AdminToken(Path(admin.token_file))
+    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_admin, pin, deadline))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -118,18 +126,18 @@ async def _admin_server(
 
 
 async def _stay_failed(state: ReportState, cause: str) -> Ending:
-    """No restart helps; the operator reads why, and ends this pod when there is a better configuration."""
+    """Waits for a signal: no restart helps. The operator reads the cause, and ends this pod when it has another configuration."""
     log.error("failed", cause=cause, fatal=True)
     state.update(phase="failed", healthy=False, fatal=True, last_error=cause)
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    await told.wait()
+        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
+    await signalled.wait()
     return Ending(FAILED_EXIT_CODE, cause)
 
 
 class _Node:
-    """The endpoint with its door and its supervisor. Raises ConfigError naming a field of the configuration's `endpoint`."""
+    """The endpoint and the supervisor of its engine. Raises ConfigError naming a field of the configuration's `endpoint`."""
 
     def __init__(
         self,
@@ -137,32 +145,41 @@ class _Node:
         identity: Identity,
         state: ReportState,
         work: OpenWork,
-        lead: LeaderParts | None,
-        bed: SleepAdmin,
+        leader_parts: LeaderParts | None,
+        sleep_admin: SleepAdmin,
         pin: Pin,
     ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
         self._tls = _tls(config)
-        asked = config.engine.get
-        cache = CacheShape(asked("block_size", EngineArgs.block_size), asked("kv_cache_dtype", EngineArgs.kv_cache_dtype))
-        leader, resizing, own = (lead.leader, lead.resizing, [lead.times]) if lead is not None else (None, None, [])
-        door = SwitchableApp(settings, state, work, cache, *own)
+        given = config.engine.get
+        cache = CacheShape(given("block_size", EngineArgs.block_size), given("kv_cache_dtype", EngineArgs.kv_cache_dtype))
+        app = SwitchableApp(settings, state, work, cache, *([leader_parts.times] if leader_parts is not None else []))
         self._state = state
         self._work = work
-        self._drain = door.drain
-        self._server = HttpServer(door, self._tls, settings.read_seconds, settings.connection_seconds, door.metrics.responses)
+        self._drain = app.drain
+        self._server = HttpServer(app, self._tls, settings.read_seconds, settings.connection_seconds, app.metrics.responses)
         self.listener = bind(endpoint.host, endpoint.port)
-        url = own_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
+        url = local_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
         token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
-        desk = desk_of(config, identity, leader)
-        self._membership = GroupMembership(
-            desk, member_of(config, identity, state.report), lambda cause: state.update(last_error=cause)
+        self._leader = leader_parts.leader if leader_parts is not None else None
+        service = self._leader or RemoteMembershipService(identity.leader, Path(config.admin.token_file))
+        member = make_member(config, identity, state.report)
+        self._membership = GroupMembership(service, member, lambda cause: state.update(last_error=cause))
+        self._supervisor = Supervisor(
+            config,
+            identity,
+            state,
+            LocalShare(config, identity, self._membership),
+            leader_parts.size_controller if leader_parts is not None else None,
+            app,
+            token,
+            url,
+            self._stop_serving,
+            sleep_admin,
+            pin,
         )
-        self._leader = leader
-        part = LocalShare(config, identity, self._membership)
-        self._supervisor = Supervisor(config, identity, state, part, resizing, door, token, url, self._leave, bed, pin)
-        self._shutdown = SignalShutdown(self._server, settings, door.drain, work, self._supervisor.drain_begun)
+        self._shutdown = SignalShutdown(self._server, settings, app.drain, work, self._supervisor.begin_drain)
 
     async def run(self) -> Ending:
         self._shutdown.listen()
@@ -172,11 +189,11 @@ class _Node:
         if self._leader is not None:
             helpers.append(asyncio.create_task(self._leader.watch()))
         if self._tls is not None:
-            helpers.append(asyncio.create_task(keep_renewed(self._server, self._tls)))
+            helpers.append(asyncio.create_task(watch_certificate(self._server, self._tls)))
         try:
             done, _ = await asyncio.wait((serving, supervising, *helpers), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # all but the server end only by a fault of ours, which is raised here
+                task.result()  # all but the server end only by a bug, which is raised here
             await self._finish_for_others()
         finally:
             self._server.should_exit = self._server.force_exit = True
@@ -186,21 +203,21 @@ class _Node:
         return self._ending()
 
     def end_streams(self) -> None:
-        """At once, in words."""
+        """Ends all open streams at once, each with an error event."""
         self._shutdown.end_now()
 
     async def _finish_for_others(self) -> None:
-        """Frontends of other nodes may have requests here: they get the time that our own clients get."""
+        """Waits for requests that frontends of other nodes have here, as long as for local clients."""
         tasks = [asyncio.create_task(self._supervisor.finish_for_others()), asyncio.create_task(self._shutdown.cut.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
 
-    def _leave(self) -> None:
+    def _stop_serving(self) -> None:
         self._server.should_exit = True
 
     async def _count_streams(self) -> None:
-        """While it drains, the number of open streams is news: the operator waits for it."""
+        """Reports the number of open streams while the node drains: the operator waits for it to fall."""
         while True:
             await asyncio.sleep(COUNT_SECONDS)
             if self._drain.draining:
@@ -220,7 +237,7 @@ def _settings(config: AgentConfig) -> ServerSettings:
         host=endpoint.host,
         port=endpoint.port,
         served_model_names=tuple(config.model.served_names),
-        api_keys=ApiKeys((), _file(endpoint.api_key_file)),
+        api_keys=ApiKeys((), _path(endpoint.api_key_file)),
         allowed_origins=tuple(endpoint.allowed_origins),
         allowed_hosts=tuple(endpoint.allowed_hosts),
         prefix_cache_salt=endpoint.prefix_cache_salt,
@@ -233,8 +250,8 @@ def _settings(config: AgentConfig) -> ServerSettings:
     )
 
 
-def _file(path: str | None) -> Path | None:
-    return Path(path) if path is not None else None
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text is not None else None
 
 
 def _tls(config: AgentConfig) -> Tls | None:

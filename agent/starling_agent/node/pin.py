@@ -1,6 +1,6 @@
-"""One commit for all ranks of a revision: a name of the hub may move between two of them.
+"""One commit for all pods of a revision, although a branch of the hub may move between the starts of two pods.
 
-Each agent says in its report which commit the name means now. The operator writes the first one down, and every agent loads that.
+Each agent reports the commit that the name means now. The operator stores the first one, and every agent loads that.
 """
 
 import asyncio
@@ -13,50 +13,50 @@ from starling_agent.contract.config import ModelSourceConfig, is_pinned
 from starling_agent.node.weights import resolve
 from starling_agent.report_state import ReportState
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 COMMIT = re.compile(r"[0-9a-f]{40}")
 log = structlog.get_logger("starling.agent")
 
 
 class Pin:
-    """The commit that the operator chose: told on the admin endpoint, or in a file that it mounts (None: there is no such file)."""
+    """The commit that the operator chose: sent to the admin endpoint, or in a file that it mounts (None: no such file)."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._told: str | None = None
-        self._news = asyncio.Event()
+        self._commit: str | None = None
+        self._chosen = asyncio.Event()
 
     @property
     def is_awaited(self) -> bool:
-        """Somebody pins here. An agent that was started by hand, or by an older operator, goes on alone."""
+        """True if an operator pins here. An agent that was started by hand, or by an older operator, does not wait."""
         return self._file is not None
 
-    def tell(self, commit: str) -> None:
-        """The first one stays; what is no commit is ignored."""
-        if self._told is None and COMMIT.fullmatch(commit):
-            self._told = commit
-            self._news.set()
+    def choose(self, commit: str) -> None:
+        """Keeps the first commit that comes; other text is ignored."""
+        if self._commit is None and COMMIT.fullmatch(commit):
+            self._commit = commit
+            self._chosen.set()
 
     async def wait(self) -> str:
-        """Until there is one."""
+        """Waits for the commit."""
         while self.known is None:
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._news.wait()
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._chosen.wait()
             except TimeoutError:
                 continue
         return self.known
 
     @property
     def known(self) -> str | None:
-        """The commit is whole or not there: a file that is being written holds none yet."""
-        if self._told is None and self._file is not None and self._file.is_file():
-            self.tell(self._file.read_text(errors="replace").strip())
-        return self._told
+        """The commit, or None; a file that is only partly written counts as none."""
+        if self._commit is None and self._file is not None and self._file.is_file():
+            self.choose(self._file.read_text(errors="replace").strip())
+        return self._commit
 
 
 async def pinned(model: ModelSourceConfig, pin: Pin, state: ReportState) -> ModelSourceConfig:
-    """The model at the commit that all ranks load; itself where nothing can move. Raises NodeFailure."""
+    """Returns the model at the pinned commit, or unchanged where its source cannot move. Raises NodeFailure."""
     if not model.source.startswith("hf://") or is_pinned(model.source) or not pin.is_awaited:
         return model
     if pin.known is None:

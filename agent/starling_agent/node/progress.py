@@ -1,4 +1,4 @@
-"""How far a phase is, told about once a second: a report that changes with every byte would wake the operator for nothing."""
+"""Progress of a phase in the report, about once a second: a change with every byte would wake the operator in vain."""
 
 import time
 from collections.abc import Callable
@@ -8,49 +8,48 @@ from starling_engine.core.messages import Loading
 from starling_agent.contract.report import Phase, Progress
 from starling_agent.report_state import ReportState
 
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 MEASURE_SECONDS = 2.0
 """An estimate from less time than this is a guess."""
 
-
-Tell = Callable[[Phase, int, int], None]
-"""Phase, and bytes done and in all."""
+OnProgress = Callable[[Phase, int, int], None]
+"""Takes a phase, and its bytes done and in total."""
 
 
 def eta(began: int, done: int, total: int, seconds: float) -> float | None:
-    """Seconds left at the pace since `began`; None while that cannot be told."""
+    """Returns the seconds left at the pace since `began`; None while that is not known."""
     if seconds < MEASURE_SECONDS or done <= began or total < done:
         return None
     return round((total - done) * seconds / (done - began), 1)
 
 
 def phase_of(loading: Loading) -> Phase:
-    """The engine's phases in the report's words."""
+    """Returns the report's name of an engine's phase."""
     return "warming" if loading.phase == "warm up" else "loading"
 
 
-class ProgressTeller:
-    """Writes phase and progress into the report: a new phase and its end at once, what is between once a second."""
+class ProgressReporter:
+    """Writes phase and progress into the report: a new phase and its end at once, steps between once a second."""
 
     def __init__(self, state: ReportState, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._clock = clock
         self._phase: Phase | None = None
-        self._began_at = self._told_at = 0.0
+        self._began_at = self._reported_at = 0.0
         self._began = 0
 
-    def tell(self, phase: Phase, done: int = 0, total: int = 0) -> None:
+    def report(self, phase: Phase, done: int = 0, total: int = 0) -> None:
         now = self._clock()
-        # Bytes that were there already say nothing about the pace, so an unknown total begins the phase again.
+        # Bytes that were there before do not count for the pace, so an unknown total restarts the phase.
         if phase != self._phase or self._state.report.progress is None:
-            self._phase, self._began, self._began_at, self._told_at = phase, done, now, 0.0
-        elif now - self._told_at < TELL_SECONDS and done != total:
+            self._phase, self._began, self._began_at, self._reported_at = phase, done, now, 0.0
+        elif now - self._reported_at < REPORT_SECONDS and done != total:
             return
-        self._told_at = now
+        self._reported_at = now
         self._state.update(phase=phase, progress=self._progress(done, total, now - self._began_at))
 
     def loading(self, loading: Loading) -> None:
-        self.tell(phase_of(loading), loading.done, loading.total)
+        self.report(phase_of(loading), loading.done, loading.total)
 
     def _progress(self, done: int, total: int, seconds: float) -> Progress | None:
         if total <= 0:

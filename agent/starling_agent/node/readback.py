@@ -1,4 +1,4 @@
-"""What the report says of the engine, read from the engine itself and not from what was asked for."""
+"""The report's fields about the engine, read from the engine itself and not from its configuration."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from starling_agent.contract.report import KVLedger, RankHealth, Report, Topolog
 
 
 def read_back(engine: AsyncEngine) -> dict[str, Any]:
-    """Changes of the report when an engine is there."""
+    """Returns the changes of the report while an engine runs."""
     cores = engine.cores
     membership, memory = cores.membership, cores.memory
     layout = membership.layout
@@ -19,7 +19,7 @@ def read_back(engine: AsyncEngine) -> dict[str, Any]:
             tensor=layout.tensor,
             pipeline=layout.pipeline,
             data=layout.data,
-            expert=_expert(engine, layout),
+            expert=_expert_ranks(engine, layout),
             ranks=layout.world_size,
         ),
         "starts": [
@@ -32,15 +32,15 @@ def read_back(engine: AsyncEngine) -> dict[str, Any]:
     }
 
 
-def _expert(engine: AsyncEngine, layout: ParallelLayout) -> int:
-    """Ranks that hold the experts among them."""
+def _expert_ranks(engine: AsyncEngine, layout: ParallelLayout) -> int:
+    """Returns the number of ranks that share the experts."""
     worker = engine.config.worker
     if not worker.expert_parallel:
         return 1
-    return layout.data * layout.tensor if worker.lockstep else layout.tensor
+    return layout.data * layout.tensor if worker.dp_sync else layout.tensor
 
 
-def nothing_left(report: Report, cause: str) -> dict[str, Any]:
-    """And when it is gone: the ranks that were, each with the cause."""
+def without_engine(report: Report, cause: str) -> dict[str, Any]:
+    """Returns the changes when the engine has ended: its last ranks, each with the cause."""
     ranks = [rank.model_copy(update={"healthy": False, "error": cause}) for rank in report.ranks]
     return {"topology": None, "kv": None, "starts": [], "ranks": ranks, "last_error": cause}

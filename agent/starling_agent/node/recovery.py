@@ -1,4 +1,4 @@
-"""What to do when the engine failed: start it again after a while, or give up. Pure."""
+"""Decides after a failure of the engine: start it again after a delay, or give up. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ MAX_DELAY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again after `delay` seconds."""
+    """Start the engine again after `delay` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """`fatal`: no restart, of whatever, can help."""
+    """`fatal`: a new pod would not help either."""
 
     fatal: bool
 
@@ -28,9 +28,9 @@ class GiveUp:
 def after_failure(
     error: Exception, *, served: bool, restarts: Sequence[float], now: float, recovery: RecoveryConfig
 ) -> Restart | GiveUp:
-    """`restarts` holds the times of earlier restarts, on the clock of `now`; `served` says whether this engine ever did.
+    """`restarts` holds the times of earlier restarts, on the clock of `now`; `served`: an engine has served before.
 
-    An engine that served with these arguments and this model can be made again: what stops it then is not they.
+    Arguments and model have then proved good, so another start may succeed whatever the error says.
     """
     if not served and is_fatal(error):
         return GiveUp(fatal=True)

@@ -1,4 +1,4 @@
-"""Waits for the Secrets that the endpoint needs, and says which one is missing: a pod that cannot mount one says nothing."""
+"""Waits for the Secrets of the endpoint, and reports which one is missing. A pod that cannot mount one would never start."""
 
 import asyncio
 import signal
@@ -11,32 +11,32 @@ from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.config import EndpointConfig
 from starling_agent.report_state import ReportState
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 log = structlog.get_logger("starling.agent")
 
 
-async def secrets_are_there(endpoint: EndpointConfig, state: ReportState) -> bool:
-    """Waits until all are. False: the node was told to end before. Nothing is served meanwhile."""
-    if missing(endpoint) is None:
+async def wait_for_secrets(endpoint: EndpointConfig, state: ReportState) -> bool:
+    """Waits until all Secrets are there. Returns False after a signal to end. Nothing is served meanwhile."""
+    if missing_secret(endpoint) is None:
         return True
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    while (cause := missing(endpoint)) is not None and not ended.is_set():
+    while (cause := missing_secret(endpoint)) is not None and not ended.is_set():
         if state.report.last_error != cause:
             log.warning("waits for a Secret", cause=cause)
         state.update(last_error=cause)
         try:
-            await asyncio.wait_for(ended.wait(), LOOK_SECONDS)
+            await asyncio.wait_for(ended.wait(), CHECK_SECONDS)
         except TimeoutError:
             continue
     state.update(last_error=None)
     return not ended.is_set()
 
 
-def missing(endpoint: EndpointConfig) -> str | None:
-    """Which Secret, and what to do; None when all that are named can be used."""
+def missing_secret(endpoint: EndpointConfig) -> str | None:
+    """Names the missing Secret and how to make it; None when all can be used."""
     if endpoint.api_key_secret is not None and endpoint.api_key_file is not None:
         file = Path(endpoint.api_key_file)
         try:

@@ -1,4 +1,4 @@
-"""What the hub says a repository's files are, how much of them is here, and whether they are what they should be."""
+"""A repository's files: the hub's list of them, how much of them is in the cache, and their verification."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 from starling_engine.weights.hub import ALLOWED, IGNORED
 
-from starling_agent.node.failures import passing
+from starling_agent.node.failures import transient
 
 CHUNK = 1 << 20
 SECTOR = 512
@@ -16,7 +16,7 @@ SECTOR = 512
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`sha256` for what the hub keeps as a large file; `blob` is git's own hash, the only one that small files have."""
+    """A file on the hub. Only large files have `sha256`; `blob` is git's own hash."""
 
     path: str
     size: int
@@ -29,7 +29,7 @@ class RemoteFile:
 
 
 def list_files(repo: str, revision: str | None) -> list[RemoteFile]:
-    """The files that serving needs. Raises whatever the hub's client raises."""
+    """Lists the files that serving needs. Raises errors of the hub's client."""
     from huggingface_hub import HfApi, RepoFile
     from huggingface_hub.utils._paths import filter_repo_objects
 
@@ -38,15 +38,15 @@ def list_files(repo: str, revision: str | None) -> list[RemoteFile]:
     return [RemoteFile(e.path, e.size, e.blob_id, e.lfs.sha256 if e.lfs is not None else None) for e in wanted]
 
 
-def bytes_here(blobs: Path, files: list[RemoteFile]) -> int:
-    """How much of the files is in the cache, the unfinished ones too. Without a list everything counts."""
+def bytes_in_cache(blobs: Path, files: list[RemoteFile]) -> int:
+    """Returns the bytes of the files that are in the cache, also of unfinished ones. Without a list everything counts."""
     if not files:
         return sum(map(_written, blobs.glob("*")))
     return sum(min(file.size, max(map(_written, blobs.glob(f"{file.cache_name}*")), default=0)) for file in files)
 
 
 def _written(path: Path) -> int:
-    """A file may be given its full size before it is written."""
+    """Returns the bytes written so far: a file may get its full size before its content."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def _written(path: Path) -> int:
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes when a file does, without reading any."""
+    """Returns a text that changes when a file does. Reads no content."""
     lines = []
     for path in filter(Path.exists, sorted(folder.iterdir())):
         status = path.stat()
@@ -63,27 +63,27 @@ def fingerprint(folder: Path) -> str:
     return "".join(lines)
 
 
-def verify(folder: Path, files: list[RemoteFile], tell: Callable[[int], None]) -> None:
-    """Compares sizes and hashes; `tell` hears the bytes read so far. A wrong file is removed. Raises NodeFailure."""
+def verify(folder: Path, files: list[RemoteFile], on_read: Callable[[int], None]) -> None:
+    """Compares sizes and hashes, and calls `on_read` with the bytes read. Removes a wrong file. Raises NodeFailure."""
     read = 0
     for file in files:
         path = folder / file.path
         if not path.is_file():
-            raise passing(f"{file.path} is missing after the download")
+            raise transient(f"{file.path} is missing after the download")
         size = path.stat().st_size
         digests = _digests(file, size)
         for chunk in _chunks(path):
             for digest in digests:
                 digest.update(chunk)
             read += len(chunk)
-            tell(read)
+            on_read(read)
         if size != file.size or file.cache_name not in [digest.hexdigest() for digest in digests]:
             _remove(path)
-            raise passing(f"{file.path} is not what the hub has (by its size or hash); it was removed")
+            raise transient(f"{file.path} is not what the hub has (by its size or hash); it was removed")
 
 
 def _digests(file: RemoteFile, size: int) -> list[Any]:
-    """One of them must come out. Mirrors of the hub give a small file's plain SHA-1 where the hub gives git's."""
+    """Returns hashes of which one must match. For small files mirrors have a plain SHA-1, the hub has git's."""
     if file.sha256 is not None:
         return [hashlib.sha256()]
     git, plain = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), hashlib.sha1(usedforsecurity=False)

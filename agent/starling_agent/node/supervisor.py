@@ -1,4 +1,4 @@
-"""The node's life as a small machine: prepare, then load, prove, serve; after a failure again, or give up.
+"""The supervisor of a node's engine: prepare, then load, prove, serve; after a failure again, or give up.
 
 starting -> downloading -> verifying -> loading -> warming -> serving
                                            ^                     |
@@ -20,143 +20,143 @@ from starling_engine.errors import EngineDead, StarlingError
 from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.group import GroupView
 from starling_agent.contract.identity import Identity
-from starling_agent.group.connections import Connections
+from starling_agent.group.connections import CoreConnections
 from starling_agent.group.local_share import LocalShare
-from starling_agent.group.resizing import ReportedResizer
+from starling_agent.group.size_controller import SizeController
 from starling_agent.node.digest import weights_digest
 from starling_agent.node.engine_args import engine_args
-from starling_agent.node.failures import NodeFailure, fatal, passing
+from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.first_token import FirstToken
 from starling_agent.node.pin import Pin, pinned
-from starling_agent.node.progress import ProgressTeller
-from starling_agent.node.readback import nothing_left, read_back
+from starling_agent.node.progress import ProgressReporter
+from starling_agent.node.readback import read_back, without_engine
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.refusals import refusal
 from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.node.weights import obtain
 from starling_agent.report_state import ReportState
-from starling_agent.server.collector import keep_for_good
+from starling_agent.server.memory import freeze_objects
 
 WATCH_SECONDS = 0.2
 LOADING_SILENCE_SECONDS = 600.0
-"""A load that does nothing new for so long hangs. Building kernels and warming up may take minutes without a word."""
+"""A load without progress for this long hangs. Building kernels and warming up may take minutes without any."""
 log = structlog.get_logger("starling.agent")
 
-Failure = (StarlingError, NodeFailure, OSError)
-"""What an engine's life may end with; anything else is a fault of ours and ends the process."""
+EXPECTED_ERRORS = (StarlingError, NodeFailure, OSError)
+"""Errors that an engine may end with; any other is a bug and ends the process."""
 
 
 class Supervisor:
-    """Decides nothing by itself: see `refusals`, `recovery`. `leave` ends the endpoint's server."""
+    """Runs one engine after the other; `refusals` and `recovery` decide. `stop_serving` ends the endpoint's server."""
 
     def __init__(
         self,
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
-        part: LocalShare,
-        resizing: ReportedResizer | None,
-        door: SwitchableApp,
+        local_share: LocalShare,
+        size_controller: SizeController | None,
+        app: SwitchableApp,
         token: FirstToken,
-        own_url: str,
-        leave: Callable[[], None],
-        bed: SleepAdmin,
+        local_url: str,
+        stop_serving: Callable[[], None],
+        sleep_admin: SleepAdmin,
         pin: Pin,
     ) -> None:
         self._config = config
         self._identity = identity
         self._state = state
-        self._part = part
+        self._local_share = local_share
         self._engine: AsyncEngine | None = None
-        self._lost: str | None = None
-        """Why the newest core of another node was lost."""
-        self._resizing = resizing
-        self._door = door
+        self._lost_core: str | None = None
+        """Cause for which the last core of another node was lost."""
+        self._size_controller = size_controller
+        self._app = app
         self._token = token
-        self._own_url = own_url
-        self._leave = leave
-        self._bed = bed
+        self._local_url = local_url
+        self._stop_serving = stop_serving
+        self._sleep_admin = sleep_admin
         self._pin = pin
-        self._progress = ProgressTeller(state)
+        self._progress = ProgressReporter(state)
         self._restarts: list[float] = []
         self._served = False
         self._proven = False
-        """A token has come through the engine that is there now."""
-        self._takes_part = True
-        """Whether the group is to have this node."""
-        self._service: asyncio.Task[None] | None = None
+        """True once a token has come from the engine that runs now."""
+        self._accepts = True
+        """False while the group is about to shrink to a size without this node, or it would lose workers."""
+        self._service_check: asyncio.Task[None] | None = None
         self.failure: str | None = None
-        """Why this node cannot go on; None while it can."""
+        """Cause for which this node cannot go on; None while it can."""
 
     async def run(self) -> Never:
-        """Until it is cancelled; the engine has ended by then."""
+        """Runs until cancelled; the engine has ended then."""
         try:
             await self._run_engines()
         except NodeFailure as failure:
-            self._failed(failure)
+            self._fail(failure)
             await asyncio.Event().wait()
             raise AssertionError("nobody sets this") from None
         finally:
-            if self._service is not None:
-                self._service.cancel()
+            if self._service_check is not None:
+                self._service_check.cancel()
 
-    def drain_begun(self) -> None:
-        """Unready at once. Without an engine there is nothing to wait for."""
+    def begin_drain(self) -> None:
+        """Makes the node unready at once. Without an engine it ends without waiting."""
         self._state.update(phase="draining", ready=False, progress=None)
-        membership = self._part.membership
+        membership = self._local_share.membership
         membership.drain()
-        # Nodes of one group are often told to go together: until none accepts any more, each needs the others' cores.
-        asyncio.get_running_loop().call_later(self._config.drain.accept_seconds, membership.stop_taking)
-        if not self._door.is_open:
-            self._leave()
+        # All nodes of a group often drain together: each needs the others' cores until none accepts requests any more.
+        asyncio.get_running_loop().call_later(self._config.drain.accept_seconds, membership.stop_accepting)
+        if not self._app.is_open:
+            self._stop_serving()
 
     async def finish_for_others(self) -> None:
-        """As `LocalShare` has it."""
-        await self._part.finish_for_others(self._engine)
+        """Waits as LocalShare.finish_for_others does."""
+        await self._local_share.finish_for_others(self._engine)
 
     async def _run_engines(self) -> Never:
         args = await self._prepare()
-        workers = asyncio.create_task(self._part.workers.keep())
+        workers = asyncio.create_task(self._local_share.workers.run())
         try:
             while True:
-                restart = await self._one_engine(args)
+                restart = await self._run_engine(args)
                 await asyncio.sleep(restart.delay)
         finally:
             workers.cancel()
             await asyncio.gather(workers, return_exceptions=True)
 
     async def _prepare(self) -> EngineArgs:
-        """What can be refused is refused before gigabytes are fetched."""
+        """Refuses what can be refused, then downloads the model. Raises NodeFailure."""
         refused = refusal(self._config, self._identity)
         if refused is not None:
             raise fatal(refused)
         args = engine_args(self._config)
         model = await pinned(self._config.model, self._pin, self._state)
-        folder = await obtain(model, self._progress.tell, lambda cause: self._state.update(last_error=cause))
+        folder = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
         commit = folder.name if model.source.startswith("hf://") else None
         self._state.update(commit=commit, weights=await asyncio.to_thread(weights_digest, folder))
         return dataclasses.replace(args, model=str(folder))
 
-    async def _one_engine(self, args: EngineArgs) -> Restart:
-        """From its start to its end, and what is to be done then. Raises NodeFailure when it was the last."""
+    async def _run_engine(self, args: EngineArgs) -> Restart:
+        """Runs an engine to its end. Raises NodeFailure when there is to be no other one."""
         try:
             engine = await self._load(args)
-        except Failure as error:
-            self._part.withdraw()
-            return self._down(error)
+        except EXPECTED_ERRORS as error:
+            self._local_share.withdraw()
+            return self._after_failure(error)
         try:
             await self._serve(engine)
-        except Failure as error:
-            return self._down(error)
+        except EXPECTED_ERRORS as error:
+            return self._after_failure(error)
         finally:
-            self._engine = self._bed.engine = None
-            self._part.withdraw()
-            self._door.close()
+            self._engine = self._sleep_admin.engine = None
+            self._local_share.withdraw()
+            self._app.close()
             await engine.shutdown()
 
     async def _load(self, args: EngineArgs) -> AsyncEngine:
-        self._progress.tell("loading")
+        self._progress.report("loading")
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LOADING_SILENCE_SECONDS) as limit:
@@ -164,86 +164,87 @@ class Supervisor:
                 def on_phase(loading: Loading) -> None:
                     limit.reschedule(loop.time() + LOADING_SILENCE_SECONDS)
                     self._progress.loading(loading)
-                    if loading.joining != self._part.joining:
-                        self._part.invite(loading.joining)
+                    if loading.joining != self._local_share.joining:
+                        self._local_share.publish_joining(loading.joining)
 
-                return await AsyncEngine.start(args, on_phase, self._part.here)
+                return await AsyncEngine.start(args, on_phase, self._local_share.placement)
         except TimeoutError:
-            raise passing(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
+            raise transient(f"the engine made no progress for {LOADING_SILENCE_SECONDS:g} s while it loaded") from None
 
     async def _serve(self, engine: AsyncEngine) -> Never:
-        """Ready only when a token has come through; then until the engine fails."""
+        """Serves until the engine fails. The node is ready only once a token has come through its endpoint."""
         self._engine = engine
-        connections = Connections(
-            *(engine, self._part),
-            changed=lambda cause: self._cores_changed(engine, cause),
-            seen=lambda view: self._size_seen(engine, view),
+        connections = CoreConnections(
+            engine,
+            self._local_share,
+            on_change=lambda cause: self._on_cores_changed(engine, cause),
+            on_view=lambda view: self._on_view(engine, view),
         )
-        self._part.publish(engine)
-        watch = asyncio.create_task(self._until_dead(engine))
-        follow = asyncio.create_task(connections.follow())
+        self._local_share.publish(engine)
+        loops = [asyncio.create_task(self._watch(engine)), asyncio.create_task(connections.run())]
+        if self._size_controller is not None:
+            loops.append(asyncio.create_task(self._size_controller.run(engine)))
         proof = asyncio.create_task(self._prove(engine, connections))
-        lead = [] if self._resizing is None else [asyncio.create_task(self._resizing.lead(engine))]
         try:
-            await _one_of(watch, follow, proof, *lead)
-            self._ready()
-            self._bed.engine = engine
-            await _one_of(watch, follow, *lead)
-            raise AssertionError("a watch ends only by raising")
+            await _first_of(proof, *loops)
+            self._become_ready()
+            self._sleep_admin.engine = engine
+            await _first_of(*loops)
+            raise AssertionError("these loops end only by raising")
         finally:
             self._proven = False
-            for task in (watch, follow, proof, *lead):
+            for task in (proof, *loops):
                 task.cancel()
-            await asyncio.gather(watch, follow, proof, *lead, return_exceptions=True)
+            await asyncio.gather(proof, *loops, return_exceptions=True)
 
-    def _size_seen(self, engine: AsyncEngine, view: GroupView) -> None:
-        """A node that the group is to do without, or that loses another one, takes no new requests; its open streams go on."""
+    def _on_view(self, engine: AsyncEngine, view: GroupView) -> None:
+        """Stops new requests while the group shrinks to a size without this node, or loses workers. Open streams go on."""
         if self._proven and engine.cores.any_serving:
-            self._takes_part = self._part.takes_part(view.target) and not self._part.is_losing_workers(view)
+            self._accepts = self._local_share.is_within(view.target) and not self._local_share.is_losing_workers(view)
             self._state.update(**self._readiness(engine), **read_back(engine))
 
     def _readiness(self, engine: AsyncEngine) -> dict[str, Any]:
-        return {"ready": self._takes_part and engine.is_awake, "asleep": engine.is_sleeping}
+        return {"ready": self._accepts and engine.is_awake, "asleep": engine.is_sleeping}
 
-    async def _prove(self, engine: AsyncEngine, connections: Connections) -> None:
+    async def _prove(self, engine: AsyncEngine, connections: CoreConnections) -> None:
         if engine.cores.any_serving:
             self._state.update(phase="warming", progress=None)
         await connections.complete.wait()
-        self._door.open(engine)
+        self._app.open(engine)
         self._state.update(phase="warming", progress=None, **read_back(engine))
-        await self._token.insist(self._own_url)
+        await self._token.require(self._local_url)
 
-    async def _until_dead(self, engine: AsyncEngine) -> Never:
-        """Raises EngineDead. A node without a core of its own is dead when it has lost the last one, unless it goes anyway."""
+    async def _watch(self, engine: AsyncEngine) -> Never:
+        """Raises EngineDead when the engine is dead, or no core takes requests any more and the node does not drain."""
         while True:
             engine.check_health()
-            if self._door.is_open and not engine.cores.any_serving and not self._door.drain.draining:
-                raise EngineDead(self._lost or "no engine core of the group takes requests now")
+            if self._app.is_open and not engine.cores.any_serving and not self._app.drain.draining:
+                raise EngineDead(self._lost_core or "no engine core of the group takes requests now")
             if self._proven and engine.cores.any_serving:
                 self._state.update(**self._readiness(engine))
             await asyncio.sleep(WATCH_SECONDS)
 
-    def _cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
-        self._lost = cause or self._lost
-        if self._door.is_open and engine.cores.any_serving:
+    def _on_cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
+        self._lost_core = cause or self._lost_core
+        if self._app.is_open and engine.cores.any_serving:
             self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
 
-    def _ready(self) -> None:
-        keep_for_good()
+    def _become_ready(self) -> None:
+        freeze_objects()
         self._served = self._proven = True
         self._state.update(phase="serving", token_seen=True, ready=True)
         url = self._config.endpoint.service_url
-        if url is not None and self._service is None:
-            tell = lambda seen: self._state.update(service_token_seen=seen)  # noqa: E731
-            self._service = asyncio.create_task(self._token.until_seen(url, tell))
+        if url is not None and self._service_check is None:
+            on_result = lambda seen: self._state.update(service_token_seen=seen)  # noqa: E731
+            self._service_check = asyncio.create_task(self._token.until_seen(url, on_result))
 
-    def _down(self, error: Exception) -> Restart:
-        """Tells it at once, before the engine is cleared away. Raises NodeFailure when there is to be no other start."""
+    def _after_failure(self, error: Exception) -> Restart:
+        """Reports the failure at once, before the engine's shutdown. Raises NodeFailure when there is to be no other start."""
         now, cause = time.monotonic(), str(error)
-        self._state.update(progress=None, ready=False, asleep=False, token_seen=False, **nothing_left(self._state.report, cause))
-        if self._door.drain.draining:
-            self._leave()
-            raise passing(cause)
+        self._state.update(progress=None, ready=False, asleep=False, token_seen=False, **without_engine(self._state.report, cause))
+        if self._app.drain.draining:
+            self._stop_serving()
+            raise transient(cause)
         decision = after_failure(error, served=self._served, restarts=self._restarts, now=now, recovery=self._config.recovery)
         if not isinstance(decision, Restart):
             raise NodeFailure(cause, fatal=decision.fatal)
@@ -252,14 +253,14 @@ class Supervisor:
         self._state.update(phase="restarting", engine_restarts=len(self._restarts))
         return decision
 
-    def _failed(self, failure: NodeFailure) -> None:
+    def _fail(self, failure: NodeFailure) -> None:
         self.failure = str(failure)
         log.error("failed", cause=self.failure, fatal=failure.fatal)
         self._state.update(phase="failed", progress=None, ready=False, healthy=False, fatal=failure.fatal, last_error=self.failure)
 
 
-async def _one_of(*tasks: asyncio.Task[Any]) -> None:
-    """Until one of them ends. Raises what it raised."""
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    """Waits until one of the tasks ends. Raises what it raised."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()

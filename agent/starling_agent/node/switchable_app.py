@@ -1,4 +1,4 @@
-"""The endpoint's application: the engine's while there is one, otherwise the one that says why there is none."""
+"""The endpoint's application: the engine's while there is one, otherwise one that answers why there is none."""
 
 import math
 
@@ -25,10 +25,12 @@ MAX_RETRY_SECONDS = 30
 
 
 class SwitchableApp:
-    """Work, metrics and totals are its own, for they outlive each engine."""
+    """Work, metrics and totals belong to it, since they outlive each engine."""
 
-    def __init__(self, settings: ServerSettings, state: ReportState, work: OpenWork, cache: CacheShape, *more: Collector) -> None:
-        """`more`: metrics of the agent's other parts."""
+    def __init__(
+        self, settings: ServerSettings, state: ReportState, work: OpenWork, cache: CacheShape, *collectors: Collector
+    ) -> None:
+        """`collectors`: metrics of the agent's other parts."""
         self.drain = Drain()
         self._settings = settings
         self._work = work
@@ -36,7 +38,7 @@ class SwitchableApp:
         self._totals = EngineTotals()
         names, totals = settings.served_model_names, self._totals
         engine = EngineCollector(totals.stats, names[0], cache, self.metrics, totals.sleep_level)
-        self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *more)
+        self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *collectors)
         self._waiting = create_waiting_app(settings, self.drain, self.metrics, self._exporter, lambda: waiting_error(state.report))
         self._app: ASGIApp = self._waiting
         self._endpoint: Endpoint | None = None
@@ -49,7 +51,7 @@ class SwitchableApp:
         return self._endpoint is not None
 
     def open(self, engine: AsyncEngine) -> None:
-        """Requests that come from now on go to this engine."""
+        """Directs new requests to this engine."""
         self._totals.begin(engine)
         self._endpoint = Endpoint(
             engine, self._settings, self.drain, work=self._work, metrics=self.metrics, exporter=self._exporter
@@ -58,7 +60,7 @@ class SwitchableApp:
         self._app = create_app(self._endpoint)
 
     def close(self) -> None:
-        """Open requests end with the engine they were given to."""
+        """Answers new requests without an engine; open ones end with the engine that has them."""
         if self._endpoint is not None:
             self._totals.end()
             self._app = self._waiting
@@ -67,7 +69,7 @@ class SwitchableApp:
 
 
 def waiting_error(report: Report) -> ApiError:
-    """503 with the phase. Clients of OpenAI's take Retry-After at its word, so it is when trying again makes sense."""
+    """Makes a 503 with the phase. OpenAI's clients obey Retry-After, so it is the time after which another try makes sense."""
     message = f"the model is not being served now: {report.phase}"
     wait = RETRY_SECONDS
     if report.phase == "failed":

@@ -1,11 +1,11 @@
-"""Counters over all engines of this process: a restart in place must not look like a fall of what only grows."""
+"""Counters over all engines of this process: they must not fall when an engine is started again in place."""
 
 from starling_engine import AsyncEngine
 from starling_engine.delta import Stats, add, add_totals
 
 
 def added(past: Stats, now: Stats) -> Stats:
-    """`now`, with its totals counted on from `past`."""
+    """Returns `now` with the totals of `past` added."""
     result = Stats()
     add(result, now)
     add_totals(result, past)
@@ -13,6 +13,8 @@ def added(past: Stats, now: Stats) -> Stats:
 
 
 class EngineTotals:
+    """Adds the stats of the running engine to the totals of earlier ones."""
+
     def __init__(self) -> None:
         self._past = Stats()
         self._engine: AsyncEngine | None = None
@@ -21,7 +23,7 @@ class EngineTotals:
         self._engine = engine
 
     def end(self) -> None:
-        """Keeps what the engine counted to its end; what it held is gone."""
+        """Keeps the engine's totals and drops its gauges."""
         past = Stats()
         add_totals(past, self._now())
         self._past, self._engine = past, None
@@ -30,7 +32,7 @@ class EngineTotals:
         return self._now()
 
     def sleep_level(self) -> int | None:
-        """The engine's, while there is one."""
+        """Returns the engine's level; None without an engine."""
         return None if self._engine is None else self._engine.sleep_level
 
     def _now(self) -> Stats:

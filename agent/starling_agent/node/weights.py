@@ -1,4 +1,4 @@
-"""From `model.source` to a folder on this machine: a folder that is there, or a repository that is downloaded."""
+"""Finds the folder of `model.source` on this machine; a repository of the hub is downloaded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,35 +12,37 @@ from starling_engine.weights.hub import split_name
 from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.download import Download
 from starling_agent.node.failures import NodeFailure, fatal
-from starling_agent.node.progress import Tell
+from starling_agent.node.progress import OnProgress
 
 ATTEMPTS = 5
 FIRST_DELAY, MAX_DELAY = 1.0, 16.0
 log = structlog.get_logger("starling.agent")
 
 
-async def obtain(model: ModelSourceConfig, tell: Tell, on_retry: Callable[[str], None]) -> Path:
-    """The folder with the weights; `on_retry` hears why a download is begun again. Raises NodeFailure."""
+async def obtain(model: ModelSourceConfig, on_progress: OnProgress, on_retry: Callable[[str], None]) -> Path:
+    """Returns the folder with the weights. `on_retry` is called with the cause of each new try. Raises NodeFailure."""
     match model.source.partition("://"):
         case "file", "://", _:
             return local_folder(model.source)
         case "hf", "://", name:
-            return Path(await _tried(name, model, lambda plain: Download(name, model, tell, plain=plain).run(), on_retry))
+            return Path(await _retried(name, model, lambda plain: Download(name, model, on_progress, plain=plain).run(), on_retry))
     raise fatal(f"model.source: must be file:///path or hf://org/name@revision, got {model.source!r}")
 
 
 async def resolve(model: ModelSourceConfig, on_retry: Callable[[str], None]) -> str:
-    """The commit that a name of the hub means now; without the hub, the one that the cache has of it. Raises NodeFailure."""
+    """Returns the commit that a name means now on the hub, or without the hub in the cache. Raises NodeFailure."""
     name = model.source.removeprefix("hf://")
-    return await _tried(name, model, lambda plain: Download(name, model, _untold, plain=plain, only_resolve=True).run(), on_retry)
+    return await _retried(
+        name, model, lambda plain: Download(name, model, _no_progress, plain=plain, only_resolve=True).run(), on_retry
+    )
 
 
-def _untold(*_: object) -> None:
-    """The question for a commit moves no bytes."""
+def _no_progress(*_: object) -> None:
+    """Ignores progress: resolving a name downloads nothing."""
 
 
 def local_folder(source: str) -> Path:
-    """Raises NodeFailure when the folder is not there or cannot be a checkpoint."""
+    """Returns the folder. Raises NodeFailure when it is missing or cannot be a checkpoint."""
     parts = urlparse(source)
     folder = Path(unquote(parts.path))
     if parts.netloc or not folder.is_absolute():
@@ -55,10 +57,10 @@ def local_folder(source: str) -> Path:
     return folder
 
 
-async def _tried(
+async def _retried(
     name: str, model: ModelSourceConfig, attempt_one: Callable[[bool], Awaitable[str]], on_retry: Callable[[str], None]
 ) -> str:
-    """`attempt_one` hears whether to leave out the hub's faster protocol: all attempts but the first do."""
+    """Calls `attempt_one` up to ATTEMPTS times; its argument is True after the first: without the hub's faster protocol."""
     try:
         split_name(name)
     except ModelError:

@@ -1,4 +1,4 @@
-"""From a checked generation to its HTTP answer: one JSON body, or a stream of events."""
+"""The HTTP answer of a generation: one JSON body, or a stream of events."""
 
 from collections.abc import Callable
 
@@ -20,15 +20,15 @@ log = structlog.get_logger("starling.request")
 async def answer_whole(
     request: Request, endpoint: Endpoint, generation: Generation, build: Callable[[Collected], msgspec.Struct]
 ) -> Response:
-    """Waits for the whole generation; ends it when the client goes."""
+    """Answers with the whole generation; cancels it when the client disconnects."""
     collected = await endpoint.work.run(request.receive, collect(generation, endpoint.deltas(generation)))
     return json_response(build(collected))
 
 
 async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: ChoiceShape) -> Response:
-    """Waits for the first event only: until then the engine may still refuse, and that must be a status of its own."""
+    """Waits for the first event only: until then the engine may still refuse, and the answer needs another status."""
     logprobs = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
-    encoder = StreamEncoder(generation, shape, logprobs, endpoint.pace)
+    encoder = StreamEncoder(generation, shape, logprobs, endpoint.batcher)
     chunks = encoder.chunks(endpoint.deltas(generation))
 
     async def first_chunk() -> bytes:
@@ -43,7 +43,7 @@ async def answer_stream(request: Request, endpoint: Endpoint, generation: Genera
 
 
 def log_request(endpoint: Endpoint, generation: Generation, stream: bool) -> None:
-    """One line for a request that is about to start, if asked for; prompts only if asked for too."""
+    """Logs a request that is about to start, if so configured; its prompts only if that is configured too."""
     if not endpoint.settings.log_requests:
         return
     fields: dict[str, object] = {

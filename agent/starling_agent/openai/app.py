@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, errors, and what every request passes on its way in."""
+"""The FastAPI application: its routes, errors and middleware."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +20,9 @@ from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.envelope import Envelope
 from starling_agent.http.errors import ApiError, as_api_error
-from starling_agent.http.head import HeadAsGet
 from starling_agent.http.header_limit import HeaderLimit
+from starling_agent.http.normalization import HeadAsGet, SlashNormalizer
 from starling_agent.http.open_work import ClientGone
-from starling_agent.http.paths import PlainPaths
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
@@ -46,13 +45,13 @@ BODIES: Sequence[type[RequestModel]] = (
 CLIENT_CLOSED_REQUEST = 499
 
 
-def told(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Statuses and what they mean, for the page at /docs."""
+def error_responses(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Describes statuses for the page at /docs."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": what, "content": content} for status, what in errors.items()}
+    return {status: {"description": text, "content": content} for status, text in errors.items()}
 
 
-ERRORS = told(
+ERRORS = error_responses(
     {
         400: "The request is wrong: `param` names the field.",
         401: "The API key is missing or not known here.",
@@ -68,7 +67,7 @@ ERRORS = told(
         503: "The server starts, sleeps or ends, or its engine died.",
     }
 )
-SLEEP_ERRORS = told({403: "A page of another origin asks.", 409: "Requests run: `mode` says what becomes of them."})
+SLEEP_ERRORS = error_responses({403: "A page of another origin asks.", 409: "Requests run: `mode` says what becomes of them."})
 ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -88,7 +87,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         title="Starling",
         version=starling_version(),
         description="Serves one large language model over OpenAI's API.",
-        middleware=layers(endpoint.settings, endpoint.drain, endpoint.metrics),
+        middleware=middleware_stack(endpoint.settings, endpoint.drain, endpoint.metrics),
         redirect_slashes=False,
     )
     app.state.endpoint = endpoint
@@ -102,10 +101,10 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     return app
 
 
-def layers(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> list[Middleware]:
-    """Outermost first. All are plain ASGI: Starlette's BaseHTTPMiddleware would copy each chunk through a queue."""
+def middleware_stack(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> list[Middleware]:
+    """Returns the middleware, outermost first. All is plain ASGI: BaseHTTPMiddleware would copy each chunk through a queue."""
     stack = [
-        Middleware(PlainPaths),
+        Middleware(SlashNormalizer),
         Middleware(Envelope, drain=drain, responses=metrics.responses, access_log=settings.access_log),
         Middleware(HeaderLimit),
     ]
@@ -140,7 +139,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:
-    """FastAPI's own errors, and then ours."""
+    """Makes an ApiError of FastAPI's own errors, and of all others."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return ApiError(400, first["msg"], param=field_path(first["loc"][1:]), code="invalid_value")
@@ -155,7 +154,7 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The page at /docs; request bodies are read by our own code, so their schemas are added here."""
+    """Makes the schema of /docs. Routes read their bodies without FastAPI, so the bodies' schemas are added here."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, definitions = models_json_schema(

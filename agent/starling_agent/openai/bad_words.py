@@ -1,4 +1,4 @@
-"""vLLM's `bad_words`, for words of one token: those are banned outright."""
+"""vLLM's `bad_words`, for words of one token: such a token is banned."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ MAX_BAD_WORDS = 1024
 
 
 def banned_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """The tokens of the words, at the start of a text and after a space.
+    """Returns the tokens of the words, at the start of a text and after a space.
 
-    A word of several tokens would have to be watched for while it is sampled, which the engine does not do: it is refused.
+    Raises InvalidRequest for a word of several tokens: the engine does not track sequences while it samples.
     """
     if len(words) > MAX_BAD_WORDS:
         raise InvalidRequest(f"at most {MAX_BAD_WORDS} words, got {len(words)}", "bad_words")

@@ -1,4 +1,4 @@
-"""Reads a request's body into its model; FastAPI's own reading would lose our errors and cost a copy."""
+"""Reads a request's body into its model. FastAPI's own reading has other errors and makes a copy."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=RequestModel)
 
 
 def body_of(model: type[M]) -> Callable[[Request], Awaitable[M]]:
-    """A FastAPI dependency that gives the parsed body."""
+    """Makes a FastAPI dependency that returns the parsed body."""
 
     async def read(request: Request) -> M:
         _check_content_type(request.headers.get("content-type"))
@@ -21,14 +21,14 @@ def body_of(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     return read
 
 
-def described(model: type[RequestModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is `model`; the model itself is added to the page's components."""
+def body_schema(model: type[RequestModel]) -> dict[str, Any]:
+    """Returns `openapi_extra` of a route whose body is `model`; `app` adds the model to the page's components."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _check_content_type(content_type: str | None) -> None:
-    # A page of another origin may send text/plain, or no type at all, without asking; JSON makes the browser ask first.
+    # A browser sends text/plain, or no type at all, for a page of another origin without a preflight; JSON needs one.
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         got = repr(kind[:100]) if kind else "none"

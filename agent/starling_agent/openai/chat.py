@@ -5,14 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
-from starling_agent.openai.body import body_of, described
+from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.chunks import CHAT
 from starling_agent.openai.collecting import Choice, Collected
 from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
-from starling_agent.openai.messages import spoken_text, template_messages
-from starling_agent.openai.planning import plan
+from starling_agent.openai.make_generation import make_generation
+from starling_agent.openai.messages import assistant_text, template_messages
 from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.rendering import render
@@ -20,30 +20,30 @@ from starling_agent.openai.rendering import render
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def chat_completions(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answers a chat, whole or as a stream of server-sent events."""
     endpoint = endpoint_of(request)
-    generation = await plan_chat(endpoint, body, caller_of(request))
+    generation = await chat_generation(endpoint, body, caller_of(request))
     log_request(endpoint, generation, bool(body.stream))
     if body.stream:
         return await answer_stream(request, endpoint, generation, CHAT)
     return await answer_whole(request, endpoint, generation, lambda c: chat_answer(endpoint, generation, c))
 
 
-async def plan_chat(endpoint: Endpoint, body: ChatRequest, caller: Caller) -> Generation:
+async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller) -> Generation:
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
     prompt = await render(endpoint, body, messages, caller.request_id)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
-    return plan(
+    return make_generation(
         endpoint,
         body,
         kind="chatcmpl",
         caller=caller,
         prompts=[ids],
-        prefixes=[spoken_text(messages[-1]) if body.echo else ""],
+        prefixes=[assistant_text(messages[-1]) if body.echo else ""],
         default_max_tokens=None,
         logprobs=body.num_logprobs(),
         prompt_logprobs=body.prompt_logprobs,

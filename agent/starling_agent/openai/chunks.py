@@ -1,4 +1,4 @@
-"""Server-sent events of one answer. What never changes is serialised once; a token costs one small encode."""
+"""Server-sent events of one answer. Constant parts are serialised once; a token costs one small encode."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ChoiceShape:
-    """Where the text stands in a choice."""
+    """Position of the text in a choice: the JSON before and after it."""
 
     object: str
     before_text: bytes
@@ -27,7 +27,7 @@ COMPLETION = ChoiceShape("text_completion", b'"text":', b"", b'"text":""')
 class ChunkWriter:
     """Writes the chunks of one answer with any number of choices.
 
-    `usage_field` says whether chunks carry a usage: OpenAI wants `"usage": null` in all of them once usage is asked for.
+    `usage_field`: all chunks have `"usage": null`, as OpenAI's do when the request includes usage.
     """
 
     def __init__(self, shape: ChoiceShape, answer_id: str, created: int, model: str, usage_field: bool) -> None:
@@ -43,27 +43,27 @@ class ChunkWriter:
         self._openings: dict[int, bytes] = {}
 
     def role(self, index: int, prompt_ids: list[int] | None) -> bytes:
-        """The first chunk of a chat's choice; with the prompt's token ids if they were asked for."""
+        """Returns the first chunk of a chat's choice, with the prompt's token ids if given."""
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
         tail = self._tail if prompt_ids is None else b'],"prompt_token_ids":' + _encode(prompt_ids) + self._tail[1:]
         return self._head + choice + tail
 
     def text(self, index: int, text: str) -> bytes:
-        """The chunk that nearly every token makes."""
+        """Returns a chunk with text alone; nearly all chunks are such."""
         return self._opening(index) + _encode(text) + self._plain_end
 
     def rich_text(self, index: int, text: str, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
-        """A chunk with more than text: log probabilities, `extra` fields of the choice, the usage so far."""
+        """Returns a chunk with more than text: log probabilities, `extra` fields of the choice, the usage up to here."""
         choice = b"%s,%s" % (self._shape.after_text, _fields({"logprobs": logprobs, "finish_reason": None, **extra}))
         return self._opening(index) + _encode(text) + choice + b"}" + self._end(usage)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None, usage: Usage | None) -> bytes:
-        """The last chunk of a choice; its delta is empty."""
+        """Returns the last chunk of a choice; its delta is empty."""
         ends = _fields({"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason})
         return b'%s{"index":%d,%s,%s}%s' % (self._head, index, self._shape.empty, ends, self._end(usage))
 
     def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that closes a stream with `include_usage`."""
+        """Returns the chunk without choices that ends a stream with `include_usage`."""
         return self._head + self._end(usage)
 
     def _opening(self, index: int) -> bytes:

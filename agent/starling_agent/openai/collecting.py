@@ -1,4 +1,4 @@
-"""A generation as one answer: its deltas added up."""
+"""Collects the deltas of a generation into one answer."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from starling_engine.outputs import FinishReason, OutputDelta, TokenLogprobs
 
 from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
-from starling_agent.openai.protocol.answers import Usage, usage
+from starling_agent.openai.protocol.answers import Usage, make_usage
 
 
 @dataclass(slots=True)
 class Choice:
-    """One output, whole. `text` is without the echoed prompt."""
+    """One complete output. `text` is without the echoed prompt."""
 
     index: int
     prompt: int
@@ -32,7 +32,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Collected:
-    """All choices in order; `prompt_logprobs` by prompt."""
+    """A complete generation: all choices in order; `prompt_logprobs` by prompt."""
 
     choices: list[Choice]
     prompt_logprobs: dict[int, list[TokenLogprobs | None]]
@@ -53,4 +53,4 @@ async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -
                 choices[prompt * n + output.index].add(output)
     if generation.only_echo:
         choices = [Choice(c.index, c.prompt, finish_reason="length") for c in choices]
-    return Collected(choices, prompt_logprobs, usage(count.prompt, count.completion, count.cached))
+    return Collected(choices, prompt_logprobs, make_usage(count.prompt, count.completion, count.cached))

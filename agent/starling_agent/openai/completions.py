@@ -7,42 +7,42 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine.outputs import TokenLogprobs
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
-from starling_agent.openai.body import body_of, described
+from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.chunks import COMPLETION
 from starling_agent.openai.collecting import Choice, Collected
 from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
-from starling_agent.openai.planning import plan
+from starling_agent.openai.make_generation import make_generation
 from starling_agent.openai.protocol.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
 from starling_agent.openai.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/completions", openapi_extra=described(CompletionRequest))
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def completions(request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]) -> Response:
     """Continues one or several prompts, whole or as a stream of server-sent events."""
     endpoint = endpoint_of(request)
-    generation = await plan_completion(endpoint, body, caller_of(request))
+    generation = await completion_generation(endpoint, body, caller_of(request))
     log_request(endpoint, generation, bool(body.stream))
     if body.stream:
         return await answer_stream(request, endpoint, generation, COMPLETION)
     return await answer_whole(request, endpoint, generation, lambda c: completion_answer(endpoint, generation, c))
 
 
-async def plan_completion(endpoint: Endpoint, body: CompletionRequest, caller: Caller) -> Generation:
+async def completion_generation(endpoint: Endpoint, body: CompletionRequest, caller: Caller) -> Generation:
     endpoint.model_name(body.model)
     body.check_stream_fields()
     body.check_best_of()
     prompts = await endpoint.prompts.read(body.prompt, "prompt", body.add_special_tokens is not False)
-    return plan(
+    return make_generation(
         endpoint,
         body,
         kind="cmpl",
         caller=caller,
         prompts=prompts,
-        prefixes=_echoed(endpoint, body, prompts) if body.echo else [""] * len(prompts),
+        prefixes=_prompt_texts(endpoint, body, prompts) if body.echo else [""] * len(prompts),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
         prompt_logprobs=body.num_prompt_logprobs(),
@@ -51,8 +51,8 @@ async def plan_completion(endpoint: Endpoint, body: CompletionRequest, caller: C
     )
 
 
-def _echoed(endpoint: Endpoint, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
-    """The prompts as they were written; those that came as token ids, decoded."""
+def _prompt_texts(endpoint: Endpoint, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+    """Returns the prompts' texts; prompts of token ids are decoded."""
     if isinstance(body.prompt, str):
         return [body.prompt]
     texts = [item if isinstance(item, str) else None for item in body.prompt]
@@ -80,7 +80,7 @@ def completion_answer(endpoint: Endpoint, generation: Generation, collected: Col
 
 @dataclass(frozen=True, slots=True)
 class _PromptScore:
-    """A prompt's log probabilities in both shapes that answers have; made once for all its choices."""
+    """A prompt's log probabilities in both forms that answers have; made once for all its choices."""
 
     by_token: PromptLogprobs | None
     echoed: CompletionLogprobs | None
@@ -112,7 +112,7 @@ def _choice(choice: Choice, generation: Generation, score: _PromptScore, writer:
 def _logprobs(
     choice: Choice, top: int | None, echoed: CompletionLogprobs | None, offset: int, writer: LogprobWriter
 ) -> CompletionLogprobs | None:
-    """Of the echoed prompt, if there is one, and the output, whose text begins at `offset`."""
+    """Returns log probabilities of the echoed prompt, if any, and of the output, whose text begins at `offset`."""
     if top is None:
         return None
     output = writer.completion(choice.token_ids, choice.logprobs, top, offset)

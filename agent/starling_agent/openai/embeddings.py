@@ -11,26 +11,26 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.body import body_of, described
-from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, own_id
-from starling_agent.openai.protocol.answers import Embedding, Embeddings, usage
+from starling_agent.openai.body import body_of, body_schema
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, unique_id
+from starling_agent.openai.protocol.answers import Embedding, Embeddings, make_usage
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 
 router = APIRouter(tags=["OpenAI"])
 
 OPEN_INPUTS = 64
-"""Of one request in the engine at once, so that a long list neither fills the queue nor is refused for its length."""
+"""Inputs of one request in the engine at once. A long list neither fills the queue nor is refused for its length."""
 
 
-@router.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))
 async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]) -> Response:
-    """One vector for each input: the pooled hidden states of the last layer."""
+    """Returns one vector for each input: the pooled hidden states of the last layer."""
     endpoint = endpoint_of(request)
     model = endpoint.model_name(body.model)
     prompts = await endpoint.prompts.read(body.input, "input", body.add_special_tokens is not False)
     params = PoolingParams(pooling=body.pooling or "mean", normalize=body.normalize is not False)
     caller = caller_of(request)
-    answer_id = f"embd-{own_id(body.request_id or caller.request_id)}"
+    answer_id = f"embd-{unique_id(body.request_id or caller.request_id)}"
     salt = caller.cache_salt(None)
     vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id, salt))
     as_text = body.encoding_format == "base64"
@@ -40,7 +40,7 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
             created=int(time.time()),
             model=model,
             data=[Embedding(index=i, embedding=_base64(v) if as_text else v) for i, v in enumerate(vectors)],
-            usage=usage(sum(map(len, prompts)), 0, 0),
+            usage=make_usage(sum(map(len, prompts)), 0, 0),
         )
     )
 
@@ -48,9 +48,11 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
 async def _embed_all(
     endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str, salt: str | None
 ) -> list[list[float]]:
-    """All vectors in order; the first failure cancels the others."""
-    gate = asyncio.Semaphore(OPEN_INPUTS)
-    tasks = [asyncio.create_task(_embed(endpoint, gate, ids, params, f"{answer_id}-{i}", salt)) for i, ids in enumerate(prompts)]
+    """Returns all vectors in order; the first failure cancels the others."""
+    semaphore = asyncio.Semaphore(OPEN_INPUTS)
+    tasks = [
+        asyncio.create_task(_embed(endpoint, semaphore, ids, params, f"{answer_id}-{i}", salt)) for i, ids in enumerate(prompts)
+    ]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -60,16 +62,16 @@ async def _embed_all(
 
 
 async def _embed(
-    endpoint: Endpoint, gate: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str, salt: str | None
+    endpoint: Endpoint, semaphore: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str, salt: str | None
 ) -> list[float]:
-    async with gate:
+    async with semaphore:
         with endpoint.metrics.pooling(len(ids)):
             output = await endpoint.engine.embed(ids, params, request_id=engine_id, cache_salt=salt)
     return output.outputs.embedding
 
 
 def _base64(vector: list[float]) -> str:
-    """float32, little-endian, as OpenAI's client decodes it."""
+    """Encodes float32, little-endian, as OpenAI's client decodes it."""
     values = array.array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

@@ -1,4 +1,4 @@
-"""What all routes share: the engine, the settings and the work in hand."""
+"""The endpoint, which all routes share: engine, settings, open work and metrics."""
 
 import time
 import uuid
@@ -26,9 +26,9 @@ log = structlog.get_logger("starling.request")
 
 
 class Endpoint:
-    """One model behind one engine, under the names in `settings`, of which there is at least one.
+    """One model with one engine, under the names in `settings`, of which there is at least one.
 
-    `work`, `metrics` and `exporter` are given where they outlive the engine; otherwise the endpoint has its own.
+    `work`, `metrics` and `exporter` are given if they outlive the engine; otherwise the endpoint makes them.
     """
 
     def __init__(
@@ -47,40 +47,40 @@ class Endpoint:
         self.created = int(time.time())
         self.names = settings.served_model_names
         self.work = OpenWork() if work is None else work
-        self.pace = StreamBatcher(engine.config.worker.device)
+        self.batcher = StreamBatcher(engine.config.worker.device)
         self.metrics = RequestMetrics() if metrics is None else metrics
         self.vocab_size = engine.model_config.vocab_size
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
-        self.rendering = ChatRendering(engine.tokenizer.renderer, places=lambda: engine.places)
+        self.rendering = ChatRendering(engine.tokenizer.renderer, max_waiting=lambda: engine.max_open_requests)
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)
         )
 
     def open(self) -> None:
-        """Once requests come."""
+        """Starts what requests need. Called before the first one."""
         self.rendering.open()
 
     def close(self) -> None:
-        """Once none come any more."""
+        """Stops it. Called after the last request."""
         self.rendering.close()
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to answer with. Raises ApiError 404 for a model that is not served."""
-        if asked is None:
+    def model_name(self, given: str | None) -> str:
+        """Returns the name for the answer. Raises ApiError 404 for a model that is not served."""
+        if given is None:
             return self.names[0]
-        if asked not in self.names:
+        if given not in self.names:
             raise ApiError(
                 404,
-                f"the model {asked[:200]!r} does not exist; this server has {', '.join(self.names)}",
+                f"the model {given[:200]!r} does not exist; this server has {', '.join(self.names)}",
                 param="model",
                 code="model_not_found",
             )
-        return asked
+        return given
 
     def deltas(self, generation: Generation) -> AsyncGenerator[PromptDelta]:
-        """Starts nothing yet: the engine gets the request when the first delta is asked for."""
+        """Returns the stream of deltas. The engine gets the request when the first one is awaited."""
         return merged([self._stream(generation, ids, f"{generation.answer_id}-{i}") for i, ids in enumerate(generation.prompts)])
 
     def _stream(self, generation: Generation, ids: list[int], engine_id: str) -> AsyncGenerator[StreamDelta]:
@@ -98,25 +98,25 @@ def endpoint_of(request: Request) -> Endpoint:
     return cast("Endpoint", request.app.state.endpoint)
 
 
-def own_id(request_id: str) -> str:
-    """An id for an answer, in which the request's is found. That one may be the client's choice, and come twice."""
+def unique_id(request_id: str) -> str:
+    """Returns an id for an answer that begins with the request's. Clients may choose that one, and use it twice."""
     return f"{request_id}-{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What is known of a request besides its body.
+    """The sender of a request.
 
-    request_id  it came with it or was given it on arrival
-    key_salt    keeps what is cached for its API key from others' requests; None: nothing does
+    request_id  id that the client gave, or that was made on arrival
+    key_salt    separates the cached prefixes of its API key from others'; None: they are shared
     """
 
     request_id: str
     key_salt: str | None
 
-    def cache_salt(self, asked: str | None) -> str | None:
-        """The salt of its key, and the one that it asks for. Salts of keys are all of one length, so no two pairs are the same."""
-        return asked if self.key_salt is None else f"{self.key_salt}:{asked or ''}"
+    def cache_salt(self, given: str | None) -> str | None:
+        """Joins the salt of the key and the request's own. Salts of keys have one length, so different pairs differ."""
+        return given if self.key_salt is None else f"{self.key_salt}:{given or ''}"
 
 
 def caller_of(request: Request) -> Caller:

@@ -1,4 +1,4 @@
-"""A response of server-sent events: bytes straight from the writer to the socket."""
+"""A response of server-sent events, which go to the socket as they are written."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -12,17 +12,16 @@ from starling_engine.errors import StarlingError
 from starling_agent.http.errors import as_api_error
 from starling_agent.http.open_work import ClientGone, OpenWork
 
-FAREWELL_SECONDS = 1.0
-"""A client that reads so slowly that the error event does not go out in this time is not waited for."""
+ERROR_EVENT_SECONDS = 1.0
+"""Time to send an error event to a client that reads slowly."""
 
 log = structlog.get_logger("starling.stream")
 
 
 class EventStream(Response):
-    """Sends `first`, which is there already, and then all of `chunks`.
+    """Sends `first`, which has been made already, and then all of `chunks`.
 
-    Starlette's StreamingResponse starts two tasks and takes text; more to the point, an error after the headers must become an
-    event, and a client that went away must stop the engine.
+    Other than in Starlette's StreamingResponse, an error after the headers becomes an event, and a disconnect stops the engine.
     """
 
     media_type = "text/event-stream"
@@ -57,7 +56,7 @@ class EventStream(Response):
             log.exception("stream failed")
             last = _error_event(error)
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS if last else None):
+            async with asyncio.timeout(ERROR_EVENT_SECONDS if last else None):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
             log.warning("client too slow for its error event")

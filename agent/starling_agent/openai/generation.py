@@ -1,4 +1,4 @@
-"""One HTTP request's generation: checked, sent to the engine prompt by prompt, and its deltas merged."""
+"""The generation of one HTTP request: a request to the engine for each prompt, with their deltas merged."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -13,11 +13,11 @@ PromptDelta = tuple[int, StreamDelta]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What to generate and how to answer; everything in it has been checked.
+    """A checked request: prompts, parameters, and the form of the answer.
 
-    prefixes        what each prompt's outputs begin with: the echoed prompt, or nothing
+    prefixes        text that each prompt's outputs begin with: the echoed prompt, or nothing
     top_logprobs    candidates listed for each output token; None: no log probabilities
-    only_echo       the prompt is to be scored; the one token that the engine must generate for it is dropped
+    only_echo       the prompt is only scored; the engine generates one token for it, which is dropped
     """
 
     answer_id: str
@@ -46,7 +46,7 @@ class Generation:
 
 @dataclass(slots=True)
 class TokenCount:
-    """What a generation has used so far."""
+    """Tokens of a generation up to now."""
 
     prompt: int
     completion: int = 0
@@ -63,13 +63,13 @@ class TokenCount:
 
 
 async def merged(streams: Sequence[AsyncGenerator[StreamDelta]]) -> AsyncGenerator[PromptDelta]:
-    """The deltas of all streams with their prompt's number, as they come. The first error ends them all."""
+    """Yields the deltas of all streams with their prompt's number, as they come. The first error ends all streams."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for delta in only:
                 yield 0, delta
         return
-    # Bounded, so that behind a slow reader the engine's streams merge their deltas instead of this queue growing.
+    # Bounded: for a slow reader the engine's streams merge their deltas, and this queue does not grow.
     queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=len(streams))
     tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]
     try:
@@ -93,7 +93,7 @@ async def _feed(prompt: int, stream: AsyncGenerator[StreamDelta], queue: "asynci
         async with aclosing(stream):
             async for delta in stream:
                 await queue.put((prompt, delta))
-    except Exception as error:  # noqa: BLE001 - carried to the reader of the queue, who raises it
+    except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
         await queue.put(error)
     else:
         await queue.put(None)

@@ -1,4 +1,4 @@
-"""Log probabilities in the shapes of chat and of completions."""
+"""Log probabilities in the forms of chats and of completions."""
 
 from collections.abc import Sequence
 
@@ -15,24 +15,24 @@ from starling_agent.openai.protocol.answers import (
 )
 
 FLOOR = -9999.0
-"""JSON has no -inf; OpenAI writes this in its place."""
+"""OpenAI's value for -inf, which JSON does not have."""
 
 
 class LogprobWriter:
-    """Turns the engine's tables into answers. `ids_as_text` writes a token as "token_id:7", which no two tokens share."""
+    """Makes answers of the engine's tables. `ids_as_text` writes a token as "token_id:7", which is unique."""
 
     def __init__(self, tokenizer: Tokenizer, ids_as_text: bool) -> None:
         self._tokenizer = tokenizer
         self._ids_as_text = ids_as_text
 
     def chat(self, tokens: Sequence[int], tables: Sequence[TokenLogprobs], top: int) -> ChatLogprobs:
-        """One entry for each of `tokens`, with its `top` most likely candidates."""
+        """Returns one entry for each token, with its `top` most likely candidates."""
         return ChatLogprobs([self._chat_entry(token, table, top) for token, table in zip(tokens, tables, strict=True)])
 
     def completion(
         self, tokens: Sequence[int], tables: Sequence[TokenLogprobs | None], top: int, offset: int
     ) -> CompletionLogprobs:
-        """`offset` is where the first token's text begins in the choice's. A table is None where nothing precedes its token."""
+        """`offset` is the position of the first token's text in the choice's. A table is None if no token precedes its own."""
         answer = CompletionLogprobs([], [], [], [])
         for token, table in zip(tokens, tables, strict=True):
             entry = table.get(token) if table else None
@@ -65,10 +65,10 @@ class LogprobWriter:
         return ChatLogprob(self._text(token, chosen), _finite(chosen.logprob), raw, candidates)
 
     def _candidates(self, token: int, table: TokenLogprobs, top: int) -> dict[str, float]:
-        """The most likely candidates, and the chosen token also when it is none of them (as vLLM answers)."""
+        """Returns the most likely candidates, and always the chosen token, as vLLM does."""
         ranked = _by_rank(table)
         kept = [pair for pair in ranked[:top] if pair[0] != token] + [pair for pair in ranked if pair[0] == token]
-        # Two tokens may decode to one text; the likelier one, which comes first in falling order, keeps it.
+        # Two tokens may decode to one text; the likelier one comes first, and has the entry.
         answer: dict[str, float] = {}
         for other, entry in sorted(kept, key=lambda pair: pair[1].rank):
             answer.setdefault(self._text(other, entry), _finite(entry.logprob))

@@ -1,4 +1,4 @@
-"""A chat's messages, checked one by one and made into what chat templates expect."""
+"""Checks a chat's messages and converts them for chat templates."""
 
 import json
 from typing import Any
@@ -9,13 +9,13 @@ from starling_agent.openai.protocol.base import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call")
-"""Fields of our own answers that clients send back in the history; they hold nothing yet."""
+"""Fields of answers that clients send back in the history; they are always empty yet."""
 
 MEDIA_PARTS = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file", "image_embeds")
 
 
 def template_messages(messages: list[Any], param: str = "messages") -> list[dict[str, Any]]:
-    """Messages for the chat template. Raises InvalidRequest with the path of what is wrong."""
+    """Converts messages for the chat template. Raises InvalidRequest with the path of the fault."""
     if not messages:
         raise InvalidRequest("there must be at least one message", param)
     return [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
@@ -53,12 +53,12 @@ def _role(message: dict[str, Any], param: str) -> str:
         raise InvalidRequest("'function' is not supported; its newer name is 'tool'", f"{param}.role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(f"must be one of {', '.join(ROLES)}, got {shown(role)}", f"{param}.role")
-    # Templates know no developer; OpenAI's own models read it as the system's newer name.
+    # Templates know no developer role; for OpenAI's own models it is the newer name of system.
     return "system" if role == "developer" else role
 
 
 def _tool_calls(calls: object, role: str, param: str) -> list[dict[str, Any]]:
-    """Calls of the history, with their arguments as the object that templates expect (they come as JSON in a text)."""
+    """Converts calls of the history: their arguments come as JSON in a text, and templates expect an object."""
     if role != "assistant":
         raise InvalidRequest("only the assistant calls tools", param)
     if not isinstance(calls, list):
@@ -77,12 +77,12 @@ def _tool_call(call: object, param: str) -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise InvalidRequest(f"must be a JSON object in a text, got {shown(arguments)}", f"{param}.function.arguments")
-    told = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return told | {"type": "function", "function": {"name": function["name"], "arguments": parsed}}
+    identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return identity | {"type": "function", "function": {"name": function["name"], "arguments": parsed}}
 
 
-def spoken_text(message: dict[str, Any]) -> str:
-    """The text of the assistant's message; nothing for any other role."""
+def assistant_text(message: dict[str, Any]) -> str:
+    """Returns the text of an assistant's message; an empty one for other roles."""
     if message["role"] != "assistant":
         return ""
     content = message.get("content", "")

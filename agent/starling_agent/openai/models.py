@@ -11,14 +11,14 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """Every name that the model is served under."""
+    """Lists the names that the model is served under."""
     endpoint = endpoint_of(request)
     return json_response(ModelList(data=[_card(endpoint, name) for name in endpoint.names]))
 
 
 @router.get("/v1/models/{model:path}")
 async def retrieve_model(request: Request, model: str) -> Response:
-    """One of them; the name may hold slashes."""
+    """Returns one of them; a name may have slashes."""
     endpoint = endpoint_of(request)
     return json_response(_card(endpoint, endpoint.model_name(model)))
 

@@ -1,4 +1,4 @@
-"""GET /health, /ping, /ready, /load, /metrics and /version: for machines that watch; open without a key."""
+"""GET /health, /ping, /ready, /load, /metrics and /version: for probes and monitoring, without an API key."""
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -27,27 +27,27 @@ class ServerLoad(msgspec.Struct):
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the engine makes progress (or has nothing to do); 503 with the reason when it died or hangs."""
+    """Answers 200 while the engine makes progress or has nothing to do; 503 with the cause when it died or hangs."""
     endpoint_of(request).engine.check_health()
     return json_response(ProbeStatus("ok"))
 
 
 @router.api_route("/ping", methods=["GET", "POST"])
 async def ping(request: Request) -> Response:
-    """As /health, by the name that SageMaker asks for."""
+    """Answers as /health, under SageMaker's name for it."""
     return await health(request)
 
 
 @router.get("/load")
 async def load(request: Request) -> Response:
-    """How many requests run or wait here, as vLLM tells it."""
+    """Returns the number of requests that run or wait, in vLLM's form."""
     stats = endpoint_of(request).engine.stats
     return json_response(ServerLoad(stats.running + stats.waiting))
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 while new requests are welcome: healthy, awake, and not about to end."""
+    """Answers 200 while the server accepts requests: it is healthy, awake, and does not drain."""
     endpoint = endpoint_of(request)
     if endpoint.drain.draining:
         raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
@@ -59,12 +59,12 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Returns all metrics in Prometheus' text format."""
     exporter = endpoint_of(request).exporter
     return Response(exporter.render(), headers={"Content-Type": exporter.content_type})
 
 
 @router.get("/version")
 async def version() -> Response:
-    """The release that runs."""
+    """Returns the release of Starling."""
     return json_response(Version(starling_version()))

@@ -1,4 +1,4 @@
-"""A request's prompts as token ids, refused before they cost anything when they cannot fit."""
+"""Reads a request's prompts as token ids. Prompts that cannot fit are refused before they cost time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from starling_engine.frontend.tokenizer import Tokenizer
 from starling_agent.openai.protocol.base import shown
 
 THREAD_CHARACTERS = 16_384
-"""Longer texts are tokenized in a thread: the tokenizer lets go of the interpreter, and streams go on meanwhile."""
+"""Longer texts are tokenized in a thread: the tokenizer releases the GIL, and streams go on meanwhile."""
 
 NORMALIZED_SHRINK = 4
-"""A tokenizer's normalizer may make a text shorter (NFC composes characters); no known one does so by more than this."""
+"""Factor by which a tokenizer's normalizer may shorten a text (NFC composes characters); no known one exceeds it."""
 
 
 class PromptReader:
     """Reads `prompt` and `input` in all their forms.
 
-    The longest text that could fit is known from the longest token, so a body of megabytes is refused without being tokenized.
+    The longest token gives the longest text that can fit, so a text of megabytes is refused before tokenization.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, max_prompts: int) -> None:
@@ -32,7 +32,7 @@ class PromptReader:
         self._max_characters = max_model_len * max(longest, 1) * NORMALIZED_SHRINK
 
     async def read(self, value: object, param: str, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each prompt in a text, a list of texts, a list of ids or a list of lists of ids."""
+        """Returns token ids of each prompt in a text, a list of texts, a list of ids or a list of lists of ids."""
         if isinstance(value, str):
             return [await self.text(value, param, add_special_tokens)]
         if not isinstance(value, list):
@@ -55,7 +55,7 @@ class PromptReader:
         return self._fitting(await self.encode(prompt, param, add_special_tokens), param)
 
     async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt that may be too long for the model, though not absurdly so."""
+        """Returns token ids of a prompt. It may be too long for the model, but not by orders of magnitude."""
         text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
         if len(text) > self._max_characters:
             why = f"the prompt has {len(text)} characters, and so many tokens never hold more than {self._max_characters}"
@@ -93,17 +93,19 @@ class PromptReader:
         )
 
 
-def output_budget(prompts: Sequence[Sequence[int]], asked: int | None, default: int | None, limit: int, param: str) -> int | None:
-    """`max_tokens` for a request: what it asks for, else the default as far as it fits. Raises PromptTooLong with both counts."""
+def output_budget(
+    prompts: Sequence[Sequence[int]], requested: int | None, default: int | None, limit: int, param: str
+) -> int | None:
+    """Returns `max_tokens`: the requested number, else the default or what fits of it. Raises PromptTooLong with both counts."""
     longest = max(len(prompt) for prompt in prompts)
-    if asked is None:
+    if requested is None:
         return default if default is None else min(default, limit - longest)
-    if asked > 0 and longest + asked > limit:
-        why = f"the prompt has {longest} and {param} asks for {asked} more, {longest + asked} in all"
+    if requested > 0 and longest + requested > limit:
+        why = f"the prompt has {longest} and {param} asks for {requested} more, {longest + requested} in all"
         raise _too_long(limit, why, param)
-    return asked
+    return requested
 
 
 def _too_long(limit: int, why: str, param: str) -> PromptTooLong:
-    # By these very words LiteLLM knows that a model with a longer context may take the request.
+    # LiteLLM looks for exactly these words to send the request to a model with a longer context.
     return PromptTooLong(f"This model's maximum context length is {limit} tokens. However, {why}", param)

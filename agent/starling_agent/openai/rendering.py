@@ -1,4 +1,4 @@
-"""A chat's messages as the text that the model was trained on."""
+"""Renders a chat's messages with the chat template."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.chat import ChatTemplateFields
 
 log = structlog.get_logger("starling.request")
-OWN_NAMES = (
+RESERVED_NAMES = (
     "messages",
     "tools",
     "documents",
@@ -21,21 +21,21 @@ OWN_NAMES = (
     "chat_template",
     "tokenize",
 )
-"""Arguments of the template that have fields of their own; two values for one name would hide one of them."""
+"""Arguments of the template that requests give in other fields; of two values for one name one would be lost."""
 
-LARGEST_KWARGS = 64 << 10
-"""Bytes, as JSON. Variables of a template are switches and short texts; what is long belongs in messages."""
+MAX_KWARGS_BYTES = 64 << 10
+"""Limit for their JSON. Variables of a template are switches and short texts; long texts belong in messages."""
 
 
 async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]], request_id: str) -> ChatPrompt:
-    """Raises InvalidRequest when the template refuses the messages, or there is none; QueueFull when too many chats wait."""
+    """Renders the prompt. Raises InvalidRequest if the template is missing or refuses the messages, QueueFull if too many wait."""
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}
-    for name in OWN_NAMES:
+    for name in RESERVED_NAMES:
         if name in kwargs:
             raise InvalidRequest(f"{name} cannot be given here", f"chat_template_kwargs.{name}")
-    if len(json.dumps(kwargs)) > LARGEST_KWARGS:
-        raise InvalidRequest(f"at most {LARGEST_KWARGS} bytes of JSON are possible", "chat_template_kwargs")
+    if len(json.dumps(kwargs)) > MAX_KWARGS_BYTES:
+        raise InvalidRequest(f"at most {MAX_KWARGS_BYTES} bytes of JSON are possible", "chat_template_kwargs")
     if body.chat_template is not None and not endpoint.settings.trust_chat_template:
         raise InvalidRequest(
             "a request's own template is a program, which would run beside the server; only --trust-request-chat-template takes it",

@@ -1,4 +1,4 @@
-"""A generation as server-sent events."""
+"""Encodes a generation as server-sent events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,16 +8,16 @@ from starling_engine.outputs import OutputDelta, StreamDelta
 from starling_agent.openai.chunks import CHAT, DONE, ChoiceShape, ChunkWriter
 from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
 from starling_agent.openai.logprobs import LogprobWriter
-from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, usage
+from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, make_usage
 from starling_agent.openai.stream_batcher import StreamBatcher
 
 
 class StreamEncoder:
-    """Turns deltas into the bytes of chunks. One delta gives one write, also when it has the text and the end."""
+    """Makes chunks of deltas. One delta gives one write, also if it has both text and the end."""
 
-    def __init__(self, generation: Generation, shape: ChoiceShape, logprobs: LogprobWriter, pace: StreamBatcher) -> None:
+    def __init__(self, generation: Generation, shape: ChoiceShape, logprobs: LogprobWriter, batcher: StreamBatcher) -> None:
         self._generation = generation
-        self._pace = pace
+        self._batcher = batcher
         self._unfinished = generation.num_choices
         self._shape = shape
         self._logprobs = logprobs
@@ -30,8 +30,8 @@ class StreamEncoder:
         self._offsets: dict[int, int] = {}
 
     async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
-        """All events up to [DONE]; never an empty one."""
-        self._pace.streams += 1
+        """Yields all events up to [DONE]; no chunk is empty."""
+        self._batcher.streams += 1
         try:
             async with aclosing(deltas):
                 async for prompt, delta in deltas:
@@ -41,9 +41,9 @@ class StreamEncoder:
                         return
                     if chunk:
                         yield chunk
-                        await self._pace.rest()
+                        await self._batcher.pause()
         finally:
-            self._pace.streams -= 1
+            self._batcher.streams -= 1
 
     def _encode(self, prompt: int, delta: StreamDelta) -> bytes:
         self._count.add(prompt, delta, self._generation.only_echo)
@@ -58,7 +58,7 @@ class StreamEncoder:
                 self._text(index, output, parts)
             if output.finish_reason is not None:
                 self._unfinished -= 1
-                parts.append(self._writer.finish(index, output.finish_reason, output.stop_reason, self._usage_so_far()))
+                parts.append(self._writer.finish(index, output.finish_reason, output.stop_reason, self._continuous_usage()))
         return b"".join(parts)
 
     def _text(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
@@ -69,7 +69,7 @@ class StreamEncoder:
             parts.append(self._rich_text(index, output))
 
     def _opening(self, prompt: int, delta: StreamDelta) -> list[bytes]:
-        """What comes before the first token: a chat's role, an echoed prompt."""
+        """Returns the chunks before the first token: a chat's role, an echoed prompt."""
         generation = self._generation
         n = generation.params.n
         prefix = generation.prefixes[prompt]
@@ -80,12 +80,12 @@ class StreamEncoder:
                 parts.append(self._writer.role(index, delta.prompt_token_ids if generation.return_token_ids else None))
             if prefix:
                 self._offsets[index] = len(prefix)
-                usage_so_far = self._usage_so_far()
-                parts.append(self._writer.rich_text(index, prefix, logprobs=table, extra={}, usage=usage_so_far))
+                usage = self._continuous_usage()
+                parts.append(self._writer.rich_text(index, prefix, logprobs=table, extra={}, usage=usage))
         return parts
 
     def _echoed_logprobs(self, delta: StreamDelta) -> CompletionLogprobs | None:
-        """Made once for all choices of a prompt: it may be megabytes."""
+        """Returns the echoed prompt's table for all its choices: it may be megabytes."""
         top = self._generation.top_logprobs
         if self._shape is CHAT or top is None or delta.prompt_logprobs is None:
             return None
@@ -94,7 +94,7 @@ class StreamEncoder:
     def _rich_text(self, index: int, output: OutputDelta) -> bytes:
         extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
         logprobs = self._output_logprobs(index, output)
-        return self._writer.rich_text(index, output.text, logprobs=logprobs, extra=extra, usage=self._usage_so_far())
+        return self._writer.rich_text(index, output.text, logprobs=logprobs, extra=extra, usage=self._continuous_usage())
 
     def _output_logprobs(self, index: int, output: OutputDelta) -> object:
         top = self._generation.top_logprobs
@@ -104,18 +104,18 @@ class StreamEncoder:
             return self._logprobs.chat(output.token_ids, output.logprobs, top)
         offset = self._offsets.get(index, 0)
         table = self._logprobs.completion(output.token_ids, output.logprobs, top, offset)
-        self._offsets[index] = _end_of(table, offset)
+        self._offsets[index] = _end_offset(table, offset)
         return table
 
     def _ending(self) -> bytes:
         return (self._writer.usage(self._usage()) if self._generation.include_usage else b"") + DONE
 
     def _usage(self) -> Usage:
-        return usage(self._count.prompt, self._count.completion, self._count.cached)
+        return make_usage(self._count.prompt, self._count.completion, self._count.cached)
 
-    def _usage_so_far(self) -> Usage | None:
+    def _continuous_usage(self) -> Usage | None:
         return self._usage() if self._generation.continuous_usage else None
 
 
-def _end_of(table: CompletionLogprobs, offset: int) -> int:
+def _end_offset(table: CompletionLogprobs, offset: int) -> int:
     return table.text_offset[-1] + len(table.tokens[-1]) if table.tokens else offset

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.body import body_of, described
+from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.messages import template_messages
 from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
@@ -17,9 +17,9 @@ from starling_agent.openai.rendering import render
 router = APIRouter(tags=["tokens"])
 
 
-@router.post("/tokenize", openapi_extra=described(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]) -> Response:
-    """Token ids of a text, or of a chat as the model would see it."""
+    """Returns token ids of a text, or of a chat as the model would see it."""
     endpoint = endpoint_of(request)
     endpoint.model_name(body.model)
     body.check_source()
@@ -28,9 +28,9 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(bo
     return json_response(Tokens(len(ids), endpoint.max_model_len, ids, strings))
 
 
-@router.post("/detokenize", openapi_extra=described(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]) -> Response:
-    """The text of token ids, special tokens included."""
+    """Returns the text of token ids, with special tokens."""
     endpoint = endpoint_of(request)
     endpoint.model_name(body.model)
     for i, token in enumerate(body.tokens):
@@ -41,7 +41,7 @@ async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Depend
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
-    """What the checkpoint's tokenizer_config.json says, as vLLM tells it."""
+    """Returns the checkpoint's tokenizer_config.json in vLLM's form."""
     return JSONResponse(endpoint_of(request).engine.tokenizer.info)
 
 

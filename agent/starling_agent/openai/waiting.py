@@ -1,4 +1,4 @@
-"""What answers at the endpoint while there is no engine: metrics, the version, and to everything else 503 with the reason."""
+"""The endpoint's application without an engine: it answers metrics and the version, and 503 with the reason to all else."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,10 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.drain import Drain
-from starling_agent.http.errors import ApiError
-from starling_agent.http.refusing import send_error
+from starling_agent.http.errors import ApiError, send_error
 from starling_agent.metrics.exporter import Exporter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.app import layers
+from starling_agent.openai.app import middleware_stack
 from starling_agent.openai.probes import Version
 from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
@@ -19,9 +18,9 @@ from starling_agent.version import starling_version
 def create_waiting_app(
     settings: ServerSettings, drain: Drain, metrics: RequestMetrics, exporter: Exporter, reason: Callable[[], ApiError]
 ) -> ASGIApp:
-    """Requests pass the same layers as those that an engine answers: keys, limits, ids, logs."""
+    """Makes the application, with the middleware that it has with an engine: keys, limits, ids, logs."""
     app: ASGIApp = _Waiting(exporter, reason)
-    for layer in reversed(layers(settings, drain, metrics)):
+    for layer in reversed(middleware_stack(settings, drain, metrics)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app
 

@@ -1,1 +1,1 @@
-"""From arguments to a process that serves, and from a signal to its end."""
+"""The HTTP server: sockets, connections, and its end after a signal."""

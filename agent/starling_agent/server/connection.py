@@ -1,4 +1,4 @@
-"""One client's connection: a header arrives in time and size, a client that is refused gets to read why, none stays for ever."""
+"""One client's connection: limits of its header, an answer to every refusal, and an end to old connections."""
 
 import asyncio
 import math
@@ -15,20 +15,20 @@ from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
 
 LINGER_SECONDS = 2.0
-"""A client that is still sending would not see an answer that comes with a reset; what it sends is read away for so long."""
+"""A reset would hide the answer from a client that still sends; what it sends in this time is read and dropped."""
 log = structlog.get_logger("starling.http")
 
 
 class ClientConnection(H11Protocol):
-    """uvicorn's connection knows one timer, for a client that has been answered and is quiet. This one adds others.
+    """uvicorn's connection with more timers; it has only one, for idle clients that have had an answer.
 
-    A client that sends nothing has the time of one that is kept open. A header has `read_seconds` from its first byte, then 408.
-    The rest of a body that was answered before it had come is read away for as long, and then the connection is closed.
+    A new client that sends nothing is treated as an idle one. A header has `read_seconds` from its first byte, then gets 408.
+    If a request is answered before its body has come, the rest is read and dropped for as long, and then the connection is closed.
 
-    A connection that is old is closed with its next answer: who balances connections then sends its client to new servers too. Old
-    is half to all of `connection_seconds`, so that clients that came together do not come back together; 0: none is.
+    An old connection is closed with its next answer: a balancer of connections then sends its client to new servers too. Old is a
+    random age from half to all of `connection_seconds`, so that clients that came together do not come back together; 0: never.
 
-    Refusals that no application sees are counted in `responses`, as those of no route.
+    Refusals that reach no application are counted in `responses`, with the route "none".
     """
 
     def __init__(
@@ -52,29 +52,29 @@ class ClientConnection(H11Protocol):
         self._stop_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        # After a refusal, what is still on its way is read and dropped: closed at once, the client would see a reset only.
+        # After a refusal, further data is read and dropped: if the connection closed at once, the client would see only a reset.
         if not self._refused:
             super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
-        # The application has not begun yet. A body that is still on its way would meet a reset, and its client no answer.
+        # The application has not begun yet. Only after the whole body: otherwise the client would see a reset and no answer.
         if self.conn.their_state is h11.DONE and self.loop.time() >= self._old_at and CLOSE_HEADER not in self.headers:
             self.headers.append(CLOSE_HEADER)
         if self._refused or self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]:
             self._stop_header_timer()
         elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(self._read_seconds, self._header_is_late)
+            self._header_timer = self.loop.call_later(self._read_seconds, self._on_late_header)
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be parsed, or is larger than what is parsed at all."""
+        """Refuses what cannot be parsed, or is too large to be parsed."""
         is_header = self.cycle is None or self.cycle.response_complete
         too_large = is_header and len(self.conn.trailing_data[0]) > MAX_HEADER_BYTES
         self._refuse(header_too_large() if too_large else ApiError(400, msg, code="invalid_http"))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_rest() and self.timeout_keep_alive_task is not None:
+        if self._has_unread_body() and self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
 
@@ -85,14 +85,14 @@ class ClientConnection(H11Protocol):
             super().shutdown()
 
     def _unset_keepalive_if_required(self) -> None:
-        if not self._is_rest():
+        if not self._has_unread_body():
             super()._unset_keepalive_if_required()
 
-    def _is_rest(self) -> bool:
-        """Whether a request was answered before it had come whole."""
+    def _has_unread_body(self) -> bool:
+        """True while a request has its answer and its body has not arrived completely."""
         return self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
 
-    def _header_is_late(self) -> None:
+    def _on_late_header(self) -> None:
         self._refuse(ApiError(408, f"the header did not come within {self._read_seconds:g} s", code="request_timeout"))
 
     def _stop_header_timer(self) -> None:
@@ -101,7 +101,7 @@ class ClientConnection(H11Protocol):
             self._header_timer = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers where that is still possible, and closes a moment later."""
+        """Answers if that is still possible, and closes a moment later."""
         self._refused = True
         self._stop_header_timer()
         self._end_cycle()
@@ -119,7 +119,7 @@ class ClientConnection(H11Protocol):
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _end_cycle(self) -> None:
-        """The application may wait for the rest of a body that cannot be read."""
+        """Wakes an application that waits for a body that cannot be read."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

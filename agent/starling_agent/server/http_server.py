@@ -1,4 +1,4 @@
-"""uvicorn, with its socket bound early and its signals left to us."""
+"""uvicorn, with its socket bound early and its signals handled by `server.signals`."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from starling_agent.server.connection import ClientConnection
 from starling_agent.settings import READ_SECONDS, Tls
 
 BACKLOG = 2048
-FAREWELL_SECONDS = 0.5
+TLS_CLOSE_SECONDS = 0.5
 UNREAD_SECONDS = 60.0
-"""A connection ends whose client takes nothing of what waits for it for so long."""
+"""A connection ends when its client has read none of the waiting data for this long."""
 
 
 def bind(host: str, port: int, unread_seconds: float = UNREAD_SECONDS) -> socket.socket:
-    """Binds before the model is loaded: a port in use should not be told minutes later. Raises ConfigError."""
+    """Binds before the model is loaded, so that a port in use is an error at once and not minutes later. Raises ConfigError."""
     try:
         bound = listening_socket(host, port)
     except OSError as error:
@@ -36,8 +36,8 @@ def bind(host: str, port: int, unread_seconds: float = UNREAD_SECONDS) -> socket
 class HttpServer(uvicorn.Server):
     """Ends when `should_exit` is set; then waits for open requests unless `force_exit` is set too.
 
-    A header, and before it the handshake of TLS, must come within `read_seconds`; `connection_seconds` and `responses` are as
-    `ClientConnection` has them. Raises ConfigError for a certificate or key that cannot be used.
+    A header, and before it the TLS handshake, must come within `read_seconds`. For `connection_seconds` and `responses` see
+    ClientConnection. Raises ConfigError for a certificate or key that cannot be used.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HttpServer(uvicorn.Server):
             raise ConfigError(f"{tls.cert_file} and {tls.key_file} cannot be used: {error}", "tls_cert_file") from None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's for sockets that are bound, which leaves a handshake the minute that asyncio gives it."""
+        """Does the same as uvicorn's for bound sockets, but limits the TLS handshake; asyncio gives it a minute."""
         config = self.config
         handshake = self._read_seconds if config.ssl is not None else None
         make = functools.partial(config.http_protocol_class, config=config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
@@ -94,28 +94,28 @@ class HttpServer(uvicorn.Server):
         if self.config.ssl is None:
             await super().shutdown(sockets)
             return
-        farewells = asyncio.create_task(self._cut_farewells())
+        closing = asyncio.create_task(self._abort_closing())
         try:
             await super().shutdown(sockets)
         finally:
-            farewells.cancel()
+            closing.cancel()
 
-    async def _cut_farewells(self) -> None:
-        """A TLS connection that closes waits half a minute for its peer's farewell, which an idle client never sends."""
+    async def _abort_closing(self) -> None:
+        """Aborts TLS connections that close: they wait half a minute for a close_notify, which an idle client never sends."""
         while True:
             closing = [connection.transport for connection in self.server_state.connections if connection.transport.is_closing()]
-            await asyncio.sleep(FAREWELL_SECONDS)
+            await asyncio.sleep(TLS_CLOSE_SECONDS)
             for transport in closing:
                 if not transport.get_write_buffer_size():
                     transport.abort()
 
     def reload_certificate(self) -> None:
-        """New connections get what the files hold now. Raises OSError and changes nothing when that cannot be used."""
+        """Uses the files' present content for new connections. Raises OSError and changes nothing when it cannot be used."""
         config = self.config
         assert config.ssl is not None and config.ssl_certfile is not None
         config.ssl.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Captures none: `Shutdown` does, for one SIGTERM must not close the door at once."""
+        """Captures none: SignalShutdown does, since the server goes on for a while after SIGTERM."""
         yield

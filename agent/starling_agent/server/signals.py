@@ -1,4 +1,4 @@
-"""From a signal to the server's end: unready at once, open a while longer, then closed, then finished."""
+"""The end of a server after a signal: unready at once, then closed to new requests, then finished."""
 
 import asyncio
 import signal
@@ -20,9 +20,8 @@ log = structlog.get_logger("starling.server")
 class SignalShutdown:
     """Handles SIGTERM and SIGINT for one running server.
 
-    SIGTERM comes from a platform whose load balancers still send requests for some seconds; SIGINT from a person at the
-    keyboard, who need not wait for them. A second signal of either kind ends everything at once. `on_begin` is called with
-    the first.
+    SIGTERM comes from a platform whose load balancers still send requests for some seconds. SIGINT comes from a person at the
+    keyboard, and there is no such wait. A second signal of either kind ends everything at once. `on_begin` is called at the first.
     """
 
     def __init__(
@@ -35,10 +34,10 @@ class SignalShutdown:
     ) -> None:
         self.exit_code = 0
         self.cut = asyncio.Event()
-        """Set when nothing is waited for any more."""
+        """Set once open requests are no longer waited for."""
         self._server = server
         self._settings = settings
-        self._flag = drain
+        self._drain_state = drain
         self._work = work
         self._on_begin = on_begin
         self._signals = 0
@@ -59,17 +58,17 @@ class SignalShutdown:
             self.end_now()
 
     def end_now(self) -> None:
-        """Without waiting for anybody."""
+        """Ends the server without waiting for open requests."""
         self._begin(self._end_now())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        # The loop holds tasks weakly; a drain that is collected would never end.
+        # The loop has only weak references to tasks; a drain that is garbage-collected would never end.
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, accept_seconds: float) -> None:
-        self._flag.draining = True
+        self._drain_state.draining = True
         seconds = self._settings.drain_seconds
         log.info("draining", accept_seconds=accept_seconds, drain_seconds=seconds, open=len(self._work))
         await asyncio.sleep(accept_seconds)
@@ -79,10 +78,10 @@ class SignalShutdown:
         await self._end_now()
 
     async def _end_now(self) -> None:
-        """Every open request gets an error, in its stream where that has begun; then the server need not wait any more."""
+        """Sends every open request an error, in its stream if that has begun; then stops the server."""
         self.cut.set()
         cut = len(self._work)
-        self._flag.draining = True
+        self._drain_state.draining = True
         self._work.end_all(ENDED)
         self._server.should_exit = True
         if cut:

@@ -1,1 +1,1 @@
-"""What `starling bench` measures, and how it is told."""
+"""Measurements of `starling bench` and their reports."""

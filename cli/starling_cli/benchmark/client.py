@@ -32,7 +32,7 @@ class BenchmarkLoad:
 
 
 async def run_load(load: BenchmarkLoad) -> tuple[list[Record], float]:
-    """The records in order, and how long it all took."""
+    """Returns the records in order, and the seconds that it all took."""
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     base = load.url.removesuffix("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -66,13 +66,13 @@ async def _one(client: httpx.AsyncClient, load: BenchmarkLoad, prompt: str, gate
 async def _read(response: httpx.Response, record: Record) -> None:
     """Times pieces as they arrive. Only the last one with the usage is parsed: parsing would be timed too."""
     last = 0.0
-    rest = b""
+    buffered = b""
     async for data in response.aiter_raw():
         now = time.perf_counter()
-        *events, rest = (rest + data).split(b"\n\n")
+        *events, buffered = (buffered + data).split(b"\n\n")
         for event in events:
             if b'"usage":{' in event and b'"choices":[]' in event:
-                _take_usage(event, record)
+                _read_usage(event, record)
             elif b'"error":' in event[:20]:
                 record.error = error_message(event.removeprefix(b"data: ")) or "error in the stream"
             elif b"[DONE]" not in event and b'"finish_reason":null' in event and b'"role"' not in event:
@@ -89,7 +89,7 @@ def _time_piece(record: Record, now: float, last: float) -> None:
         record.ttft = now - record.began
 
 
-def _take_usage(event: bytes, record: Record) -> None:
+def _read_usage(event: bytes, record: Record) -> None:
     usage = json.loads(event.removeprefix(b"data: "))["usage"]
     record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
-    """Of one batch, over `iterations` runs. `ttft` is a run that ends with its first tokens; `itl` the mean gap after them."""
+    """Times of one batch, over `iterations` runs. `ttft` is a run that ends with its first tokens; `itl_ms` the mean gap later."""
 
     batch_size: int
     iterations: int

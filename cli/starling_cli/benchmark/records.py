@@ -1,4 +1,4 @@
-"""What one request of a benchmark took, and what many took together. Pure: times in, numbers out."""
+"""Times of a benchmark's requests, one by one and in summary. Pure: times in, numbers out."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -99,11 +99,11 @@ def summarize(records: Sequence[Record], seconds: float, goals: Goals | None = N
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the neighbours, linearly, as numpy does it."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
+    """Interpolates linearly between the neighbours, as numpy does."""
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def parse_goals(words: Sequence[str]) -> Goals:

@@ -7,7 +7,7 @@ WORDS = """
     the a of and to in is that for with as on by from at or an be this it are not which can when if one all each into value list
     name type call class method object string number file module function return argument default index order first last empty
     error test item key loop range set time line text byte read write open close state size
-""".split()  # noqa: SIM905 - a list of so many literals is a page long
+""".split()  # noqa: SIM905 - a list of as many literals is a page long
 
 
 def prompts(count: int, words: int, seed: int) -> list[str]:

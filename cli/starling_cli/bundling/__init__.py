@@ -1,1 +1,1 @@
-"""What `starling support-bundle` gathers, and what it leaves out."""
+"""Contents of `starling support-bundle`."""

@@ -1,5 +1,6 @@
 """Reads everything that helps to understand a service, and goes on where something may not be read."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ OWNED_KINDS = (
 )
 CORE_KINDS = (("service", "Service"), ("config_map", "ConfigMap"), ("secret", "Secret"), ("service_account", "ServiceAccount"))
 ADMIN_PORT = 8001
+REPORT_SECONDS = 10.0
 
 
 @dataclass
 class Bundle:
-    """Files by their path in the archive, and what could not be had."""
+    """Files by their path in the archive, and a line for each that could not be read."""
 
     files: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -65,7 +67,7 @@ def _versions(cluster: Cluster) -> Object:
 
 
 def _add_children(bundle: Bundle, cluster: Cluster, service: Object) -> None:
-    """What the service owns, by owner UID: labels can be edited."""
+    """Adds what the service owns, by owner UID: labels can be edited."""
     uid = service["metadata"]["uid"]
     lists: list[tuple[str, Callable[[], list[Object]]]] = []
     for group, version, plural, kind in OWNED_KINDS:
@@ -109,7 +111,7 @@ def _has_restarted(pod: Object) -> bool:
 
 
 def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]:
-    """By Secret. The agents' own reports need them; they go into no file."""
+    """Returns tokens by Secret. The agents' reports need them; they go into no file."""
     try:
         secrets = cluster.core_list("secret", f"{SERVICE_LABEL}={name}")
     except ClusterError as error:
@@ -120,28 +122,30 @@ def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]
 
 
 def _token_secret(pod: Object) -> str:
-    """Which of them its agent asks for."""
+    """Returns the name of the Secret with the token that the pod's agent wants."""
     mounted = (volume for volume in pod["spec"].get("volumes") or () if volume["name"] == VOLUME)
     return next((str(volume["secret"]["secretName"]) for volume in mounted), "")
 
 
 def _report(cluster: Cluster, pod: str, token: str) -> str:
-    import httpx
-    from starling_operator.agents.answers import PLAIN, BadAnswer, received_at_once
+    from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
+    from starling_agent.client.bounded import BadAnswer
 
     from starling_cli.cluster.port_forward import forwarded
 
+    async def read(address: str) -> str:
+        async with AgentClient(REPORT_SECONDS) as client:
+            return await client.raw_report(address, token, seconds=REPORT_SECONDS)
+
     try:
         with forwarded(cluster, pod, ADMIN_PORT) as url:
-            headers = {"Authorization": f"Bearer {token}", **PLAIN}
-            with httpx.stream("GET", f"{url}/admin/report", headers=headers, timeout=10.0) as answer:
-                return received_at_once(answer.raise_for_status().iter_raw()).decode(errors="replace")
-    except (httpx.HTTPError, BadAnswer) as error:
+            return asyncio.run(read(url.removeprefix("http://")))
+    except (NoAnswer, AgentRefusal, BadAnswer) as error:
         raise ClusterError(f"the agent does not answer: {error}", "see its log") from None
 
 
 def _events(cluster: Cluster, name: str) -> list[Object]:
-    """Those of the service and of everything whose name begins with its name."""
+    """Returns events of the service and of everything whose name begins with its name."""
     events = cluster.core_list("event")
     about = [e for e in events if (n := e["involvedObject"].get("name", "")) == name or n.startswith(f"{name}-")]
     return sorted(about, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
@@ -158,6 +162,6 @@ def _add_operator(bundle: Bundle, cluster: Cluster, log_lines: int) -> None:
 
 
 def contents(bundle: Bundle) -> Iterator[str]:
-    """One line a file, then what is not there and why."""
+    """Yields a line for each file, then one for each that is missing, with the reason."""
     yield from (f"{path} ({len(text.encode())} bytes)" for path, text in sorted(bundle.files.items()))
     yield from (f"not there: {what}" for what in bundle.missing)

@@ -7,11 +7,11 @@ LEFT_OUT = "(left out)"
 _SECRET_NAME = re.compile(r"token|secret|password|passwd|credential|api_?key|private_?key|access_?key", re.IGNORECASE)
 _DROPPED_METADATA = ("managedFields",)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""Holds the whole object once more, as it was applied; that of a Secret with its data."""
+"""Annotation with a copy of the whole object as it was applied, also of a Secret's data."""
 
 
 def redacted(value: Any) -> Any:
-    """A copy of an object without the data of Secrets and without environment values whose names sound secret."""
+    """Returns a copy of an object without the data of Secrets and without environment values whose names sound secret."""
     if isinstance(value, list):
         return [redacted(item) for item in value]
     if not isinstance(value, dict):
@@ -24,7 +24,7 @@ def redacted(value: Any) -> Any:
 
 
 def _secret_without_data(secret: dict[str, Any]) -> dict[str, Any]:
-    """Which keys it has still tells something."""
+    """Returns the Secret with its keys, which help to understand it, but without their values."""
     kept = {key: value for key, value in secret.items() if key not in ("data", "stringData")}
     names = sorted({**(secret.get("data") or {}), **(secret.get("stringData") or {})})
     return {**kept, "data": dict.fromkeys(names, LEFT_OUT)}

@@ -1,1 +1,1 @@
-"""What `starling check` looks at: each check is a function from what it reads to findings."""
+"""Checks of `starling check`. Each is a function that reads something and yields findings."""

@@ -1,4 +1,4 @@
-"""A cluster: can Starling be installed (`--pre`), and is it there and at work?"""
+"""Checks of a cluster: can Starling be installed (`--pre`), and is it installed and at work?"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,24 +17,24 @@ from starling_cli.cluster.client import (
 )
 
 MIN_MINOR = 29
-"""CEL rules, Pod Security and everything else that the children use is stable from 1.29 on."""
+"""Minor version of Kubernetes. CEL rules, Pod Security and all else that the children use are stable from 1.29 on."""
 INSTALL = "helm install starling charts/starling -n starling-system --create-namespace"
 
 
 def check_before(cluster: Cluster) -> Iterator[Finding]:
-    """Before the installation."""
+    """Checks before the installation."""
     for check in (check_version, check_install_rights, check_storage, check_nodes, check_pod_security):
         yield from _guarded(check, cluster)
 
 
 def check_installed(cluster: Cluster) -> Iterator[Finding]:
-    """After it."""
+    """Checks after the installation."""
     for check in (check_version, check_crd, check_operator, check_user_rights, check_storage, check_nodes, check_pod_security):
         yield from _guarded(check, cluster)
 
 
 def _guarded(check: Callable[[Cluster], Iterable[Finding]], cluster: Cluster) -> Iterator[Finding]:
-    """A check that may not look says so; the next ones go on."""
+    """Runs a check. One without the right to look says so; the next ones go on."""
     try:
         yield from check(cluster)
     except ClusterError as error:
@@ -92,7 +92,7 @@ def _can_list(cluster: Cluster) -> bool:
 
 
 def differences(installed: Object) -> list[str]:
-    """Fields of this release's spec and status schema that the installed one lacks, or has and this release does not."""
+    """Returns the fields of spec and status that only one of this release's and the installed schema has."""
     from starling_crds.manifest import inferenceservice_crd
 
     ours, theirs = (_field_paths(crd) for crd in (inferenceservice_crd(), installed))
@@ -147,7 +147,7 @@ def check_install_rights(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _right(cluster: Cluster, section: str, verb: str, group: str, resource: str, namespace: str | None) -> Finding:
-    allowed = cluster.may(verb, group, resource, namespace)
+    allowed = cluster.is_allowed(verb, group, resource, namespace)
     where = f"in namespace {namespace}" if namespace else "in the whole cluster"
     return verdict(section, f"{verb} {resource}", allowed, where, "ask an administrator of the cluster for this right")
 

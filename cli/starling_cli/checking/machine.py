@@ -29,7 +29,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_limits() -> Iterator[Finding]:
-    """What the cgroup leaves of the machine."""
+    """Checks the limits of the cgroup."""
     from starling_engine.platforms.cgroup import cpu_limit, read_limits
 
     limits = read_limits()
@@ -48,13 +48,14 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_kernels() -> Iterator[Finding]:
-    """Whether the engine is there, and runs with its own kernels. The first time this builds them."""
+    """Checks that the engine is installed and runs with its native kernels. The first time this builds them."""
     try:
+        import torch
         from starling_engine.native import load
     except ImportError as error:
         yield bad(SECTION, "engine", f"{error.name or error} is not installed", "pip install 'starling[agent]'")
         return
-    yield good(SECTION, "engine", f"torch {sys.modules['torch'].__version__}")
+    yield good(SECTION, "engine", f"torch {torch.__version__}")
     reasons = _Reasons()
     logger = logging.getLogger("starling.native")
     logger.addHandler(reasons)
@@ -69,7 +70,7 @@ def check_kernels() -> Iterator[Finding]:
 
 
 class _Reasons(logging.Handler):
-    """The one line in which the engine says why it does without them."""
+    """Collects the log line in which the engine says why it runs without native kernels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the nodes have for agents."""
+"""Resources of the nodes for agents."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

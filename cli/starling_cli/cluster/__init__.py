@@ -1,1 +1,1 @@
-"""How the commands talk to a cluster: a few calls of the official client behind one small class."""
+"""Connection to a cluster: a few calls of the official client behind one small class."""

@@ -18,14 +18,14 @@ OPERATOR_SELECTOR = "app.kubernetes.io/name=starling-operator"
 INSTALL_CRD = "install it: `starling crds | kubectl apply --server-side -f -`"
 TIMEOUT_SECONDS = 20.0
 BUSY_TRIES = 5
-"""Of a call to which the API server answers that it should come again in a while."""
+"""Tries of a call that the API server wants repeated after a while."""
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 Object = dict[str, Any]
 
 
 class ClusterError(Exception):
-    """What a call came to. `status` is the HTTP status, 0 where the API server was not reached."""
+    """A call failed. `status` is the HTTP status, 0 where the API server was not reached."""
 
     def __init__(self, cause: str, fix: str, status: int = 0) -> None:
         super().__init__(cause)
@@ -35,7 +35,7 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Which cluster, as the flags say it; None takes what kubectl would take."""
+    """Choice of a cluster by flags; None takes what kubectl would take."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -43,7 +43,7 @@ class Access:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is anything to connect to at all."""
+        """True while there is anything to connect to at all."""
         files = [self.kubeconfig] if self.kubeconfig else _default_files()
         return any(file.exists() for file in files) or "KUBERNETES_SERVICE_HOST" in os.environ
 
@@ -60,7 +60,7 @@ class Cluster:
         self._custom: Any = client.CustomObjectsApi(self.api)
 
     def plain(self, answer: Any) -> Any:
-        """What the client returns, as the API server wrote it."""
+        """Returns the client's answer as plain values, as the API server wrote it."""
         return self.api.sanitize_for_serialization(answer)
 
     def version(self) -> Object:
@@ -98,7 +98,7 @@ class Cluster:
         return ClusterError(f"namespace {self.namespace!r} has no InferenceService {name!r}; it has: {others}", "see -n", 404)
 
     def scale(self, name: str, replicas: int) -> None:
-        """Through the scale subresource, as `kubectl scale` and autoscalers do."""
+        """Sets the groups through the scale subresource, as `kubectl scale` and autoscalers do."""
         self.service(name)
         with mapped_errors(f"scale of InferenceService {name!r}"):
             self._custom.patch_namespaced_custom_object_scale(
@@ -106,7 +106,7 @@ class Cluster:
             )
 
     def list_of(self, group: str, version: str, plural: str, selector: str = "") -> list[Object]:
-        """Objects of any kind outside the core group, in the namespace."""
+        """Returns objects of any kind outside the core group, in the namespace."""
         with mapped_errors(f"{plural} in namespace {self.namespace!r}"):
             answer = self._custom.list_namespaced_custom_object(
                 group, version, self.namespace, plural, label_selector=selector, _request_timeout=TIMEOUT_SECONDS
@@ -114,7 +114,7 @@ class Cluster:
         return list(answer["items"])
 
     def knows(self, group: str, version: str, plural: str) -> bool:
-        """Whether the cluster has the kind."""
+        """Returns whether the cluster has the kind."""
         try:
             self.list_of(group, version, plural)
         except ClusterError as error:
@@ -124,7 +124,7 @@ class Cluster:
         return True
 
     def list_everywhere(self, group: str, version: str, plural: str, selector: str = "") -> list[Object]:
-        """Objects of any kind outside the core group, of the whole cluster."""
+        """Returns objects of any kind outside the core group, of the whole cluster."""
         with mapped_errors(plural):
             answer = self._custom.list_cluster_custom_object(
                 group, version, plural, label_selector=selector, _request_timeout=TIMEOUT_SECONDS
@@ -132,7 +132,7 @@ class Cluster:
         return list(answer["items"])
 
     def core_list(self, plural: str, selector: str = "", fields: str = "") -> list[Object]:
-        """Namespaced objects of the core group: pod, service, config_map, secret, event, ..."""
+        """Returns namespaced objects of the core group: pod, service, config_map, secret, event, ..."""
         call = getattr(self.core, f"list_namespaced_{plural}")
         with mapped_errors(f"{plural}s in namespace {self.namespace!r}"):
             answer = call(self.namespace, label_selector=selector, field_selector=fields, _request_timeout=TIMEOUT_SECONDS)
@@ -147,8 +147,8 @@ class Cluster:
             found = self.plain(self.core.read_namespace(self.namespace, _request_timeout=TIMEOUT_SECONDS))
         return dict(found["metadata"].get("labels") or {})
 
-    def may(self, verb: str, group: str, resource: str, namespace: str | None) -> bool:
-        """Whether these credentials have a right; namespace None asks for the whole cluster."""
+    def is_allowed(self, verb: str, group: str, resource: str, namespace: str | None) -> bool:
+        """Returns whether these credentials have a right; namespace None is the whole cluster."""
         from kubernetes import client
 
         plain, _, subresource = resource.partition("/")
@@ -174,7 +174,7 @@ class Cluster:
         return str(answer)
 
     def operator_pods(self) -> list[tuple[str, str]]:
-        """(namespace, name) of the operator's pods."""
+        """Returns (namespace, name) of the operator's pods."""
         with mapped_errors("the operator's pods"):
             answer = self.core.list_pod_for_all_namespaces(label_selector=OPERATOR_SELECTOR, _request_timeout=TIMEOUT_SECONDS)
         return [(pod.metadata.namespace, pod.metadata.name) for pod in answer.items]
@@ -186,7 +186,7 @@ def _default_files() -> list[Path]:
 
 
 def _connect(access: Access) -> tuple[Any, str]:
-    """A client, and the namespace that the configuration names."""
+    """Returns a client, and the namespace of the configuration."""
     import yaml
     from kubernetes import client
     from kubernetes import config as untyped_config
@@ -200,8 +200,8 @@ def _connect(access: Access) -> tuple[Any, str]:
     in_cluster = access.kubeconfig is None and not any(file.exists() for file in _default_files())
     config: Any = untyped_config
     settings: Any = client.Configuration()
-    # The client would try a dead address three times with pauses; a person waits in front of the terminal. But a server that is not
-    # ready, as for a CRD that is new, says when to come again: kubectl waits for that too.
+    # The client would try a dead address three times with pauses, while a person waits. But a server that is not ready, as for a
+    # new CRD, says when to try again: kubectl waits for that too.
     settings.retries = Retry(BUSY_TRIES, connect=False, read=False, allowed_methods=None, raise_on_status=False)
     try:
         if in_cluster:
@@ -218,7 +218,7 @@ def _connect(access: Access) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def mapped_errors(what: str) -> Iterator[None]:
-    """Foreign errors end here."""
+    """Raises ClusterError in place of the client's errors."""
     import urllib3
     from kubernetes.client import ApiException
 
@@ -239,7 +239,7 @@ _FIXES = {
 
 
 def _message(error: Any) -> str:
-    """The API server's own words."""
+    """Returns the API server's own message."""
     import json
 
     try:

@@ -13,7 +13,7 @@ _CHUNK = 64 * 1024
 
 
 def ready_pod(cluster: Cluster, service: str) -> str:
-    """The name of a pod that serves. Raises ClusterError saying why there is none."""
+    """Returns the name of a pod that serves. Raises ClusterError saying why there is none."""
     found = cluster.service(service)
     if found.get("spec", {}).get("endpoint", {}).get("tlsSecret"):
         raise ClusterError(
@@ -32,13 +32,13 @@ def ready_pod(cluster: Cluster, service: str) -> str:
 
 def _is_ready(pod: Object) -> bool:
     conditions = pod.get("status", {}).get("conditions") or ()
-    going = "deletionTimestamp" in pod["metadata"]
-    return not going and any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+    deleting = "deletionTimestamp" in pod["metadata"]
+    return not deleting and any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 @contextlib.contextmanager
 def forwarded(cluster: Cluster, pod: str, port: int = ENDPOINT_PORT) -> Iterator[str]:
-    """Base URL of a port that leads to the pod's, while the context lasts. Each connection is a stream of its own."""
+    """Yields the base URL of a local port that leads to the pod's. Each connection is a stream of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_accept, args=(listener, cluster, pod, port), daemon=True).start()
         try:
@@ -48,24 +48,24 @@ def forwarded(cluster: Cluster, pod: str, port: int = ENDPOINT_PORT) -> Iterator
 
 
 def _accept(listener: socket.socket, cluster: Cluster, pod: str, port: int) -> None:
-    """In one thread, for opening a stream borrows a method of the client that other threads must not see."""
+    """Accepts connections in one thread: to open a stream replaces a method of the client, which other threads must not call."""
     while True:
         try:
-            near, _ = listener.accept()
+            local, _ = listener.accept()
         except OSError:
             return
         try:
-            far = _open_stream(cluster, pod, port)
+            remote = _open_stream(cluster, pod, port)
         except ClusterError:
-            # The HTTP client at the near end tells the user that the connection was closed.
-            near.close()
+            # The HTTP client on this machine reports that the connection was closed.
+            local.close()
             continue
-        for source, target in ((near, far), (far, near)):
+        for source, target in ((local, remote), (remote, local)):
             threading.Thread(target=_pump, args=(source, target), daemon=True).start()
 
 
 def _open_stream(cluster: Cluster, pod: str, port: int) -> Any:
-    """A socket whose far end is in the pod."""
+    """Returns a socket whose other end is in the pod."""
     from kubernetes import stream
 
     with mapped_errors(f"port-forward to pod {pod!r}"):

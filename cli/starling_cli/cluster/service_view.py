@@ -1,4 +1,4 @@
-"""What `starling status` tells of an InferenceService, read leniently: the operator may be newer than the command."""
+"""An InferenceService as `starling status` shows it. Read leniently: the operator may be newer than the command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def _group(group: Mapping[str, Any]) -> GroupRow:
 
 
 def age_of(timestamp: str | None, now: datetime) -> str:
-    """As kubectl writes it: 42s, 7m, 3h, 5d."""
+    """Returns an age as kubectl writes it: 42s, 7m, 3h, 5d."""
     if not timestamp:
         return ""
     seconds = int((now - datetime.fromisoformat(timestamp)).total_seconds())

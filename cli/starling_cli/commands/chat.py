@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from starling_cli.commands.failures import fail
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, connected
 
 LOCAL_URL = "http://127.0.0.1:8000"
 SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-"""As the API allows them. A question with a space, a capital or a mark cannot be one."""
+"""Form of names that the API allows. A question with a space, a capital or a mark cannot be one."""
 
 
 def chat(
@@ -33,7 +33,7 @@ def chat(
     namespace: Namespace = None,
 ) -> None:
     """Stream answers to the terminal: `starling chat NAME`, or `starling chat "A question?"` for a server on this machine."""
-    service, question = _who_and_what(name, prompt, url)
+    service, question = _service_and_question(name, prompt, url)
     options: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     key = api_key or os.environ.get("STARLING_API_KEY")
     if service is None:
@@ -43,8 +43,8 @@ def chat(
         _talk(forwarded_url, key, options, system, question)
 
 
-def _who_and_what(name: str | None, prompt: str | None, url: str | None) -> tuple[str | None, str | None]:
-    """(service, question). One argument is a service only where it can be one and no URL says otherwise."""
+def _service_and_question(name: str | None, prompt: str | None, url: str | None) -> tuple[str | None, str | None]:
+    """Returns (service, question). A single argument is a service only if it can be one and there is no --url."""
     if prompt is not None:
         if url is not None:
             fail("a service NAME and --url exclude each other", "give one of them")
@@ -58,7 +58,6 @@ def _who_and_what(name: str | None, prompt: str | None, url: str | None) -> tupl
 
 @contextlib.contextmanager
 def _service_url(service: str, kubeconfig: Any, context: str | None, namespace: str | None) -> Iterator[str]:
-    from starling_cli.cluster.connecting import connected
     from starling_cli.cluster.port_forward import forwarded, ready_pod
 
     with connected(kubeconfig, context, namespace) as cluster, forwarded(cluster, ready_pod(cluster, service)) as url:
@@ -67,7 +66,7 @@ def _service_url(service: str, kubeconfig: Any, context: str | None, namespace: 
 
 def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None, question: str | None) -> None:
     import httpx
-    from starling_operator.agents.answers import BadAnswer
+    from starling_agent.client.bounded import BadAnswer
 
     from starling_cli.conversation import AnswerError, Conversation
 
@@ -88,7 +87,7 @@ def _show(piece: str) -> None:
 
 
 def _converse(talk: Any) -> None:
-    """Until the end of input or Ctrl-C."""
+    """Asks and answers until the end of input or Ctrl-C."""
     while True:
         try:
             question = input("> ")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace, Output, TableOrJson
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, Output, TableOrJson, connected
 
 
 def check(
@@ -21,7 +21,6 @@ def check(
     from starling_cli.checking.finding import as_json, lines
     from starling_cli.checking.machine import check_machine
     from starling_cli.cluster.client import Access
-    from starling_cli.cluster.connecting import connected
 
     access = Access(kubeconfig, context, namespace)
     asked_for_cluster = pre or any((kubeconfig, context, namespace)) or access.is_configured

@@ -1,4 +1,4 @@
-"""How a command fails: the cause last but one, the fix last, no traceback, exit code 1; 2 for wrong use."""
+"""Failures of commands: the cause, the fix in the last line, no traceback, exit code 1; 2 for wrong use."""
 
 import re
 from typing import NoReturn
@@ -18,13 +18,13 @@ def _flag_fix(field: str | None) -> str:
 
 
 def _named_field(message: str) -> str | None:
-    """An error that came from the engine core's process has its field only in its text."""
+    """Returns the field of an error from the engine core's process, which has it only in its text."""
     match = re.match(r"([a-z]+(?:_[a-z]+)*): ", message)
     return match[1] if match else None
 
 
 def fix_for(error: Exception) -> str:
-    """What to do about an error of the engine's; the message itself says what is wrong."""
+    """Returns what to do about an error of the engine's; the message itself says what is wrong."""
     from starling_engine.errors import ConfigError, EngineDead, UnsupportedModel, WeightError
 
     match error:

@@ -1,10 +1,15 @@
-"""Flags that several commands share, so that they are written the same way everywhere."""
+"""Flags that several commands share, and the connection to the cluster that they choose."""
 
+import contextlib
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from starling_cli.cluster.client import Access, Cluster, ClusterError
+from starling_cli.commands.failures import fail
 
 Kubeconfig = Annotated[
     Path | None,
@@ -22,3 +27,12 @@ class TableOrJson(StrEnum):
 
 
 Output = Annotated[TableOrJson, typer.Option("-o", "--output", help="For people or for machines.")]
+
+
+@contextlib.contextmanager
+def connected(kubeconfig: Path | None, context: str | None, namespace: str | None) -> Iterator[Cluster]:
+    """Connects to the cluster for the length of a command, which a failed call ends."""
+    try:
+        yield Cluster(Access(kubeconfig, context, namespace))
+    except ClusterError as error:
+        fail(str(error), error.fix)

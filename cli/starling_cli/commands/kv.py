@@ -32,7 +32,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Show what the folder holds of which model."""
-    with _problems_told(path):
+    with _reported_problems(path):
         from starling_engine.kv_offload.secondary.folder.inspect import list_models
 
         models = list_models(path)
@@ -50,7 +50,7 @@ def verify(
 ) -> None:
     """Read everything and compare all checksums. Exit status 1 when anything is damaged or cannot be read."""
     objects = held = damaged = unknown = 0
-    with _problems_told(path):
+    with _reported_problems(path):
         from starling_engine.kv_offload.secondary.folder.inspect import verify as verified
 
         for found, wrong in verified(path):
@@ -79,12 +79,12 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove objects: all, one model's, or what has not been used for long. Exit status 1 when any of these stays."""
-    with _problems_told(path):
+    with _reported_problems(path):
         from starling_engine.kv_offload.secondary.folder.inspect import list_models
         from starling_engine.kv_offload.secondary.folder.inspect import purge as purged
 
         if not yes:
-            _ask(list_models(path), path, model, older_than)
+            _confirm(list_models(path), path, model, older_than)
         before = float("inf") if older_than is None else time.time() - older_than
         tried = list(purged(path, model, before))
     sizes = [found.size for found, refused in tried if refused is None]
@@ -95,8 +95,8 @@ def purge(
         fail(f"{len(stayed)} objects could not be removed, the first is {found.path}: {refused.strerror}", YOURS)
 
 
-def _ask(models: "list[CachedModel]", path: Path, prefix: str, older_than: float | None) -> None:
-    """Raises Abort when the answer is no."""
+def _confirm(models: "list[CachedModel]", path: Path, prefix: str, older_than: float | None) -> None:
+    """Asks whether to remove. Raises Abort when the answer is no."""
     meant = [model for model in models if model.fingerprint.startswith(prefix)]
     held = f"{sum(model.objects for model in meant)} objects, {format_bytes(sum(model.bytes for model in meant))}"
     age = "" if older_than is None else ", as far as not used lately"
@@ -114,8 +114,8 @@ def _table(models: "list[CachedModel]") -> Iterator[str]:
 
 
 @contextmanager
-def _problems_told(path: Path) -> Iterator[None]:
-    """What is wrong with the folder or the installation, without a traceback. Exit status 2 for a path that is none of a cache."""
+def _reported_problems(path: Path) -> Iterator[None]:
+    """Reports problems of the folder or the installation without a traceback. Exit status 2 for a path that is no cache."""
     try:
         from starling_engine.kv_offload.secondary.folder.inspect import NoFolder
     except ModuleNotFoundError as error:
@@ -124,7 +124,7 @@ def _problems_told(path: Path) -> Iterator[None]:
         yield
     except NoFolder as error:
         fail(str(error), YOURS, status=2)
-    except BrokenPipeError:  # whoever reads has heard enough, which typer knows how to end
+    except BrokenPipeError:  # the reader has closed the pipe, which typer knows how to end
         raise
     except OSError as error:
         fail(f"{error.filename or path}: {error.strerror}", YOURS)

@@ -1,4 +1,4 @@
-"""`starling operator`: what runs in the operator's pod."""
+"""`starling operator`: the program of the operator's pod."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,7 +9,7 @@ from starling_cli.commands.failures import fail
 
 
 class LogLevel(StrEnum):
-    """As the standard library names them."""
+    """Levels of the standard library."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -18,7 +18,7 @@ class LogLevel(StrEnum):
 
 
 class PullPolicy(StrEnum):
-    """As Kubernetes names them."""
+    """Values of imagePullPolicy."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -68,7 +68,7 @@ def operator(
     host, _, port = http_address.rpartition(":")
     if not host or not port.isdigit():
         fail(f"--http-address must be HOST:PORT, got {http_address!r}", "write --http-address [::]:8080")
-    from starling_operator.launch import launch
+    from starling_operator.main import launch
     from starling_operator.plan.observed import Settings
     from starling_operator.settings import OperatorSettings
     from starling_operator.settings import own_namespace as pods_namespace

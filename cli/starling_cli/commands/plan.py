@@ -1,4 +1,4 @@
-"""`starling plan`: what a manifest becomes, without a cluster."""
+"""`starling plan`: the objects that a manifest becomes, without a cluster."""
 
 import json
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from starling_cli.commands.failures import fail
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, connected
 
 if TYPE_CHECKING:
     from starling_operator.plan.observed import Service
@@ -62,7 +62,7 @@ def plan(
 
 
 def _services(file: Path) -> "dict[str, Service]":
-    """By namespace and name. Ends the command with every problem of every document."""
+    """Returns services by namespace and name. Ends the command with every problem of every document."""
     from starling_cli.local.documents import DocumentError, read_documents
     from starling_cli.local.service_file import service_of
 
@@ -73,7 +73,7 @@ def _services(file: Path) -> "dict[str, Service]":
     if not documents:
         fail(f"{file} has no document of kind InferenceService", "see examples/quickstart.yaml")
     found = [(document, service_of(document)) for document in documents]
-    wrong = [f"{document.place}: {service.spec_error}" for document, service in found if service.spec is None]
+    wrong = [f"{document.location}: {service.spec_error}" for document, service in found if service.spec is None]
     if wrong:
         fail("\n       ".join(wrong), "correct the fields that are named; `kubectl explain infsvc.spec` describes them")
     return {f"{service.namespace}/{service.name}": service for _, service in found}
@@ -82,12 +82,11 @@ def _services(file: Path) -> "dict[str, Service]":
 def _live(
     wanted: "dict[str, Service]", kubeconfig: Path | None, context: str | None, namespace: str | None
 ) -> "dict[str, Service]":
-    """Of the wanted ones those that the cluster has. A manifest that names no namespace is looked for where the flags say."""
+    """Returns those wanted services that the cluster has. A manifest without a namespace is looked up in the flags' one."""
     from dataclasses import replace
 
     from starling_crds.parse import parse_spec
 
-    from starling_cli.cluster.connecting import connected
     from starling_cli.local.service_file import DEFAULT_NAMESPACE
 
     found = {}

@@ -1,4 +1,4 @@
-"""What `starling serve` tells while it loads: a spinner on a terminal, plain lines elsewhere, never silence for long."""
+"""Progress of `starling serve` while it loads: a spinner on a terminal, lines elsewhere, and never silence for long."""
 
 import shlex
 import threading
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 1.0
 QUIET_SECONDS = 3.5
-"""So long nothing need be told; a beat later it is still under the five seconds after which people doubt."""
+"""Longest time without a line. One heartbeat more is still under the five seconds after which people doubt."""
 
 
 class StartReport:
-    """Prints to standard error. Beats in a thread of its own: also a blocked event loop must not look like silence."""
+    """Prints to standard error, from a thread of its own: a blocked event loop must not cause silence."""
 
     def __init__(self, model: str) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._began = self._phase_began = self._told = time.monotonic()
+        self._began = self._phase_began = self._printed_at = time.monotonic()
         self._phase = self._text = f"looking for {model}"
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._spinner = self._console.status(Text(self._phase)) if self._console.is_terminal else None
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._print_heartbeats, daemon=True)
 
     def __enter__(self) -> "StartReport":
         if self._spinner is not None:
@@ -42,14 +42,14 @@ class StartReport:
         self._stop()
 
     def phase(self, loading: "Loading") -> None:
-        """A new phase, or the next tenth of the one that goes on."""
+        """Prints a new phase, or the next tenth of the current one."""
         text = _describe(loading)
         if text == self._text:
             return
         with self._lock:
             if loading.phase != self._phase:
                 self._next_phase(loading.phase)
-            self._text, self._told = text, time.monotonic()
+            self._text, self._printed_at = text, time.monotonic()
             if self._spinner is not None:
                 self._spinner.update(Text(text))
             else:
@@ -78,16 +78,16 @@ class StartReport:
         if self._spinner is not None:
             self._spinner.stop()
 
-    def _beat(self) -> None:
+    def _print_heartbeats(self) -> None:
         while not self._done.wait(HEARTBEAT_SECONDS):
             with self._lock:
                 now = time.monotonic()
                 waited = f"{self._text} ({now - self._phase_began:.0f} s)"
                 if self._spinner is not None and now - self._phase_began >= HEARTBEAT_SECONDS:
                     self._spinner.update(Text(waited))
-                elif now - self._told >= QUIET_SECONDS:
+                elif now - self._printed_at >= QUIET_SECONDS:
                     self._console.print(Text(f"still {waited}"))
-                    self._told = now
+                    self._printed_at = now
 
 
 def _describe(loading: "Loading") -> str:
@@ -97,7 +97,7 @@ def _describe(loading: "Loading") -> str:
 
 
 def curl_line(url: str, endpoint: "Endpoint") -> str:
-    """A request to try at once."""
+    """Returns a request to try at once."""
     chat = endpoint.engine.tokenizer.has_chat_template
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body = '{"messages": [{"role": "user", "content": "Hello!"}]}' if chat else '{"prompt": "Hello"}'

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, connected
 
 
 def scale(
@@ -15,7 +15,6 @@ def scale(
     namespace: Namespace = None,
 ) -> None:
     """Set the number of groups of a service, as `kubectl scale infsvc NAME --replicas N` does."""
-    from starling_cli.cluster.connecting import connected
 
     with connected(kubeconfig, context, namespace) as cluster:
         before = int(cluster.service(name).get("spec", {}).get("replicas", 1))

@@ -1,11 +1,11 @@
-"""`starling status`: what the operator says about the services of a namespace, or about one."""
+"""`starling status`: the operator's status of the services of a namespace, or of one."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace, Output, TableOrJson
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, Output, TableOrJson, connected
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +21,6 @@ def status(
     output: Output = TableOrJson.TABLE,
 ) -> None:
     """Show the services of a namespace. With NAME, exit status 1 unless it is ready."""
-    from starling_cli.cluster.connecting import connected
     from starling_cli.cluster.service_view import utc_now, view_of
 
     with connected(kubeconfig, context, namespace) as cluster:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from starling_cli.commands.failures import fail
-from starling_cli.commands.flags import Context, Kubeconfig, Namespace
+from starling_cli.commands.flags import Context, Kubeconfig, Namespace, connected
 
 if TYPE_CHECKING:
     from starling_cli.bundling.collect import Bundle
@@ -30,7 +30,6 @@ def support_bundle(
 ) -> None:
     """Gather a service, its children (no Secret's data), pods' logs, events, reports and versions in a .tar.gz."""
     from starling_cli.bundling.collect import collect, contents
-    from starling_cli.cluster.connecting import connected
     from starling_cli.cluster.service_view import utc_now
 
     now = utc_now()

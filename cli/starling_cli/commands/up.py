@@ -1,7 +1,7 @@
 """`starling up`: an InferenceService on this machine, by the same plan that the operator follows."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,9 +9,9 @@ from starling_cli.commands.failures import fail
 from starling_cli.commands.flags import Output, TableOrJson
 
 if TYPE_CHECKING:
+    from starling_cli.local.display import StatusDisplay
     from starling_cli.local.loop import UpOptions
     from starling_cli.local.service_file import LoadedService
-    from starling_cli.local.show import StatusDisplay
 
 DEFAULT_PORT = 8000
 FIRST_UNPRIVILEGED = 1024
@@ -44,26 +44,26 @@ def up(
     """Run a service on this machine: processes in place of pods, the same plan, no cluster. Ctrl-C drains and ends."""
     import asyncio
 
+    from starling_cli.local.display import make_display
     from starling_cli.local.loop import run
-    from starling_cli.local.show import make_show
 
     options, loaded = _prepared(file, name, host, port, maps or [], logs)
-    show = make_show(output is TableOrJson.JSON)
+    display = make_display(output is TableOrJson.JSON)
     try:
-        _tell(show, loaded)
-        code = asyncio.run(run(options, loaded, show))
+        _note_unused(display, loaded)
+        code = asyncio.run(run(options, loaded, display))
     except OSError as error:
-        show.close()
+        display.close()
         fail(f"{host}:{options.port} cannot be listened on: {error.strerror or error}", "give another --port; 0 takes a free one")
     finally:
-        show.close()
+        display.close()
     raise typer.Exit(code)
 
 
 def _prepared(
     file: Path, name: str | None, host: str, port: int | None, maps: list[str], logs: Path | None
 ) -> "tuple[UpOptions, LoadedService]":
-    """Everything that can be wrong is found before anything starts."""
+    """Returns the options and the service. Everything that can be wrong is found before anything starts."""
     from starling_engine import env
 
     from starling_cli.local.loop import UpOptions
@@ -84,7 +84,7 @@ def _prepared(
 
 
 def _check_plan(file: Path, loaded: "LoadedService") -> None:
-    """What the operator would refuse is refused at once. After an edit it is told in the table, and what runs goes on."""
+    """Refuses at once what the operator would. After an edit the table shows the refusal, and what runs goes on."""
     from starling_cli.local.machine import SETTINGS
     from starling_cli.planning.planned import CannotPlan, plan_of
 
@@ -97,16 +97,16 @@ def _check_plan(file: Path, loaded: "LoadedService") -> None:
 
 
 def _port_of(loaded: "LoadedService") -> int:
-    """A port below 1024 is for the cluster's Service, which has an address of its own."""
+    """Returns the port to listen on. One below 1024 is for the cluster's Service, which has an address of its own."""
     assert loaded.service.spec is not None
     wanted = loaded.service.spec.endpoint.port
     return wanted if wanted >= FIRST_UNPRIVILEGED else DEFAULT_PORT
 
 
-def _tell(show: "StatusDisplay", loaded: "LoadedService") -> Any:
+def _note_unused(display: "StatusDisplay", loaded: "LoadedService") -> None:
     from starling_cli.local.launch import unused_here
 
     spec = loaded.service.spec
     assert spec is not None
     if unused := unused_here(spec.image, spec.template):
-        show.note(f"without meaning on one machine, so not used here: {', '.join(unused)}")
+        display.note(f"without meaning on one machine, so not used here: {', '.join(unused)}")

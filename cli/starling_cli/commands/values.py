@@ -1,4 +1,4 @@
-"""Values that people write and read in their own way. Sizes as they are written are the engine's own (`starling_engine.sizes`)."""
+"""Values in the form that people write and read: ages, rates and sizes. Sizes are parsed by `starling_engine.sizes`."""
 
 import re
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def format_bytes(size: int) -> str:
-    """1.50 GiB, 12.0 KiB, 300 B."""
+    """Returns a text like 1.50 GiB, 12.00 KiB or 300 B."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**power:
             return f"{size / 1024**power:.2f} {unit}"
@@ -21,7 +21,7 @@ def format_bytes(size: int) -> str:
 
 
 def parse_age(text: str) -> float:
-    """7d, 12h, 30m, 2w or 90s, in seconds. Raises ValueError with what is possible."""
+    """Returns the seconds of 7d, 12h, 30m, 2w or 90s. Raises ValueError with what is possible."""
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no age; write it like 7d, 12h or 30m")
@@ -29,7 +29,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_rate(text: str) -> "RateLimit":
-    """10/s, 600/m or 100/30s. Raises ValueError with what is possible."""
+    """Parses 10/s, 600/m or 100/30s. Raises ValueError with what is possible."""
     from starling_agent.settings import RateLimit
 
     return RateLimit(*rate.parse_rate(text))

@@ -1,4 +1,4 @@
-"""Manifest files: several documents in one, each with its name and place, before anything is validated."""
+"""Manifest files: several documents in one, each with its name and location, before anything is validated."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class Document:
         return self.kind == KIND
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file} (document {self.number}, {self.kind or 'no kind'} {self.name or 'without a name'})"
 
 
@@ -91,5 +91,5 @@ def one_service(documents: Sequence[Document], file: str, name: str | None) -> D
 
 
 def objects_of_kind(documents: Sequence[Document], kind: str) -> dict[str, dict[str, Any]]:
-    """By name."""
+    """Returns the objects of a kind by name."""
     return {document.name: document.body for document in documents if document.kind == kind}

@@ -1,7 +1,7 @@
-"""From a StatefulSet's pod template to a process of this machine: the command, its variables and its files.
+"""Launch of an agent process from a StatefulSet's pod template: the command, its variables and its files.
 
 Settings that only a cluster can honour (image, resources, placement, probes, security) do not reach a process; `unused_here` names
-those that the user wrote, so that `starling up` can say so.
+those that the user wrote, for a note of `starling up`.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from starling_operator.plan.config import CACHE_PATH
 from starling_cli.local.ports import LOCALHOST
 from starling_cli.local.sources import FILE, PathMap, SourceError, map_path
 from starling_cli.local.variables import PodFacts, environment
-from starling_cli.local.volumes import LaunchError, Mount, Objects, here, mount_all
+from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path, mount_all
 
 CONTAINER = "agent"
 ACCEPT_SECONDS = 0.5
@@ -27,12 +27,12 @@ ACCEPT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class PodPlacement:
-    """What this machine gives to a pod.
+    """Folders and addresses that this machine gives to a pod.
 
-    folder         for its volumes and files, its own
-    scratch        in place of /tmp; a short path, for sockets are made in it
-    weights        where downloads are kept, also after this run
-    service_url    of the front port
+    folder         for its volumes and files
+    scratch        instead of /tmp; a short path, for sockets are made in it
+    weights        for downloads, also after this run
+    service_url    URL of the proxy
     leader         host and port of the admin endpoint of the group's first pod
     """
 
@@ -48,26 +48,27 @@ class PodPlacement:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, and what the agent's report will say about its configuration."""
+    """The command to start, and the hashes of its configuration, one of which the agent reports."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
     token: str
     config_hash: str
     cluster_config_hash: str
-    """Of the configuration as the plan made it: that is the one that the plan looks for in the report."""
+    """Hash of the configuration as the plan made it, which the plan looks for in the report."""
     grace_seconds: float
 
 
-def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place: PodPlacement) -> Launch:
+def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, placement: PodPlacement) -> Launch:
     """`group` is the StatefulSet. Writes the pod's files. Raises LaunchError."""
     template = group["spec"]["template"]
     container = _container(template)
     # Downloads are kept, also where a cluster would keep them in a claim; a folder that the user named is used as it is.
-    mounts = mount_all(template, container, objects, place.maps, place.folder, {CACHE_PATH: place.weights, "/tmp": place.scratch})
+    lasting = {CACHE_PATH: placement.weights, "/tmp": placement.scratch}
+    mounts = mount_all(template, container, objects, placement.maps, placement.folder, lasting)
     text = _config_text(mounts)
-    local_text = _local_config(text, mounts, place)
-    config_file = place.folder / "agent.json"
+    local_text = _local_config(text, mounts, placement)
+    config_file = placement.folder / "agent.json"
     config_file.write_text(local_text)
     meta = template.get("metadata", {})
     namespace = group["metadata"].get("namespace", "default")
@@ -75,8 +76,8 @@ def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place
     return Launch(
         command=_command(container, mounts, config_file),
         environment={
-            "TMPDIR": str(place.scratch),
-            LEADER: place.leader,
+            "TMPDIR": str(placement.scratch),
+            LEADER: placement.leader,
             **_as_this_user(environment(container, facts, objects, mounts)),
         },
         token=_token(local_text),
@@ -87,7 +88,7 @@ def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place
 
 
 def _as_this_user(variables: dict[str, str]) -> dict[str, str]:
-    """A process here has a home already, with the hub's login and the kernels that were built before."""
+    """Returns the variables without HOME: a process here has one, with the hub's login and the kernels built before."""
     return {name: value for name, value in variables.items() if name != "HOME"}
 
 
@@ -99,30 +100,30 @@ def _container(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_text(mounts: Sequence[Mount]) -> str:
-    file = here(CONFIG_PATH, mounts)
+    file = local_path(CONFIG_PATH, mounts)
     if file is None or not file.exists():
         raise LaunchError(f"spec.template: nothing is mounted at {CONFIG_PATH}")
     return file.read_text()
 
 
-def _local_config(text: str, mounts: Sequence[Mount], place: PodPlacement) -> str:
+def _local_config(text: str, mounts: Sequence[Mount], placement: PodPlacement) -> str:
     """The same configuration with this machine's addresses, ports and paths."""
     config = AgentConfig.model_validate_json(text)
     model = {
-        "source": _source(config.model.source, mounts, place.maps),
-        "cache_dir": str(here(config.model.cache_dir, mounts) or place.weights),
-        "pin_file": str(here(config.model.pin_file, mounts)) if config.model.pin_file is not None else None,
+        "source": _source(config.model.source, mounts, placement.maps),
+        "cache_dir": str(local_path(config.model.cache_dir, mounts) or placement.weights),
+        "pin_file": str(local_path(config.model.pin_file, mounts)) if config.model.pin_file is not None else None,
     }
     endpoint = {
         "host": LOCALHOST,
-        "port": place.endpoint_port,
-        "service_url": place.service_url if config.endpoint.service_url else None,
+        "port": placement.endpoint_port,
+        "service_url": placement.service_url if config.endpoint.service_url else None,
         **{name: _file(getattr(config.endpoint, name), mounts) for name in ("api_key_file", "tls_cert_file", "tls_key_file")},
     }
-    admin = {"host": LOCALHOST, "port": place.admin_port, "token_file": _file(config.admin.token_file, mounts)}
-    # No load balancer of this machine lags: new connections stop going there the moment that a pod is told to end.
+    admin = {"host": LOCALHOST, "port": placement.admin_port, "token_file": _file(config.admin.token_file, mounts)}
+    # No load balancer of this machine lags: a pod that is stopped gets no new connection.
     drain = {"accept_seconds": min(config.drain.accept_seconds, ACCEPT_SECONDS)}
-    engine = {**config.engine, **_kept_kv(config.engine, mounts)}
+    engine = {**config.engine, **_kv_folder(config.engine, mounts)}
     parts = {
         "engine": engine,
         "drain": config.drain.model_copy(update=drain),
@@ -133,9 +134,9 @@ def _local_config(text: str, mounts: Sequence[Mount], place: PodPlacement) -> st
     return config.model_copy(update=parts).model_dump_json(indent=2)
 
 
-def _kept_kv(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, str]:
+def _kv_folder(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, str]:
     path = engine.get("kv_fs_path")
-    return {} if path is None else {"kv_fs_path": str(here(path, mounts) or path)}
+    return {} if path is None else {"kv_fs_path": str(local_path(path, mounts) or path)}
 
 
 def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> str:
@@ -143,7 +144,7 @@ def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> st
         return source
     path = source.removeprefix(FILE)
     try:
-        return f"{FILE}{here(path, mounts) or map_path(path, maps)}"
+        return f"{FILE}{local_path(path, mounts) or map_path(path, maps)}"
     except SourceError as error:
         raise LaunchError(f"spec.model.source: {error}") from None
 
@@ -151,7 +152,7 @@ def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> st
 def _file(path: str | None, mounts: Sequence[Mount]) -> str | None:
     if path is None:
         return None
-    found = here(path, mounts)
+    found = local_path(path, mounts)
     if found is None or not found.exists():
         raise LaunchError(f"{path} is in none of the pod's volumes, or its Secret lacks the key {Path(path).name!r}")
     return str(found)
@@ -162,10 +163,10 @@ def _token(config: str) -> str:
 
 
 def _command(container: Mapping[str, Any], mounts: Sequence[Mount], config_file: Path) -> tuple[str, ...]:
-    """`starling` is this very installation; paths in volumes are where the volumes are."""
+    """Returns the command with this installation's `starling`, and with the local paths of volumes."""
     words = [*(container.get("command") or ["starling", "agent", "--config", CONFIG_PATH]), *(container.get("args") or ())]
     program = [sys.executable, "-m", "starling_cli.main"] if words[0] == "starling" else [words[0]]
-    rest = [str(config_file) if word == CONFIG_PATH else str(here(word, mounts) or word) for word in words[1:]]
+    rest = [str(config_file) if word == CONFIG_PATH else str(local_path(word, mounts) or word) for word in words[1:]]
     return (*program, *rest)
 
 

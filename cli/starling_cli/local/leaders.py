@@ -1,15 +1,13 @@
-"""Tells the leaders of groups on this machine about operations, as the operator does (`leaders.py`)."""
+"""Sends operations to the leaders of groups on this machine, as the operator does."""
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import httpx
-from starling_agent.contract.scale import ScaleRequest
-from starling_operator.agents.answers import MOST_SECONDS, PLAIN, BadAnswer, received
+from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
+from starling_agent.client.bounded import BadAnswer
+from starling_operator.agents.leaders import send_call
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.elastic.answers import refusal
 from starling_operator.plan.observed import LeaderAnswer
 
 from starling_cli.local.pod import LocalPod
@@ -17,12 +15,14 @@ from starling_cli.local.ports import LOCALHOST
 
 PAUSE = 1.0
 """Seconds between two tries of the same call."""
+SECONDS = 10.0
+"""Time for one call; nothing waits for its answer."""
 
 
 class LocalLeaders:
-    """`changed` is called when a leader has answered."""
+    """Remembers the newest call to each group. `changed` is called when a leader has answered."""
 
-    def __init__(self, client: httpx.AsyncClient, changed: Callable[[], None]) -> None:
+    def __init__(self, client: AgentClient, changed: Callable[[], None]) -> None:
         self._client, self._changed = client, changed
         self._answers: dict[str, LeaderAnswer] = {}
         self._newest: dict[str, tuple[ScaleCall, float]] = {}
@@ -33,8 +33,8 @@ class LocalLeaders:
         """Refusals by operation."""
         return dict(self._answers)
 
-    def tell(self, call: ScaleCall, leader: LocalPod) -> None:
-        """At most once in PAUSE; its answer comes later."""
+    def send(self, call: ScaleCall, leader: LocalPod) -> None:
+        """Sends the same call at most once in PAUSE seconds; the answer comes later."""
         last, now = self._newest.get(call.group), time.monotonic()
         if last is not None and last[0] == call and now - last[1] < PAUSE:
             return
@@ -53,21 +53,12 @@ class LocalLeaders:
     async def _send(self, call: ScaleCall, leader: LocalPod) -> None:
         if leader.launch is None:
             return
-        url, headers = (
-            f"http://{LOCALHOST}:{leader.admin_port}/admin/scale",
-            {"Authorization": f"Bearer {leader.launch.token}", **PLAIN},
-        )
-        how: dict[str, Any] = {"params": {"operation": call.operation}}
-        if call.data is not None:
-            how = {"json": ScaleRequest(operation=call.operation, data=call.data).model_dump()}
-        method = "DELETE" if call.data is None else "PUT"
         try:
-            async with asyncio.timeout(MOST_SECONDS), self._client.stream(method, url, headers=headers, **how) as response:
-                text = await received(response.aiter_raw())
-        except (httpx.HTTPError, TimeoutError, BadAnswer):
+            await send_call(self._client, f"{LOCALHOST}:{leader.admin_port}", call, leader.launch.token, SECONDS)
+        except AgentRefusal as refusal:
+            self._answers[call.operation] = LeaderAnswer(refusal.code, refusal.message)
+        except (NoAnswer, BadAnswer):
             return
-        if response.is_error:
-            self._answers[call.operation] = refusal(response.status_code, text.decode(errors="replace"))
         else:
             self._answers.pop(call.operation, None)
         self._changed()

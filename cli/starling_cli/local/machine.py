@@ -1,4 +1,4 @@
-"""This machine as a cluster: carries out what the plan decides, and keeps the processes that the StatefulSets want."""
+"""This machine as a cluster: carries out decisions, and runs the processes that the StatefulSets want."""
 
 import asyncio
 import itertools
@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from starling_agent.client.agent_client import AgentClient
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Observed, Service, Settings
 
-from starling_cli.local.front import LocalProxy
 from starling_cli.local.launch import Launch, PodPlacement, launch
 from starling_cli.local.leaders import LocalLeaders
 from starling_cli.local.observe import observe
 from starling_cli.local.pod import LocalPod, PodRunner
 from starling_cli.local.ports import LOCALHOST, free_ports
-from starling_cli.local.reports import follow_reports, report_client
+from starling_cli.local.proxy import LocalProxy
+from starling_cli.local.reports import CONNECT_SECONDS, follow_reports
 from starling_cli.local.sources import PathMap
 from starling_cli.local.store import Store
 from starling_cli.local.volumes import LaunchError, Object, Objects, bring_late
@@ -29,7 +30,7 @@ SETTINGS = Settings(agent_image="this installation of starling")
 
 @dataclass(frozen=True)
 class MachineFolders:
-    """What a machine stands on: its private folder, where logs and downloads go, and what paths mean here."""
+    """Folders of a machine: its private one, those of logs and downloads, and the meaning of paths here."""
 
     folder: Path
     logs: Path
@@ -47,19 +48,19 @@ class ManifestObjects:
 
 
 class Machine:
-    """`changed` is called whenever something happened that the plan may want to know."""
+    """Objects and pods of this machine. `changed` is called after everything that may change the plan."""
 
-    def __init__(self, ground: MachineFolders, front: LocalProxy, changed: Callable[[], None]) -> None:
-        self.store = Store(ground.folder / "children")
-        self.given = ManifestObjects()
+    def __init__(self, folders: MachineFolders, proxy: LocalProxy, changed: Callable[[], None]) -> None:
+        self.store = Store(folders.folder / "children")
+        self.manifest_objects = ManifestObjects()
         self.service_url = ""
-        self._ground = ground
-        self._front = front
+        self._folders = folders
+        self._proxy = proxy
         self._changed = changed
         self._runners: dict[str, PodRunner] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._leader_ports: dict[str, int] = {}
-        self._client = report_client()
+        self._client = AgentClient(CONNECT_SECONDS)
         self._leaders = LocalLeaders(self._client, changed)
         self._count = itertools.count()
         self._key = secrets.token_bytes(32)
@@ -73,17 +74,17 @@ class Machine:
         return replace(seen, answers=self._leaders.answers)
 
     def carry_out(self, decision: Decision) -> None:
-        """In the order that a cluster would see."""
+        """Carries out a decision in the order that a cluster would see."""
         for manifest in decision.create:
             self.store.create(manifest)
         for manifest in decision.apply:
             self.store.apply(manifest)
         for delete in decision.delete:
             self._delete(delete)
-        for call in decision.scale:
+        for call in decision.scale_calls:
             leader = self._runners.get(f"{call.group}-0")
             if leader is not None:
-                self._leaders.tell(call, leader.pod)
+                self._leaders.send(call, leader.pod)
         self.settle()
 
     def settle(self) -> None:
@@ -99,10 +100,10 @@ class Machine:
         for pod in self.pods:
             if pod.group in groups:
                 bring_late(groups[pod.group]["spec"]["template"], self._objects(), pod.folder)
-        self._front.set_ready([(LOCALHOST, pod.endpoint_port) for pod in self.pods if _takes_requests(pod)])
+        self._proxy.set_ready([(LOCALHOST, pod.endpoint_port) for pod in self.pods if _is_ready(pod)])
 
     def remove_all(self) -> None:
-        """As if the service were deleted: everything that it owns goes, and pods drain."""
+        """Removes everything that the service owns, as its deletion would; pods drain."""
         for kind, name in list(self.store.objects):
             self.store.delete(kind, name, self.store.objects[kind, name]["metadata"]["uid"])
         self.settle()
@@ -112,7 +113,7 @@ class Machine:
             runner.kill()
 
     async def close(self) -> None:
-        """Nothing is left running."""
+        """Leaves nothing running."""
         self.kill_all()
         for reader in self._readers.values():
             reader.cancel()
@@ -120,7 +121,7 @@ class Machine:
         for runner in self._runners.values():
             await runner.wait()
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
-        await self._client.aclose()
+        await self._client.close()
 
     def _delete(self, delete: Delete) -> None:
         if delete.kind != "Pod":
@@ -131,7 +132,7 @@ class Machine:
             runner.stop(delete.grace_seconds)
 
     def _start(self, missing: MissingPod) -> None:
-        folder = self._ground.folder / "pods" / missing.name
+        folder = self._folders.folder / "pods" / missing.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pod = LocalPod(
             name=missing.name,
@@ -141,19 +142,19 @@ class Machine:
             number=missing.number,
             folder=folder,
             scratch=self._scratch(),
-            log=self._ground.logs / f"{missing.name}.log",
+            log=self._folders.logs / f"{missing.name}.log",
         )
         self._runners[pod.name] = PodRunner(pod, lambda: self._prepare(pod), self._changed)
         self._readers[pod.name] = asyncio.create_task(follow_reports(pod, self._client, self._changed))
 
     def _scratch(self) -> Path:
-        """What a killed process leaves in /tmp would stay for ever; what it leaves here goes with the run."""
-        folder = self._ground.folder / str(next(self._count))
+        """Makes a pod's /tmp. Files that a killed process leaves in it are removed with the run."""
+        folder = self._folders.folder / str(next(self._count))
         folder.mkdir(mode=0o700)
         return folder
 
     def _prepare(self, pod: LocalPod) -> Launch:
-        """For each start anew: ports may be taken by now, and a Secret may have come into the file. Raises LaunchError."""
+        """Prepares each start: ports may be taken by now, and the file may have a new Secret. Raises LaunchError."""
         group = self.store.of_kind("StatefulSet").get(pod.group)
         if group is None:
             raise LaunchError(f"its StatefulSet {pod.group!r} is gone")
@@ -162,32 +163,32 @@ class Machine:
         if int(group["spec"]["replicas"]) > 1:
             leader_port = self._leader_port(pod.group_uid)
             pod.admin_port = leader_port if pod.number == 0 else pod.admin_port
-        ground = self._ground
-        place = PodPlacement(
+        folders = self._folders
+        placement = PodPlacement(
             folder=pod.folder,
             scratch=pod.scratch,
-            weights=ground.weights,
+            weights=folders.weights,
             endpoint_port=pod.endpoint_port,
             admin_port=pod.admin_port,
             service_url=self.service_url,
             leader=f"{LOCALHOST}:{leader_port}",
-            maps=ground.maps,
+            maps=folders.maps,
         )
-        return launch(pod.name, pod.uid, group, self._objects(), place)
+        return launch(pod.name, pod.uid, group, self._objects(), placement)
 
     def _objects(self) -> Objects:
         return Objects(
-            secrets={**self.given.secrets, **self.store.of_kind("Secret")},
-            config_maps={**self.given.config_maps, **self.store.of_kind("ConfigMap")},
-            manifest=self._ground.manifest,
+            secrets={**self.manifest_objects.secrets, **self.store.of_kind("Secret")},
+            config_maps={**self.manifest_objects.config_maps, **self.store.of_kind("ConfigMap")},
+            manifest=self._folders.manifest,
         )
 
     def _leader_port(self, group_uid: str) -> int:
-        """The same for the group's life: its other pods know it, however often the leader starts."""
+        """Returns the leader's port, which stays for the group's life: its other pods know it."""
         if group_uid not in self._leader_ports:
             self._leader_ports[group_uid] = free_ports(1)[0]
         return self._leader_ports[group_uid]
 
 
-def _takes_requests(pod: LocalPod) -> bool:
+def _is_ready(pod: LocalPod) -> bool:
     return pod.deleted_at is None and pod.pid is not None and pod.report is not None and pod.report.ready

@@ -1,9 +1,9 @@
-"""What is on this machine, in the words that `plan` knows."""
+"""State of this machine as input of `plan`."""
 
 from collections.abc import Iterable, Mapping
 
-from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.pod_report import with_report
 from starling_operator.plan.token import token_of
 
 from starling_cli.local.pod import LocalPod
@@ -19,7 +19,7 @@ def observe(
     now: float,
     key: bytes,
 ) -> Observed:
-    """`key`: of this run, as an operator has one for all services."""
+    """Returns the input of `plan`. `key` is this run's, as an operator has one for all services."""
     return Observed(
         service=service,
         children=dict(children),

@@ -1,7 +1,8 @@
-"""One pod of this machine: an agent process, started again when it ends, until it is told to go."""
+"""One pod of this machine: an agent process, started again when it ends, until it is stopped."""
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -13,17 +14,18 @@ from pathlib import Path
 from starling_agent.contract.report import Report
 
 from starling_cli.local.launch import Launch
-from starling_cli.local.orphans import end_with_parent
 from starling_cli.local.volumes import LaunchError
 
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 PREPARE_PAUSE = 1.0
 CALM_SECONDS = 600.0
-"""Who ran so long starts its pauses from the beginning, as under a kubelet."""
+"""Length of a run after which pauses start from the beginning, as under a kubelet."""
 LAST_WORDS = 2048
-"""Bytes of the log's end that stand for a termination message."""
+"""Bytes of the log's end that serve as termination message."""
 
 Prepare = Callable[[], Launch]
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -53,7 +55,7 @@ class LocalPod:
 
 
 class PodRunner:
-    """Keeps the process of one pod. `changed` is called after every change of its state."""
+    """Runs the process of one pod. `changed` is called after every change of its state."""
 
     def __init__(self, pod: LocalPod, prepare: Prepare, changed: Callable[[], None]) -> None:
         self.pod = pod
@@ -61,7 +63,7 @@ class PodRunner:
         self._changed = changed
         self._stop = asyncio.Event()
         self._grace = 0.0
-        """Seconds between SIGTERM and SIGKILL, once it is to stop."""
+        """Seconds between SIGTERM and SIGKILL, once `stop` was called."""
         self._task = asyncio.create_task(self._run(), name=pod.name)
 
     @property
@@ -69,7 +71,7 @@ class PodRunner:
         return self._task.done()
 
     def stop(self, grace_seconds: float | None = None) -> None:
-        """SIGTERM, and SIGKILL after the grace that its template gives, or after this one."""
+        """Sends SIGTERM, and SIGKILL after this grace, by default the template's."""
         if self.pod.deleted_at is None:
             self.pod.deleted_at = time.time()
             self._grace = grace_seconds if grace_seconds is not None else self._own_grace()
@@ -78,13 +80,13 @@ class PodRunner:
             self._changed()
 
     def kill(self) -> None:
-        """At once, with all processes that it started."""
+        """Kills the process at once, with all processes that it started."""
         self._grace = 0.0
         self._stop.set()
         self._signal(signal.SIGKILL)
 
     def _end(self) -> None:
-        """Also of one that was told to stop while it was being started, as soon as it has a process."""
+        """Ends the process. A pod that is stopped while it starts ends as soon as it has one."""
         if self.pod.pid is not None:
             self._signal(signal.SIGTERM if self._grace > 0 else signal.SIGKILL)
             asyncio.get_running_loop().call_later(self._grace, self.kill)
@@ -105,7 +107,7 @@ class PodRunner:
         self._changed()
 
     async def _run_once(self) -> bool:
-        """From start to end. False for a pod that cannot be prepared: it waits, and is tried again."""
+        """Runs the process from start to end. False for a pod that cannot be prepared: it waits, and is tried again."""
         pod = self.pod
         try:
             pod.launch = self._prepare()
@@ -123,14 +125,14 @@ class PodRunner:
         self._signal(signal.SIGKILL)
         pod.pid, pod.report, pod.report_at = None, None, None
         pod.last_log = _last_words(pod.log)
-        # The end of a pod that was told to go is no restart.
+        # The end of a pod that was stopped is no restart.
         pod.restarts += not self._stop.is_set()
         pod.waiting = f"{_ended(code)}: {pod.last_log.splitlines()[-1] if pod.last_log.strip() else 'without a word'}"
         self._changed()
         return True
 
     async def _pause(self, seconds: float) -> None:
-        """`stop` ends it."""
+        """Waits; `stop` ends the pause."""
         if seconds >= FIRST_PAUSE:
             self.pod.waiting = f"CrashLoopBackOff: next try in {seconds:.0f} s; {self.pod.waiting}"
             self._changed()
@@ -139,7 +141,7 @@ class PodRunner:
                 await self._stop.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the agent; SIGKILL to its whole session."""
+        """Sends a signal to the agent, SIGKILL to its whole session."""
         if self.pod.pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -150,14 +152,14 @@ class PodRunner:
 
 
 def _next_pause(before: float | None, ran: float) -> float:
-    """The first restart comes at once, then after 10, 20, 40 .. 300 s. `before`: the last pause, None before the first."""
+    """Returns 0 s for the first restart, then 10, 20, 40 .. 300 s. `before` is the last pause, None before the first."""
     if before is None or ran >= CALM_SECONDS:
         return 0.0
     return min(LONGEST_PAUSE, before * 2 or FIRST_PAUSE)
 
 
 async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
-    """In a session of its own: ctrl-C in the terminal is for `starling up`, which tells the agents."""
+    """Starts the agent in a session of its own: ctrl-C in the terminal is for `starling up`, which stops the agents."""
     environment = {**os.environ, **launch.environment}
     with pod.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
@@ -167,7 +169,7 @@ async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
             stderr=log,
             env=environment,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=_end_with_parent,
         )
 
 
@@ -181,3 +183,8 @@ def _ended(code: int) -> str:
     if code >= 0:
         return f"exit status {code}"
     return f"ended by {signal.Signals(-code).name}"
+
+
+def _end_with_parent() -> None:
+    """Has the kernel send SIGTERM when `starling up` is gone, even if killed. Runs in the child, between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

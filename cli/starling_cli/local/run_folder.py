@@ -1,6 +1,6 @@
 """The private folder of one run: it holds the admin token and the Secrets of the manifest, so it must not outlive the run.
 
-A run that is killed cannot remove its folder; the next one does. A lock tells whose run still lives.
+A run that is killed cannot remove its folder; the next one does. A lock shows which runs are alive.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Below $TMPDIR, for this user alone, removed at the end."""
+    """Makes a folder below $TMPDIR for this user alone, and removes it at the end."""
     _sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
@@ -27,7 +27,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes what runs that were killed left. Others' folders cannot be opened, and stay."""
+    """Removes the folders of killed runs. Those of other users cannot be opened, and stay."""
     for lock in parent.glob(f"{PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+") as file:
             if _is_free(file):

@@ -1,5 +1,6 @@
-"""A manifest's file as a service: parsed as the API server would, and checked for what this machine can do."""
+"""A manifest's file as a service: parsed as by the API server, and checked for what this machine can do."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from starling_cli.local.sources import PathMap, SourceError, check_source, claim
 from starling_cli.local.volumes import Object
 
 DEFAULT_NAMESPACE = "default"
+Stamp = tuple[int, int, int]
+"""Inode, time of change and size of a file."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class LoadedService:
 
 
 def load_service(file: Path, name: str | None, maps: Sequence[PathMap]) -> LoadedService:
-    """Never raises: a file that is half written is told, and read again when it changes."""
+    """Never raises: the error of a file that is half written is in the service; it is loaded again when it changes."""
     try:
         documents = read_documents(file)
         service = service_of(one_service(documents, str(file), name))
@@ -33,7 +36,7 @@ def load_service(file: Path, name: str | None, maps: Sequence[PathMap]) -> Loade
 
 
 def service_of(document: Document) -> Service:
-    """As the operator would see it right after `kubectl apply`."""
+    """Returns the service as the operator would see it right after `kubectl apply`."""
     from starling_crds.parse import parse
 
     parsed = parse(document.body)
@@ -67,3 +70,27 @@ def _unusable(name: str, error: str) -> Service:
     return Service(
         name=name, namespace=DEFAULT_NAMESPACE, uid="local", generation=1, resource_version="1", spec=None, spec_error=error
     )
+
+
+@dataclass
+class WatchedFile:
+    """A file whose changes are noticed, also those of editors that replace it."""
+
+    path: Path
+    _seen: Stamp | None = None
+    _looked: bool = False
+
+    def has_changed(self) -> bool:
+        """Returns True once for each change; the first call counts as one."""
+        stamp = _stamp(self.path)
+        is_new = not self._looked or stamp != self._seen
+        self._seen, self._looked = stamp, True
+        return is_new
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

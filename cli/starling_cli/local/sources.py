@@ -1,16 +1,16 @@
-"""Where weights are on this machine: what `file://` and `pvc://` of a manifest mean without a cluster."""
+"""Weights on this machine: the meaning of `file://` and `pvc://` in a manifest without a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 IMAGE_MODELS = "/opt/starling/models"
-"""The agent's image has the small model of our own here, so that an example needs no download on a cluster either."""
+"""Folder of the agent's image with a small model, so that an example needs no download on a cluster either."""
 FILE, CLAIM = "file://", "pvc://"
 
 
 class SourceError(Exception):
-    """What cannot be had on this machine, and what is possible."""
+    """Something is not on this machine; the message says what is possible."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PathMap:
 
 
 def parse_map(text: str) -> PathMap:
-    """FROM=TO. Raises ValueError with what is possible."""
+    """Parses FROM=TO. Raises ValueError with what is possible."""
     prefix, separator, folder = text.partition("=")
     is_claim = prefix.startswith(CLAIM) and len(prefix) > len(CLAIM) and "/" not in prefix.removeprefix(CLAIM)
     if not (separator and folder and (prefix.startswith("/") or is_claim)):
@@ -34,13 +34,13 @@ def parse_map(text: str) -> PathMap:
 
 
 def default_maps(manifest: Path, here: Path) -> tuple[PathMap, ...]:
-    """The image's models are looked for in ./models, and beside the manifest and above it, as in a clone of the repository."""
+    """Maps the image's models to ./models, and to `models` next to the manifest and above it, as in a clone of the repository."""
     folders = (here, manifest.resolve().parent, manifest.resolve().parent.parent)
     return tuple(PathMap(IMAGE_MODELS, folder / "models") for folder in folders)
 
 
 def map_path(path: str, maps: Sequence[PathMap]) -> Path:
-    """An absolute path of the pod as one of this machine: itself if it is there, else the first mapping that leads to something.
+    """Returns the local path of a pod's absolute path: itself if it exists, else the first mapping that leads to something.
 
     Raises SourceError with every place that was tried.
     """
@@ -60,7 +60,7 @@ def _under(path: str, entry: PathMap) -> Path | None:
 
 
 def node_folder(path: str, maps: Sequence[PathMap]) -> Path:
-    """A folder of the node that a pod runs on: what is mapped there, else the same one here."""
+    """Returns the local folder of a node's: what is mapped there, else the same one here."""
     return next((found for entry in maps if (found := _under(path, entry))), Path(path))
 
 

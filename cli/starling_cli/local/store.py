@@ -1,4 +1,4 @@
-"""The children of the service, as files: what the API server is to the operator."""
+"""The children of the service, as files. For `starling up` they are what the API server is for the operator."""
 
 import json
 import uuid
@@ -26,13 +26,13 @@ class Store:
             self._write(manifest, {})
 
     def apply(self, manifest: Manifest) -> None:
-        """Makes the object so. The version grows only with a change."""
+        """Creates or replaces the object. The version grows only with a change."""
         before = self._objects.get(_key(manifest), {})
         if _without_own_metadata(before) != _without_own_metadata(manifest):
             self._write(manifest, before)
 
     def delete(self, kind: str, name: str, uid: str) -> None:
-        """Only while the object's UID is still this one."""
+        """Deletes the object if it still has this UID."""
         found = self._objects.get((kind, name))
         if found is not None and found["metadata"]["uid"] == uid:
             del self._objects[kind, name]
@@ -61,7 +61,7 @@ def _key(manifest: Manifest) -> tuple[str, str]:
 
 
 def _without_own_metadata(manifest: Manifest) -> Manifest:
-    """What the writer wrote, without what the store added."""
+    """Returns the object as it was written, without the metadata that the store adds."""
     own = ("uid", "resourceVersion")
     metadata = {key: value for key, value in manifest.get("metadata", {}).items() if key not in own}
     return {**manifest, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""The environment of a pod's container, with what only a cluster knows told for this machine."""
+"""The environment of a pod's container, with this machine's values for what a cluster would fill in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from starling_cli.local.ports import LOCALHOST
-from starling_cli.local.volumes import LaunchError, Mount, Objects, here
+from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path
 
 
 @dataclass(frozen=True)
 class PodFacts:
-    """What the downward API tells."""
+    """Values of the downward API."""
 
     name: str
     namespace: str
@@ -40,7 +40,7 @@ class PodFacts:
 
 
 def environment(container: dict[str, Any], facts: PodFacts, objects: Objects, mounts: tuple[Mount, ...]) -> dict[str, str]:
-    """Raises LaunchError naming the variable."""
+    """Returns the variables. Raises LaunchError naming the one that is not possible here."""
     values: dict[str, str] = {}
     for source in container.get("envFrom") or ():
         values |= _all_of(source, objects)
@@ -85,6 +85,6 @@ def _all_of(source: dict[str, Any], objects: Objects) -> dict[str, str]:
 
 
 def _path_here(value: str, mounts: tuple[Mount, ...]) -> str:
-    """HOME, caches and the like point into volumes."""
-    found: Path | None = here(value, mounts) if value.startswith("/") else None
+    """Returns the local path of a value that is a path in a volume, as those of caches are."""
+    found: Path | None = local_path(value, mounts) if value.startswith("/") else None
     return str(found) if found is not None else value

@@ -12,12 +12,12 @@ Object = dict[str, Any]
 
 
 class LaunchError(Exception):
-    """Why a pod cannot start here: the field, and what is possible."""
+    """A pod cannot start here; the message names the field and what is possible."""
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What volumes and variables refer to, by name: Secrets come from the manifest's own file, or from the plan."""
+    """Secrets and ConfigMaps by name, of the manifest's file and of the plan."""
 
     secrets: Mapping[str, Object]
     config_maps: Mapping[str, Object]
@@ -52,9 +52,9 @@ def mount_all(
     objects: Objects,
     maps: Sequence[PathMap],
     folder: Path,
-    kept: Mapping[str, Path],
+    lasting: Mapping[str, Path],
 ) -> tuple[Mount, ...]:
-    """Fills folders below `folder` with what the volumes hold. `kept` gives folders for paths whose content outlives the pod.
+    """Fills folders below `folder` with the volumes' content. `lasting` gives folders for paths whose content outlives the pod.
 
     Raises LaunchError.
     """
@@ -66,8 +66,8 @@ def mount_all(
         if name not in volumes:
             raise LaunchError(f"volumeMounts: there is no volume {name!r}")
         path = entry["mountPath"].rstrip("/")
-        if path in kept and "hostPath" not in volumes[name]:
-            mounts.append(Mount(path, kept[path]))
+        if path in lasting and "hostPath" not in volumes[name]:
+            mounts.append(Mount(path, lasting[path]))
             continue
         if name not in made:
             made[name] = _materialize(volumes[name], objects, maps, folder / name)
@@ -101,7 +101,7 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], fold
 
 
 def bring_late(template: Object, objects: Objects, folder: Path) -> None:
-    """Writes optional ConfigMaps that came after the pod, as a kubelet does; `folder` is the one that was filled for it."""
+    """Writes optional ConfigMaps that came after the pod, as a kubelet does; `folder` is the pod's."""
     for volume in template["spec"].get("volumes") or ():
         source = volume.get("configMap") or {}
         mounted = folder / volume["name"]
@@ -117,7 +117,7 @@ def _node_folder(source: Object, maps: Sequence[PathMap]) -> Path:
 
 
 def _chosen(content: dict[str, bytes], source: Object) -> dict[str, bytes]:
-    """All keys, or those that `items` names, under the paths that it gives."""
+    """Returns all keys, or those that `items` names, under the paths that it gives."""
     items = source.get("items")
     if items is None:
         return content
@@ -134,8 +134,8 @@ def _write(folder: Path, content: dict[str, bytes]) -> Path:
     return folder
 
 
-def here(path: str, mounts: Sequence[Mount]) -> Path | None:
-    """Where a path of the pod is on this machine; None where no volume is mounted there."""
+def local_path(path: str, mounts: Sequence[Mount]) -> Path | None:
+    """Returns the local path of a path in the pod; None where no volume is mounted there."""
     inside = [mount for mount in mounts if path == mount.path or path.startswith(f"{mount.path}/")]
     if not inside:
         return None

@@ -1,4 +1,4 @@
-"""What a StatefulSet controller would do: which pods must start, and which must go. Pure."""
+"""Pods that must start or stop, as a StatefulSet controller would decide. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class MissingPod:
 
 
 def missing_pods(groups: Mapping[str, Manifest], pods: Iterable[LocalPod]) -> list[MissingPod]:
-    """A pod that is still going keeps its name; its successor waits for that."""
+    """Returns the pods to start. One that is still ending keeps its name, for which its successor waits."""
     taken = {pod.name for pod in pods}
     return [pod for group in groups.values() for pod in _wanted(group) if pod.name not in taken]
 
 
 def surplus_pods(groups: Mapping[str, Manifest], pods: Iterable[LocalPod]) -> list[LocalPod]:
-    """Those whose StatefulSet is gone, is another by now, or wants fewer."""
+    """Returns the pods whose StatefulSet is gone, was replaced, or wants fewer."""
     wanted = {(pod.name, pod.group_uid) for group in groups.values() for pod in _wanted(group)}
     return [pod for pod in pods if (pod.name, pod.group_uid) not in wanted]
 

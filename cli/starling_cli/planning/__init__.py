@@ -1,1 +1,1 @@
-"""What `starling plan` prints: the children of a manifest, the layout of its ranks, and what an edit would change."""
+"""Output of `starling plan`: the children of a manifest, the layout of its ranks, and the effects of an edit."""

@@ -1,10 +1,10 @@
-"""What an edit of a manifest would do to a running service. Pure."""
+"""Effects that an edit of a manifest would have on a running service. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starling_crds.layout import group_layout
+from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.observed import Service
 from starling_operator.plan.revision import spec_hash
@@ -14,7 +14,7 @@ ABSENT = "not set"
 
 @dataclass(frozen=True)
 class FieldChange:
-    """One field. Values are those after defaults."""
+    """A changed field. Values are those after defaults."""
 
     field: str
     before: Any
@@ -26,7 +26,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """effects: what happens to the pods, in sentences; empty when nothing changes at all."""
+    """Difference of one service. `effects` says in sentences what happens to the pods; empty when nothing changes at all."""
 
     service: str
     changes: tuple[FieldChange, ...]
@@ -34,7 +34,7 @@ class Difference:
 
 
 def difference(before: Service | None, after: Service | None) -> Difference:
-    """Of one service, in the old file and the new one; None where a file lacks it."""
+    """Compares a service in the old file and the new one; None where a file lacks it."""
     if after is None:
         assert before is not None
         return Difference(before.name, (), ("not in the new file: `kubectl apply` leaves it as it is; `kubectl delete` ends it",))
@@ -70,7 +70,7 @@ def _effects(before: InferenceServiceSpec, after: InferenceServiceSpec) -> Itera
 
 
 def _resized(before: InferenceServiceSpec, after: InferenceServiceSpec) -> str:
-    """Of one revision the size can only differ within elastic bounds. "" where it does not."""
+    """Returns the change of size within one revision, which can only be within elastic bounds; "" if there is none."""
     old, new = (group_layout(spec.parallelism, spec.accelerators.per_node) for spec in (before, after))
     if old.data == new.data:
         return ""
@@ -92,7 +92,7 @@ def _dumped(spec: InferenceServiceSpec) -> dict[str, Any]:
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[FieldChange]:
-    """Leaf by leaf; lists are compared as a whole."""
+    """Yields the changes leaf by leaf; lists are compared as a whole."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys((*before, *after)):
             yield from _changes(f"{path}.{key}", before.get(key, ABSENT), after.get(key, ABSENT))

@@ -1,15 +1,38 @@
-"""The plan of a service as a tree of lines."""
+"""The plan of a service as a tree of lines. To import rich would take much of the time that `starling plan` has."""
 
-from starling_crds.layout import elastic_sizes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from starling_crds.spec_layout import elastic_sizes
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.observed import Manifest
 
 from starling_cli.planning.planned import PlannedGroup, PlannedService
 from starling_cli.planning.ranks import Rank, ranks_of
-from starling_cli.planning.tree import Branch
 
 MAX_NODES, MAX_GROUPS, MAX_SIZES = 16, 16, 16
-"""More than this is told as a number: the others look the same."""
+"""Largest numbers that are drawn one by one; the rest looks the same, and is a count."""
+
+
+@dataclass
+class Branch:
+    """A line of a tree, and the branches below it."""
+
+    text: str
+    branches: list["Branch"] = field(default_factory=list)
+
+    def add(self, text: str) -> "Branch":
+        branch = Branch(text)
+        self.branches.append(branch)
+        return branch
+
+    def lines(self) -> Iterator[str]:
+        yield self.text
+        for branch in self.branches:
+            is_last = branch is self.branches[-1]
+            first, *rest = branch.lines()
+            yield f"{'└── ' if is_last else '├── '}{first}"
+            yield from (f"{'    ' if is_last else '│   '}{line}" for line in rest)
 
 
 def draw(planned: PlannedService) -> Branch:
@@ -31,7 +54,7 @@ def draw(planned: PlannedService) -> Branch:
 
 
 def _sizes(spec: InferenceServiceSpec) -> str:
-    """The sizes that a live group may take."""
+    """Returns a line with the sizes that a live group may take."""
     split, per_node = spec.parallelism, spec.accelerators.per_node
     unit, each = ("expert", split.tensor) if split.expert is not None else ("data", 1)
     sizes = [str(data * each) for data in elastic_sizes(split, per_node)]

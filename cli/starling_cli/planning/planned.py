@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from starling_crds.layout import GroupLayout, group_layout
+from starling_crds.layout import GroupLayout
+from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels
 from starling_operator.plan.decision import Decision
@@ -44,7 +45,7 @@ class CannotPlan(Exception):
 
 
 def plan_of(service: Service, agent_image: str) -> PlannedService:
-    """`service.spec` must be there. Raises CannotPlan."""
+    """Returns the plan of a service, which must have a spec. Raises CannotPlan."""
     spec = service.spec
     assert spec is not None
     settings = Settings(agent_image=agent_image)
@@ -64,13 +65,13 @@ def plan_of(service: Service, agent_image: str) -> PlannedService:
 
 
 def _refusal(decision: Decision) -> tuple[str, str]:
-    """(reason, message); both empty where the operator would act."""
+    """Returns (reason, message); both are empty where the operator would act."""
     stalled = next((entry for entry in decision.status.conditions if entry.type == "Stalled"), None)
     return (stalled.reason, stalled.message) if stalled is not None and stalled.status == "True" else ("", "")
 
 
 def _grown(service: Service, settings: Settings) -> Children:
-    """What there is once every pod has found a node: groups of several nodes are made one after the other."""
+    """Returns the children once every pod has found a node: groups of several nodes are made one after the other."""
     children: Children = {}
     while True:
         decision = plan(_observed(service, settings, children), _everything_is_supported)
@@ -82,7 +83,7 @@ def _grown(service: Service, settings: Settings) -> Children:
 
 
 def _everything_is_supported(spec: InferenceServiceSpec) -> Iterator[str]:
-    """A layout can be shown also where this release cannot run it yet; `refused` tells."""
+    """Refuses nothing: a layout is shown even if this release cannot run it yet, which `refused` says."""
     del spec
     return iter(())
 

@@ -1,4 +1,4 @@
-"""Which rank runs on which node of a group. Pure."""
+"""Ranks of a group and their nodes. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from starling_crds.layout import GroupLayout
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One worker's coordinates; data parallel outermost. `expert` counts within its pipeline stage."""
+    """Coordinates of one worker; data parallel is outermost. `expert` counts within its pipeline stage."""
 
     number: int
     node: int
@@ -21,8 +21,7 @@ class Rank:
 
 
 def ranks_of(layout: GroupLayout) -> tuple[Rank, ...]:
-    per_node = layout.ranks // layout.nodes
-    return tuple(_rank(layout, number, number // per_node) for number in range(layout.ranks))
+    return tuple(_rank(layout, number, number // layout.per_node) for number in range(layout.ranks))
 
 
 def _rank(layout: GroupLayout, number: int, node: int) -> Rank:

@@ -1,5 +1,7 @@
-"""What every part of the API has in common."""
+"""Base of every object of the API."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, JsonValue
@@ -9,7 +11,7 @@ from starling_crds.rules import VALIDATIONS, Rule
 
 
 def map_by(key: str) -> dict[str, JsonValue]:
-    """Of a list's field: server-side apply merges its elements by this key, and refuses two with the same."""
+    """Marks a list's field: server-side apply merges its elements by this key, and refuses two with the same."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
@@ -30,3 +32,23 @@ class ApiModel(BaseModel):
         if cls.RULES:
             handler.resolve_ref_schema(made)[VALIDATIONS] = [rule.validation() for rule in cls.RULES]
         return made
+
+
+class OpenModel(ApiModel):
+    """An object that may hold further fields, which others check."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True)
+class ShapedBy:
+    """Marks a dictionary that has the schema of a model, and is checked by `problems`; its nulls, which delete keys, are kept.
+
+    The model comes from a function, since one of them is made of the whole spec.
+    """
+
+    model: Callable[[], type[ApiModel]]
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema
+        return handler(self.model().__pydantic_core_schema__)

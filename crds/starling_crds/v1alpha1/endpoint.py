@@ -10,7 +10,7 @@ from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, Rate, S
 
 
 class LimitsSpec(ApiModel):
-    """What a client may ask of each pod, which counts by itself."""
+    """Limits of each client at each pod; every pod counts by itself."""
 
     rate: Rate | None = Field(
         default=None,
@@ -38,7 +38,7 @@ class LimitsSpec(ApiModel):
 
 
 class EndpointSpec(ApiModel):
-    """The Service in front of all ready nodes, and what each node's endpoint asks of clients."""
+    """The Service in front of all ready nodes, and the requirements of each node's endpoint."""
 
     port: int = Field(default=80, ge=1, le=65_535, description="Port of the Service; pods listen on 8000.")
     api_key_secret: SecretKey | None = Field(

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starling_crds.quantity import parse_quantity
 from starling_crds.rules import Rule
-from starling_crds.v1alpha1.base import ApiModel
-from starling_crds.v1alpha1.overlay import ExtraArgs, ShapedBy
+from starling_crds.v1alpha1.base import ApiModel, ShapedBy
+from starling_crds.v1alpha1.engine_arguments import EngineArgument, extra_arguments_model
 from starling_crds.v1alpha1.strings import AbsolutePath, ObjectName, Size, StoreUrl
 
 
@@ -22,31 +22,46 @@ class EngineSpec(ApiModel):
         ),
     )
 
-    kv_memory: Size | None = Field(
-        default=None, description="Size of the KV cache on the device, such as 4Gi; wins over memoryFraction."
+    kv_memory: Annotated[Size | None, EngineArgument("kv_cache_memory_bytes", kind=int)] = Field(
+        default=None, description="Size of each rank's KV cache; wins over memoryFraction. A quantity such as 4Gi."
     )
-    memory_fraction: float | None = Field(
+    memory_fraction: Annotated[float | None, EngineArgument("gpu_memory_utilization")] = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of the device's (on CPU: the container's) memory that the engine may use in all.",
+        description=(
+            "Share of the device's (on CPU: the cgroup's) memory that the engine may use in all."
+            " By default 0.5 on CPUs, 0.9 on GPUs."
+        ),
     )
-    block_size: Literal[8, 16, 32] = Field(default=16, description="Tokens in a block of the KV cache.")
-    max_batched_tokens: int = Field(default=2048, ge=1, le=1_048_576, description="Token budget of one step.")
-    step_target_milliseconds: int | None = Field(
+    block_size: Annotated[Literal[8, 16, 32], EngineArgument("block_size")] = Field(
+        default=16, description="Tokens in a block of the KV cache."
+    )
+    max_batched_tokens: Annotated[int, EngineArgument("max_num_batched_tokens")] = Field(
+        default=2048, ge=1, le=1_048_576, description="Token budget of a step."
+    )
+    step_target_milliseconds: Annotated[int | None, EngineArgument("step_target_ms")] = Field(
         default=None,
         ge=0,
         le=60_000,
         description=(
             "About how long a step may take while requests decode, so that long prompts do not stall streams; 0 is no target."
-            " By default 200 on CPUs, 40 on GPUs."
+            " Prompts get what then fits, at least a block. By default 200 on CPUs, 40 on GPUs."
         ),
     )
-    max_sequences: int = Field(default=256, ge=1, le=65_536, description="Requests that run at once.")
-    max_waiting: int = Field(default=1024, ge=1, le=1_048_576, description="Requests that may queue; further ones get 429.")
-    prefix_caching: bool = Field(default=True, description="Whether prompts' KV is kept for later requests.")
-    scheduling_policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="Order in which waiting requests start.")
-    extra_args: Annotated[dict[str, Any], ShapedBy(ExtraArgs)] = Field(
+    max_sequences: Annotated[int, EngineArgument("max_num_seqs")] = Field(
+        default=256, ge=1, le=65_536, description="Requests that run at once."
+    )
+    max_waiting: Annotated[int, EngineArgument("max_num_waiting")] = Field(
+        default=1024, ge=1, le=1_048_576, description="Requests that may queue; further ones get 429."
+    )
+    prefix_caching: Annotated[bool, EngineArgument("enable_prefix_caching")] = Field(
+        default=True, description="Whether prompts' KV is kept for later requests."
+    )
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], EngineArgument("scheduling_policy")] = Field(
+        default="fcfs", description="Order in which waiting requests start."
+    )
+    extra_args: Annotated[dict[str, Any], ShapedBy(extra_arguments_model)] = Field(
         default_factory=dict,
         description=(
             "Further engine arguments by name (as `starling serve --help` lists them, in snake_case); unknown ones are refused."
@@ -57,15 +72,16 @@ class EngineSpec(ApiModel):
 class CpuTier(ApiModel):
     """KV blocks in the pod's memory."""
 
-    bytes: Size = Field(
+    bytes: Annotated[Size, EngineArgument("kv_cpu_bytes", kind=int)] = Field(
         description=(
-            "Memory of each rank, such as 16Gi: accelerators.perNode times that of a pod, within the memory limit of spec.template."
+            "Host memory of each rank for cached keys and values that leave the device. A pod uses accelerators.perNode times that,"
+            " such as 16Gi, within the memory limit of spec.template."
         )
     )
 
 
 def _stays(field: str) -> Rule:
-    """The one thing that never changes: files in the old place would stay behind on every node, and nobody would own them."""
+    """Forbids changes of a field: files in the old place would stay behind on every node, and nobody would own them."""
     return Rule(
         field=field,
         cel=f"has(oldSelf.{field}) == has(self.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
@@ -77,7 +93,7 @@ def _stays(field: str) -> Rule:
     )
 
 
-_LEAST_FOLDER = "64Mi"
+_MIN_FOLDER = "64Mi"
 
 
 class FilesystemTier(ApiModel):
@@ -88,9 +104,9 @@ class FilesystemTier(ApiModel):
     RULES = (
         Rule(
             field="bytes",
-            cel=f"!isQuantity(self.bytes) || quantity(self.bytes).compareTo(quantity('{_LEAST_FOLDER}')) >= 0",
-            holds=lambda tier: parse_quantity(tier.bytes) >= parse_quantity(_LEAST_FOLDER),
-            message=f"must be at least {_LEAST_FOLDER}, got {{bytes}}",
+            cel=f"!isQuantity(self.bytes) || quantity(self.bytes).compareTo(quantity('{_MIN_FOLDER}')) >= 0",
+            holds=lambda tier: parse_quantity(tier.bytes) >= parse_quantity(_MIN_FOLDER),
+            message=f"must be at least {_MIN_FOLDER}, got {{bytes}}",
         ),
         Rule(
             cel="has(self.path) != has(self.claim)",
@@ -101,10 +117,10 @@ class FilesystemTier(ApiModel):
         _stays("claim"),
     )
 
-    bytes: Size = Field(
-        description="How large the folder may grow in all, such as 200Gi; what was not used for longest goes first. At least 64Mi."
+    bytes: Annotated[Size, EngineArgument("kv_fs_bytes", kind=int)] = Field(
+        description="How large the folder may grow in all; what was not used for longest goes first. At least 64Mi, such as 200Gi."
     )
-    path: AbsolutePath | None = Field(
+    path: Annotated[AbsolutePath | None, EngineArgument("kv_fs_path")] = Field(
         default=None,
         description=(
             "Absolute folder on each node, which user 65532 can write to; needs a namespace that allows hostPath volumes. It may"
@@ -121,7 +137,7 @@ class FilesystemTier(ApiModel):
 
 
 class Tiers(ApiModel):
-    """Where KV blocks go when the device's cache is full."""
+    """Offload tiers: KV blocks go there when the device's cache is full."""
 
     cpu: CpuTier | None = Field(default=None, description="A tier in memory.")
     filesystem: FilesystemTier | None = Field(default=None, description="A tier in files.")
@@ -130,15 +146,16 @@ class Tiers(ApiModel):
 class KVCacheSpec(ApiModel):
     """The KV cache: its type, and where it goes beyond the device."""
 
-    dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+    dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3"], EngineArgument("kv_cache_dtype", unless_default=True)] = Field(
         default="auto",
         description=(
             "Type of cached keys and values: auto is the model's dtype; fp8 and fp8_e4m3 are float8_e4m3fn, half of bfloat16's"
-            " bytes and less exact. On GPUs it needs compute capability 8.9; models that cache latents (MLA) have auto alone."
+            " bytes and less exact. Scales are the checkpoint's, or else 1. On GPUs it needs compute capability 8.9; models that"
+            " cache latents (MLA) have auto alone."
         ),
     )
     tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")
-    store: StoreUrl | None = Field(
+    store: Annotated[StoreUrl | None, EngineArgument("kv_store")] = Field(
         default=None,
         description=(
             "Store that a fleet of services shares over the network, by its master: mooncake://MASTER:PORT. With ?segment=4GiB"

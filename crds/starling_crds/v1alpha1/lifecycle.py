@@ -1,8 +1,11 @@
 """`spec.rollout`, `spec.drain`, `spec.recovery`: how the service changes, ends and heals."""
 
+from typing import Annotated
+
 from pydantic import Field
 from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.engine_arguments import EngineArgument
 
 
 class RolloutSpec(ApiModel):
@@ -28,7 +31,7 @@ class RolloutSpec(ApiModel):
 
 
 class DrainSpec(ApiModel):
-    """What a pod does when it is told to go."""
+    """End of a pod."""
 
     accept_seconds: int = Field(
         default=5, ge=0, le=300, description="Still accepts requests so long, for load balancers lag behind."
@@ -37,12 +40,12 @@ class DrainSpec(ApiModel):
 
 
 class RecoverySpec(ApiModel):
-    """What happens when a rank dies or makes no progress."""
+    """Recovery when a rank dies or makes no progress."""
 
     restart_budget: int = Field(
         default=5, ge=0, le=1000, description="Restarts of a group's pods within windowSeconds before it counts as failed."
     )
     window_seconds: int = Field(default=3600, ge=60, le=604_800, description="Window in which restarts are counted.")
-    progress_timeout_seconds: int = Field(
+    progress_timeout_seconds: Annotated[int, EngineArgument("progress_timeout", kind=float)] = Field(
         default=20, ge=1, le=3600, description="Work waiting and no step for so long counts as hung."
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from starling_crds.rules import Rule, look_up
 from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.engine_arguments import EngineArgument
 from starling_crds.v1alpha1.strings import AbsolutePath, DataKey, ModelName, ModelSource, ObjectName, Size
 
 
@@ -16,7 +17,7 @@ class SecretKey(ApiModel):
 
 
 class WeightsCache(ApiModel):
-    """Where downloaded weights are kept. Without it: an emptyDir, which a new pod fills again."""
+    """Place of downloaded weights. Without one: an emptyDir, which a new pod fills again."""
 
     RULES = (
         Rule(
@@ -51,7 +52,7 @@ DISTINCT = Rule(
 
 
 def _of_hub(field: str) -> Rule:
-    """Weights that are not downloaded need no place to be kept: better refused than ignored."""
+    """Refuses fields of the cache for weights that are not downloaded, rather than ignore them."""
     outer = "" if "." not in field else f"has(self.{field.partition('.')[0]}) && "
     return Rule(
         field=field,
@@ -66,7 +67,7 @@ class ModelSpec(ApiModel):
 
     RULES = tuple(_of_hub(field) for field in ("tokenSecret", "cache.claim", "cache.hostPath", "cache.sizeLimit"))
 
-    source: ModelSource = Field(
+    source: Annotated[ModelSource, EngineArgument("model"), EngineArgument("revision")] = Field(
         description=(
             "hf://org/name[@revision] is downloaded from the Hugging Face hub, pvc://claim/path is read from a"
             " PersistentVolumeClaim of this namespace, file:///path from the agent's own file system."
@@ -78,10 +79,10 @@ class ModelSpec(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
         description="Names that requests may give as `model`; the first is the one in answers. Default: the service's name.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], EngineArgument("dtype")] = Field(
         default="auto", description="Type of weights and activations; auto takes the checkpoint's."
     )
-    max_length: int | None = Field(
+    max_length: Annotated[int | None, EngineArgument("max_model_len")] = Field(
         default=None, ge=1, le=16_777_216, description="Longest prompt plus output in tokens. Default: the model's own."
     )
     trust_remote_code: bool = Field(

@@ -1,65 +1,19 @@
-"""What `spec.template` and `spec.engine.extraArgs` may hold. Both stay plain dictionaries; their shape is checked beside them.
+"""Fields of a pod template that `spec.template` may set or not.
 
-Most of a pod template is Kubernetes' own to check. Named here is only what Starling sets itself, or what would break a group for
-certain: whoever tries it reads what to do in place of it.
+Kubernetes checks most of a pod template. Named here is only what Starling sets itself, or what would certainly break a group: the
+message says what to do instead.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, GetJsonSchemaHandler, create_model
-from pydantic_core import CoreSchema
+from pydantic import Field
 from starling_crds.rules import Rule, never
-from starling_crds.v1alpha1.base import ApiModel, map_by
+from starling_crds.v1alpha1.base import ApiModel, OpenModel, map_by
 from starling_crds.v1alpha1.strings import LabelValue
 
 AGENT = "agent"
 OWN_PREFIX = "serving.starling.dev/"
-
-TYPED_ARGUMENTS: dict[str, tuple[type, str]] = {
-    "model": (str, "model.source"),
-    "revision": (str, "model.source"),
-    "dtype": (str, "model.dtype"),
-    "max_model_len": (int, "model.maxLength"),
-    "device": (str, "accelerators.type"),
-    "tensor_parallel_size": (int, "parallelism.tensor"),
-    "pipeline_parallel_size": (int, "parallelism.pipeline"),
-    "data_parallel_size": (int, "parallelism.data"),
-    "kv_cache_memory_bytes": (int, "engine.kvMemory"),
-    "gpu_memory_utilization": (float, "engine.memoryFraction"),
-    "block_size": (int, "engine.blockSize"),
-    "max_num_batched_tokens": (int, "engine.maxBatchedTokens"),
-    "step_target_ms": (int, "engine.stepTargetMilliseconds"),
-    "max_num_seqs": (int, "engine.maxSequences"),
-    "max_num_waiting": (int, "engine.maxWaiting"),
-    "enable_prefix_caching": (bool, "engine.prefixCaching"),
-    "scheduling_policy": (str, "engine.schedulingPolicy"),
-    "kv_cache_dtype": (str, "kvCache.dtype"),
-    "kv_cpu_bytes": (int, "kvCache.tiers.cpu.bytes"),
-    "kv_fs_path": (str, "kvCache.tiers.filesystem.path"),
-    "kv_fs_bytes": (int, "kvCache.tiers.filesystem.bytes"),
-    "kv_store": (str, "kvCache.store"),
-    "progress_timeout": (float, "recovery.progressTimeoutSeconds"),
-}
-"""Engine arguments that have a field: their type, and where in the spec the field is."""
-
-
-@dataclass(frozen=True)
-class ShapedBy:
-    """The dictionary has the schema of `model`, and `problems` checks it; its nulls, which delete keys, are kept."""
-
-    model: type[ApiModel]
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema
-        return handler(self.model.__pydantic_core_schema__)
-
-
-class OpenModel(ApiModel):
-    """Holds further fields that are not ours to know."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 def _not_of_agent(field: str, instead: str) -> Rule:
@@ -111,7 +65,7 @@ class OverlayContainer(OpenModel):
 
 
 class OverlayPodSpec(OpenModel):
-    """Of the pods' spec: any field of Kubernetes, but for those below."""
+    """Spec of the pods: any field of Kubernetes; those below have rules."""
 
     containers: list[OverlayContainer] | None = Field(
         default=None, max_length=32, json_schema_extra=map_by("name"), description="Merged by name with the operator's."
@@ -147,22 +101,3 @@ class PodOverlay(ApiModel):
         default=None,
         description="Any field of a pod's spec: nodeSelector, tolerations, affinity, volumes, priorityClassName, containers, ...",
     )
-
-
-class _Arguments(OpenModel):
-    """Engine arguments without a field of their own, by name. Which ones there are, the engine's release knows."""
-
-    model_config = ConfigDict(alias_generator=None, protected_namespaces=())
-
-
-def _refused_argument(kind: type, field: str) -> Any:
-    refused = Annotated[kind, never(f"is set by spec.{field}; use that")]  # type: ignore[valid-type]
-    return (refused | None, Field(default=None, description=f"Not possible here: spec.{field} sets it."))
-
-
-ExtraArgs: type[ApiModel] = create_model(
-    "ExtraArgs",
-    __base__=_Arguments,
-    **{name: _refused_argument(kind, field) for name, (kind, field) in TYPED_ARGUMENTS.items()},
-)
-"""As Kubernetes checks no names of keys, each argument that has a field is a property that is never right."""

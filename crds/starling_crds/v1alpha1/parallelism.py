@@ -1,8 +1,11 @@
 """`spec.parallelism` and `spec.accelerators`: how one group's work is split, and over what."""
 
+from typing import Annotated
+
 from pydantic import Field
 from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.v1alpha1.engine_arguments import EngineArgument
 from starling_crds.v1alpha1.strings import DeviceResource
 
 
@@ -73,9 +76,15 @@ class Parallelism(ApiModel):
         _elastic_of_experts("max"),
     )
 
-    tensor: int = Field(default=1, ge=1, le=1024, description="Tensor parallel size (TP).")
-    pipeline: int = Field(default=1, ge=1, le=1024, description="Pipeline parallel size (PP).")
-    data: int | None = Field(default=None, ge=1, le=4096, description="Data parallel size (DP). At most one of data and expert.")
+    tensor: Annotated[int, EngineArgument("tensor_parallel_size")] = Field(
+        default=1, ge=1, le=1024, description="Tensor parallel size (TP)."
+    )
+    pipeline: Annotated[int, EngineArgument("pipeline_parallel_size")] = Field(
+        default=1, ge=1, le=1024, description="Pipeline parallel size (PP)."
+    )
+    data: Annotated[int | None, EngineArgument("data_parallel_size")] = Field(
+        default=None, ge=1, le=4096, description="Data parallel size (DP). At most one of data and expert."
+    )
     expert: int | None = Field(
         default=None,
         ge=1,
@@ -88,7 +97,7 @@ class Parallelism(ApiModel):
 class Accelerators(ApiModel):
     """The devices of one pod."""
 
-    type: DeviceResource = Field(
+    type: Annotated[DeviceResource, EngineArgument("device")] = Field(
         default="cpu",
         description="cpu, nvidia.com/gpu, or another extended resource's name.",
     )

@@ -6,7 +6,7 @@ from starling_crds.v1alpha1.strings import ApiGroup, HostName, KindName, ObjectN
 
 
 class ParentReference(ApiModel):
-    """What a route hangs on."""
+    """A Gateway that a route belongs to."""
 
     group: ApiGroup | None = Field(default=None, description="Default: gateway.networking.k8s.io.")
     kind: KindName | None = Field(default=None, description="Default: Gateway.")

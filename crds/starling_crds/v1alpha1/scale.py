@@ -20,7 +20,7 @@ class ParallelismScaleSpec(ApiModel):
 
 
 class ParallelismScaleStatus(ApiModel):
-    """What the operator saw last."""
+    """State that the operator saw last."""
 
     observed_generation: int = Field(default=0, description="Generation that the operator acted on.")
     replicas: int = Field(default=0, description="Size that all groups serve at, in the same unit; the smallest where they differ.")

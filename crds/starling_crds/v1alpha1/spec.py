@@ -3,13 +3,15 @@
 from typing import Annotated, Any
 
 from pydantic import Field
+from starling_crds.layout import GroupLayout
 from starling_crds.rules import Rule
-from starling_crds.v1alpha1.base import ApiModel
+from starling_crds.spec_layout import data_size, layout_at
+from starling_crds.v1alpha1.base import ApiModel, ShapedBy
 from starling_crds.v1alpha1.endpoint import EndpointSpec
 from starling_crds.v1alpha1.engine import EngineSpec, KVCacheSpec
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec, RolloutSpec
 from starling_crds.v1alpha1.model import ModelSpec
-from starling_crds.v1alpha1.overlay import PodOverlay, ShapedBy
+from starling_crds.v1alpha1.overlay import PodOverlay
 from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
 from starling_crds.v1alpha1.strings import ClassName, Image
 
@@ -25,28 +27,21 @@ def _whole_nodes(data: str) -> str:
     return f"{data} * self.parallelism.pipeline * {_TENSOR} % {_PER_NODE} == 0"
 
 
-def _one_divides_the_other(one: int, other: int) -> bool:
-    return one % other == 0 or other % one == 0
-
-
-def _data_size(split: Parallelism) -> int:
-    if split.expert is not None:
-        return split.expert // split.tensor
-    return split.data or 1
-
-
-def _fills_nodes(spec: "InferenceServiceSpec", data: int) -> bool:
-    return data * spec.parallelism.pipeline * spec.parallelism.tensor % spec.accelerators.per_node == 0
+def _layout(spec: "InferenceServiceSpec", size: int | None = None) -> GroupLayout:
+    """Returns the layout at a size in the unit of the spec; by default at the size of the spec."""
+    split = spec.parallelism
+    wanted = size or split.expert or split.data or 1
+    return layout_at(split, data_size(split, wanted), spec.accelerators.per_node)
 
 
 def _elastic_fills_nodes(bound: str) -> Rule:
-    """Both ends have to be sizes that a group can have."""
+    """Requires that a bound is a size that a group can have."""
     size = f"self.parallelism.elastic.{bound}"
     data = f"(has(self.parallelism.expert) ? {size} / self.parallelism.tensor : {size})"
     return Rule(
         field=f"parallelism.elastic.{bound}",
         cel=f"!has(self.parallelism.elastic) || {_whole_nodes(data)}",
-        holds=lambda spec: spec.parallelism.elastic is None or _fills_nodes(spec, _elastic_data(spec.parallelism, bound)),
+        holds=lambda spec: spec.parallelism.elastic is None or _layout(spec, getattr(spec.parallelism.elastic, bound)).fills_nodes,
         message=(
             "must be a size whose ranks (data * pipeline * tensor) fill whole nodes of accelerators.perNode"
             f" ({{accelerators.perNode}}), got {{parallelism.elastic.{bound}}}"
@@ -54,13 +49,8 @@ def _elastic_fills_nodes(bound: str) -> Rule:
     )
 
 
-def _keeps(cache: KVCacheSpec) -> bool:
+def _offloads(cache: KVCacheSpec) -> bool:
     return cache.tiers.cpu is not None or cache.tiers.filesystem is not None or cache.store is not None
-
-
-def _elastic_data(split: Parallelism, bound: str) -> int:
-    size: int = getattr(split.elastic, bound)
-    return size // split.tensor if split.expert is not None else size
 
 
 class InferenceServiceSpec(ApiModel):
@@ -70,13 +60,13 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             field="accelerators.perNode",
             cel=f"{_TENSOR} % {_PER_NODE} == 0 || {_PER_NODE} % {_TENSOR} == 0",
-            holds=lambda spec: _one_divides_the_other(spec.parallelism.tensor, spec.accelerators.per_node),
+            holds=lambda spec: _layout(spec).tensor_fits_nodes,
             message="must divide parallelism.tensor ({parallelism.tensor}) or be a multiple of it, got {accelerators.perNode}",
         ),
         Rule(
             field="accelerators.perNode",
             cel=_whole_nodes(_DATA),
-            holds=lambda spec: _fills_nodes(spec, _data_size(spec.parallelism)),
+            holds=lambda spec: _layout(spec).fills_nodes,
             message=(
                 "must divide the ranks of a group (data * pipeline * tensor, where data is expert / tensor),"
                 " so that nodes are whole, got {accelerators.perNode}"
@@ -87,7 +77,7 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             field="kvCache",
             cel=f"self.engine.prefixCaching || !has(self.kvCache) || !(has(self.kvCache.store) || {_TIERS})",
-            holds=lambda spec: spec.engine.prefix_caching or not _keeps(spec.kv_cache),
+            holds=lambda spec: spec.engine.prefix_caching or not _offloads(spec.kv_cache),
             message="needs engine.prefixCaching: what is kept is found by the prefixes of prompts",
         ),
     )
@@ -102,7 +92,7 @@ class InferenceServiceSpec(ApiModel):
         default_factory=KVCacheSpec, description="The KV cache: its type, and where it goes beyond the device."
     )
     endpoint: EndpointSpec = Field(default_factory=EndpointSpec, description="The OpenAI endpoint.")
-    template: Annotated[dict[str, Any], ShapedBy(PodOverlay)] = Field(
+    template: Annotated[dict[str, Any], ShapedBy(lambda: PodOverlay)] = Field(
         default_factory=dict,
         description=(
             "Strategic-merge overlay of the agents' pod template: {metadata: {labels, annotations}, spec: {...}}. The agent's"

@@ -10,7 +10,7 @@ OperationPhase = Literal["waiting", "preparing", "committing", "releasing", "don
 
 
 class Condition(ApiModel):
-    """As metav1.Condition."""
+    """A condition, with the fields of metav1.Condition."""
 
     type: str = Field(description="Ready, Reconciling, Stalled, Available, Progressing or ModelLoaded.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
@@ -28,7 +28,7 @@ class Size(ApiModel):
 
 
 class PhaseSeconds(ApiModel):
-    """As a group's leader timed them; 0 for a phase that has not ended."""
+    """Times of the phases by the clock of the group's leader; 0 for a phase that has not ended."""
 
     waiting: float = Field(default=0.0, description="Until the nodes that the target needs had joined.")
     preparing: float = Field(default=0.0, description="While the old epoch served.")
@@ -37,7 +37,7 @@ class PhaseSeconds(ApiModel):
 
 
 class OperationStatus(ApiModel):
-    """A change of a live group's size. It is stored here before the group's leader is told."""
+    """A change of a live group's size. It is stored here before the group's leader is called."""
 
     id: str = Field(description="By which the leader knows it: told twice, it is the same operation.")
     source: Size = Field(description="Size before; 0 when the group has none yet.")
@@ -90,14 +90,14 @@ class GroupStatus(ApiModel):
 
 
 class RevisionStatus(ApiModel):
-    """Where a rollout stands."""
+    """Revisions of a rollout."""
 
     current: str = Field(default="", description="Revision that serves.")
     target: str = Field(default="", description="Revision of the spec.")
 
 
 class InferenceServiceStatus(ApiModel):
-    """What the operator saw last."""
+    """State that the operator saw last."""
 
     observed_generation: int = Field(default=0, description="Generation that the operator acted on.")
     conditions: list[Condition] = Field(

@@ -1,4 +1,4 @@
-"""What every attention backend is given and promises."""
+"""The interface of attention backends."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,11 +10,11 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 
 @dataclass(slots=True)
 class AttentionWeights:
-    """What one attention layer brings besides its linear layers.
+    """Parameters of one attention layer except its linear layers.
 
     cos_sin [max_position, rotary_dim] fp32 (cosines in the first half, sines in the second; half-split rotation);
     q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None;
-    key_scale, value_scale are for a cache of float8_e4m3fn, which holds keys and values over them.
+    key_scale, value_scale: a cache of float8_e4m3fn holds keys and values divided by them.
     """
 
     num_heads: int
@@ -36,15 +36,15 @@ class AttentionBackend(Protocol):
 
     name: str
     capturable: bool
-    """Whether `forward` asks nothing of the host, so that it can be recorded and replayed."""
+    """True where the host has no part in `forward`, so that a step can be recorded and replayed."""
     cascades: bool
-    """Whether it attends to `AttentionMetadata.shared_blocks` for all sequences at once, where that pays."""
+    """True where it can attend to `AttentionMetadata.shared_blocks` for all sequences at once."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.
 
-        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
-        head_dim], of qkv's dtype or, where the backend was selected for that, float8_e4m3fn, is written at meta.slots. Returns
+        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
+        head_dim] is written at meta.slots; it has qkv's dtype, or float8_e4m3fn where the backend was selected for that. Returns
         [T, num_heads * head_dim] in qkv's dtype.
         """
         ...

@@ -1,6 +1,6 @@
-"""Attention by the package flash-attn (its interface since 2.6), for those who ask for it. Importing it imports that and triton.
+"""Attention by the package flash-attn (its interface since 2.6), where it is asked for. Imports flash_attn and triton.
 
-Its paged kernel wants pages of 256 tokens, which are none of ours, so that keys and values are gathered for each layer.
+Its paged kernel needs pages of 256 tokens, and ours are smaller, so keys and values are gathered for each layer.
 """
 
 import torch
@@ -39,9 +39,10 @@ class FlashAttention:
 
 
 def gather(kv: torch.Tensor, meta: AttentionMetadata, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Keys and values [N, KVH, D] that some query sees, where each sequence's begin in them [S + 1] int32, and the most of one.
+    """Gathers the keys and values [N, KVH, D] that some query sees.
 
-    What lies before the window is left out: its pages may hold anything by now. Causality counts from the end all the same.
+    Returns also where each sequence begins in them [S + 1] int32, and the longest sequence. Tokens before the window are left out:
+    their pages may hold anything by now. Causality counts from the end, so it still holds.
     """
     lengths = meta.context_lens
     first = torch.zeros_like(lengths)

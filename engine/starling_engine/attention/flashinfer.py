@@ -1,4 +1,4 @@
-"""Attention by the package flashinfer, for those who ask for it. Importing it imports that and triton."""
+"""Attention by the package flashinfer, where it is asked for. Imports flashinfer and triton."""
 
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -12,7 +12,7 @@ WORKSPACE = 128 << 20
 
 
 class FlashInferAttention:
-    """bf16 or fp16, heads of 64, 128 or 256 elements. Waits for the device to plan a step, so that steps are not captured.
+    """bf16 or fp16, heads of 64, 128 or 256 elements. Waits for the device to plan a step, so steps are not captured.
 
     Keeps the plan of the last step's metadata, which the layers of a KV group share. See `AttentionBackend`.
     """
@@ -61,10 +61,10 @@ class FlashInferAttention:
 
 
 def page_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where each sequence's pages begin [S + 1], the pages that some query sees, one sequence behind the other, and the tokens in
-    each sequence's last page [S]; all int32.
+    """Lists the pages that some query sees, one sequence behind the other, all int32.
 
-    Whole pages before the window are left out: they may hold anything by now. Causality counts from the end all the same.
+    Returns where each sequence's pages begin [S + 1], the pages, and the tokens in each sequence's last page [S]. Whole pages
+    before the window are left out: they may hold anything by now. Causality counts from the end, so it still holds.
     """
     lengths = meta.context_lens.long()
     first = torch.zeros_like(lengths)
@@ -78,6 +78,6 @@ def page_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.T
 
 
 def _same_plan(old: tuple[AttentionMetadata, AttentionWeights], new: tuple[AttentionMetadata, AttentionWeights]) -> bool:
-    """By identity of the metadata: another step's may be equal in what is compared and not in what its tensors hold."""
+    """Compares the metadata by identity: another step's tensors may hold other values."""
     fields = ("num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap")
     return old[0] is new[0] and all(getattr(old[1], field) == getattr(new[1], field) for field in fields)

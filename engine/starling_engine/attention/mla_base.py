@@ -1,4 +1,4 @@
-"""What every backend of multi-head latent attention is given and promises; `mla_shape.py` has its sizes and forms."""
+"""The interface of backends for multi-head latent attention; `mla_shape.py` has its sizes and forms."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from starling_engine.model_config.mla_shape import MlaShape
 
 @dataclass(slots=True)
 class MlaWeights:
-    """What one layer brings besides its linear layers.
+    """Parameters of one layer except its linear layers.
 
-    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with rope_dim columns; w_uk [num_heads,
-    nope_dim, kv_rank] and w_uv [num_heads, value_dim, kv_rank] make keys and values of the latent.
+    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with rope_dim columns. w_uk [num_heads, nope_dim,
+    kv_rank] and w_uv [num_heads, value_dim, kv_rank] turn latents into keys and values.
     """
 
     shape: MlaShape
@@ -27,13 +27,13 @@ class MlaWeights:
 class MlaBackend(ABC):
     """Causal attention over the latents in the paged cache. Stateless: all state is in the arguments.
 
-    A class, for models to tell it from an `AttentionBackend`.
+    A class rather than a protocol, so that models can distinguish it from an `AttentionBackend`.
     """
 
     name: str
     capturable: bool
     cascades: bool
-    """As of an `AttentionBackend`."""
+    """Both as in `AttentionBackend`."""
 
     @abstractmethod
     def forward(

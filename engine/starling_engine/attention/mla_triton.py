@@ -14,12 +14,14 @@ from starling_engine.kernels.paged_attention import sms
 from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, QuerySpan, spans
 
 SHORT = 32
-"""Queries of a sequence that take the absorbed form whatever it costs: the expanded one has more launches than they have work."""
+"""Most queries of a sequence that always take the absorbed form: the expanded one's launches would take longer than the work."""
 
 
 class TritonMla(MlaBackend):
-    """Needs `triton_runs`. Steps of one token a sequence are decided by shapes alone, so that graphs can hold them; of others the
-    lengths that the host knows decide which sequences are long enough for the expanded form. Without those none is.
+    """Needs `triton_runs`. Chooses the form of each sequence.
+
+    Steps of one token a sequence take the absorbed form, so that shapes alone decide and graphs can hold them. In other steps a
+    sequence that is long enough takes the expanded form, if the host knows its length.
     """
 
     name = "triton"
@@ -55,7 +57,7 @@ class TritonMla(MlaBackend):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRun:
-    """Neighbouring sequences `first_row` to `last_row` of a step, of the tokens `start` to `stop`, with at most `longest` each."""
+    """Neighbouring sequences `first_row` to `last_row` of a step: tokens `start` to `stop`, at most `longest` of each."""
 
     first_row: int
     last_row: int
@@ -64,7 +66,7 @@ class SequenceRun:
     longest: int
 
     def of(self, meta: AttentionMetadata) -> AttentionMetadata:
-        """Their part of the step, as a step of its own."""
+        """Returns their part of the step, as a step of its own."""
         rows, tokens = slice(self.first_row, self.last_row + 1), slice(self.start, self.stop)
         starts = meta.query_start[self.first_row : self.last_row + 2] - self.start
         return AttentionMetadata(
@@ -74,14 +76,14 @@ class SequenceRun:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What attends in the absorbed form, some sequences at once, and what in the expanded one, one by one."""
+    """Sequences that attend in the absorbed form, in runs, and those that attend in the expanded form, one by one."""
 
     absorbed: list[SequenceRun]
     expanded: list[QuerySpan]
 
 
 def plan_runs(step: Sequence[QuerySpan], shape: MlaShape) -> RunPlan:
-    """Chooses each sequence's form. Those between two expanded ones are a run, so that nothing has to be gathered."""
+    """Chooses each sequence's form. Absorbed ones between two expanded ones are a run, so that nothing has to be gathered."""
     plan = RunPlan([], [])
     for span in step:
         if span.queries > max(SHORT, shape.most_absorbed(span.context)):

@@ -12,8 +12,9 @@ HEAD_DIM_STEP = 16
 
 
 class NativeAttention:
-    """Needs `native.load()`, a dtype of DTYPES with a cache of that or of fp8, and a head size that is a multiple of 16 up to 256.
-    See `AttentionBackend`.
+    """Needs `native.load()`; see `AttentionBackend`.
+
+    The dtype is one of DTYPES, the cache of that or of fp8; the head size is a multiple of 16, at most 256.
     """
 
     name = "native"

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the reference that other backends are checked against, and what runs where they cannot."""
+"""Paged attention in plain torch: the reference for other backends, and the fallback where they cannot run."""
 
 import torch
 from torch.nn import functional as F
@@ -27,7 +27,7 @@ class TorchPagedAttention:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D] turned by cos, sin [T, 1, rotary_dim / 2] fp32, half-split; what exceeds rotary_dim passes through."""
+    """Rotates x [T, heads, D] by cos, sin [T, 1, rotary_dim / 2] fp32, half-split. Elements past rotary_dim stay."""
     half = cos.shape[-1]
     first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
@@ -39,7 +39,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Ten
 
 
 def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """k, v [T, KVH, D] to their slots; a token whose slot is -1 is left out."""
+    """Writes k, v [T, KVH, D] to their slots. A token whose slot is -1 is left out."""
     block_size = kv.shape[3]
     if (slots < 0).any():
         kept = slots >= 0
@@ -66,7 +66,7 @@ def _attend(q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: At
 
 
 def _gather(kv: torch.Tensor, table: torch.Tensor, first: int, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Keys and values [KVH, N, D] of the blocks with positions `first` to `length`, and the position of the first of them."""
+    """Returns keys and values [KVH, N, D] of the blocks with positions `first` to `length`, and their first position."""
     block_size = kv.shape[3]
     first_block = first // block_size
     blocks = table[first_block : -(-length // block_size)].long()
@@ -95,7 +95,7 @@ def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.T
 
 
 def _soft_capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
-    """Scores go through cap * tanh(score / cap) (Gemma 2), which torch's fused kernel does not know."""
+    """Attends with scores of cap * tanh(score / cap) (Gemma 2), which torch's fused kernel does not have."""
     group = q.shape[0] // k.shape[0]
     keys, values = k.repeat_interleave(group, 0).float(), v.repeat_interleave(group, 0).float()
     scores = q.float() @ keys.transpose(1, 2) * scale

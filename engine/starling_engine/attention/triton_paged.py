@@ -1,4 +1,4 @@
-"""Paged attention by Triton's kernels: one pass to normalise, rotate and store, one to attend. Importing it imports triton."""
+"""Paged attention by Triton's kernels: one pass to normalise, rotate and store, one to attend. Imports triton."""
 
 import torch
 
@@ -11,11 +11,9 @@ from starling_engine.kernels.store import qk_norm_rope_store
 
 
 class TritonAttention:
-    """bf16, fp16 or fp32, heads of at most 256 elements, where `triton_runs(device)`; a cache of that or of fp8. See
-    `AttentionBackend`.
+    """bf16, fp16 or fp32, a cache of that or of fp8, heads of at most 256 elements; see `AttentionBackend`. Needs `triton_runs`.
 
-    Does not wait for the device, and what it launches depends on shapes, max_query_len and shared_blocks alone: a step may be
-    captured.
+    Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a step can be captured.
     """
 
     name = "triton"

@@ -5,28 +5,43 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from starling_engine.core.launcher import CoreHandle
-from starling_engine.core.messages import Abort, Add, Deltas, EpochNotice, FromCore, FromFrontend, Hello, Loading, Ping, Pong
+from starling_engine.core.messages import (
+    Abort,
+    Add,
+    Answer,
+    Call,
+    CoreCommand,
+    CoreReply,
+    Deltas,
+    EpochNotice,
+    FromCore,
+    FromFrontend,
+    Hello,
+    Loading,
+    Ping,
+    Pong,
+)
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import Mode, Sleep, SleepOrder, SleepState, Slept, Tag, WakeUp
-from starling_engine.topology.epoch import Commit, EpochAnswer, Prepare, Prepared, Rearranged, Switched, Unprepared
+from starling_engine.sleep import Mode, Sleep, SleepCommand, SleepState, Slept, Tag, WakeUp
+from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.placement import Layer
 
 PING_SECONDS = 0.5
 LOADING_PING_SECONDS = 0.03
 SILENCE_SECONDS = 5.0
-"""A core that has not answered for so long is dead: it answers at least every COLLECT_SECONDS."""
+"""Longest silence of a core that lives: it answers at least every COLLECT_SECONDS."""
 
 CAUSE_SECONDS = 2.0
-"""For which, beyond the progress timeout, a core that only missed another one waits for that one's own words."""
+"""Time that a core which only missed another one has to learn why, beyond the progress timeout."""
 CAUSE_LOOK_SECONDS = 0.05
 
 DeltaSink = Callable[[Delta], None]
@@ -35,18 +50,23 @@ _decode = msgspec.msgpack.Decoder(FromCore).decode
 
 
 class OpenRequest(NamedTuple):
-    """`wire_id` is what the core calls it: the request's id and what no other Add has."""
+    """`wire_id` is the request's id and a suffix that no other Add has; the core knows the request by it."""
 
     wire_id: str
     attempt: int
     sink: DeltaSink
 
 
+class PendingCommand(NamedTuple):
+    command: CoreCommand
+    reply: "asyncio.Future[CoreReply]"
+
+
 class CoreClient:
     """Sends requests to one core, hands its deltas to each request's sink, and notices when it dies or hangs.
 
-    A core is dead when its process ended, when it is silent, when its incarnation changed, or when it has work but makes no
-    progress for `progress_timeout` seconds. Every open request then gets a delta with the error.
+    A core is dead when its process has ended, when it is silent, or when its incarnation has changed. So is one that has work but
+    makes no progress for `progress_timeout` seconds. Every open request then gets a delta with the error.
     """
 
     def __init__(
@@ -58,30 +78,28 @@ class CoreClient:
         name: str = "the engine core",
         group: "Callable[[], Iterable[CoreClient]]" = tuple,
     ) -> None:
-        """`name` is what errors call it; `group` gives the cores that it may miss, and itself."""
+        """`name` is the core's name in errors; `group` gives the cores that it may miss, itself included."""
         self.name = name
         self.stats = Stats()
         self.hello: Hello | None = None
         self.failure: str | None = None
         self.rearranged: dict[int, dict[int, Layer]] = {}
-        """By epoch, the newest of them alone: where the experts of each layer lie that were rearranged in it."""
+        """Layers whose experts were rearranged in the newest epoch with any, and their placement now."""
+        self.taking = False
+        """True while the core takes requests."""
+        self.sleep_state = SleepState()
         self._group = group
         self._missed_another = False
-        """Whether it ended, or ends, only because another core of the group had."""
+        """True when it ended, or ends, only because another core of the group had."""
         self._process = process
         self._progress_timeout = progress_timeout
         self._open: dict[str, OpenRequest] = {}
-        """By id. The core may still answer one that was closed, so an id that comes again must be another one there."""
+        """Requests by id. The core may still answer one that was closed: an id that comes again gets another `wire_id`."""
         self._nonce = uuid.uuid4().hex[:8]
-        self._tasks: list[asyncio.Task[None]] = []
-        self.taking = False
-        """Whether the core takes requests now."""
-        self._orders: dict[int, asyncio.Future[EpochAnswer]] = {}
-        """By epoch, the order that was not answered yet."""
-        self.sleep_state = SleepState()
-        self._sleeps: dict[int, asyncio.Future[Slept]] = {}
-        """By number, the orders to sleep or wake that were not answered yet."""
         self._numbers = itertools.count(1)
+        self._calls: dict[int, PendingCommand] = {}
+        """Calls that were not answered yet, by number."""
+        self._tasks: list[asyncio.Task[None]] = []
         self._unanswered = 0
         self._stalled = 0
         self._progress = -1
@@ -95,32 +113,32 @@ class CoreClient:
 
     @property
     def load(self) -> int:
-        """How busy the core is, for choosing among several."""
+        """Load of the core, for choosing among several."""
         return 4 * self.stats.waiting + max(self.stats.running, len(self._open) - self.stats.waiting)
 
     @property
     def idle(self) -> bool:
-        """No request of this frontend is there."""
+        """True while the core has no request of this frontend."""
         return not self._open
 
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
-        """Waits until the core is ready. Raises what ended its loading, or EngineDead when it does not answer."""
+        """Waits until the core is ready. Raises the error that ended its loading, or EngineDead when it does not answer."""
         last: Loading | None = None
-        began = heard = time.monotonic()
+        began = answered = time.monotonic()
         while self.hello is None:
             await self.send(Ping())
             await asyncio.sleep(LOADING_PING_SECONDS)
             if await self._socket.poll(0):
                 message = _decode(await self._socket.recv())
-                heard = time.monotonic()
+                answered = time.monotonic()
                 if isinstance(message, Loading) and message != last:
                     last = message
                     if on_phase is not None:
                         on_phase(message)
-                self._take(message)
+                self._handle(message)
             if self._process is not None and self._process.exit_reason() is not None:
                 raise self._process.error(self.name)
-            if last is not None and time.monotonic() - heard > max(self._progress_timeout, SILENCE_SECONDS):
+            if last is not None and time.monotonic() - answered > max(self._progress_timeout, SILENCE_SECONDS):
                 raise EngineDead(f"{self.name} stopped answering while it loaded")
             if self._process is None and last is None and time.monotonic() - began > SILENCE_SECONDS:
                 raise EngineDead(f"no engine core answers (waited {SILENCE_SECONDS:g} s)")
@@ -142,9 +160,9 @@ class CoreClient:
 
     def abort(self, ids: list[str]) -> None:
         """Ends requests, without waiting; those that have ended are ignored."""
-        own = [closed.wire_id for i in ids if (closed := self._open.pop(i, None)) is not None]
-        if own and self.failure is None:
-            sent = asyncio.ensure_future(self.send(Abort(own)))
+        wire_ids = [closed.wire_id for i in ids if (closed := self._open.pop(i, None)) is not None]
+        if wire_ids and self.failure is None:
+            sent = asyncio.ensure_future(self.send(Abort(wire_ids)))
             self._sends.add(sent)
             sent.add_done_callback(self._sends.discard)
 
@@ -153,62 +171,73 @@ class CoreClient:
         if self.failure is not None:
             raise EngineDead(self.failure)
 
-    async def order(self, order: Prepare | Commit) -> Prepared | Switched:
-        """Waits for the answer. Raises EpochFailed where it cannot be, EngineDead when the core died."""
-        self.check()
-        number = order.epoch.number if isinstance(order, Prepare) else order.number
-        answered = self._orders[number] = asyncio.get_running_loop().create_future()
-        await self.send(order)
-        try:
-            answer: EpochAnswer = await answered
-        finally:
-            self._orders.pop(number, None)
-        if isinstance(answer, Unprepared):
-            if PeerLost.told_by(answer.error):
+    async def prepare(self, plan: EpochPlan) -> Prepared:
+        """Waits until the core's ranks can switch to an epoch. Raises EpochFailed where they cannot, EngineDead when it died."""
+        reply = await self._call(Prepare(plan))
+        if isinstance(reply, Unprepared):
+            if PeerLost.is_reported_by(reply.error):
                 await self._cause_of_group()
-            raise EpochFailed(f"{self.name}: {answer.error}")
-        return answer
+            raise EpochFailed(f"{self.name}: {reply.error}")
+        assert isinstance(reply, Prepared)
+        return reply
+
+    async def commit(self, epoch: int) -> None:
+        """Waits until the core's ranks have switched to the epoch that they have prepared. Raises EngineDead."""
+        reply = await self._call(Commit(epoch))
+        assert isinstance(reply, Switched)
+
+    async def abandon(self, epoch: int) -> None:
+        """Has the core's ranks forget an epoch, unless the connection is closed; does not wait."""
+        if not self._socket.closed:
+            await self.send(Call(next(self._numbers), Abandon(epoch)))
 
     async def sleep(self, level: int, mode: Mode) -> None:
-        """Waits until it sleeps. Raises SleepRefused, SleepFailed, or EngineDead."""
-        await self._rest(Sleep(next(self._numbers), level, mode))
+        """Waits until the core sleeps. Raises SleepRefused, SleepFailed, or EngineDead."""
+        await self._call_sleeper(Sleep(level, mode))
 
     async def wake_up(self, tags: list[Tag]) -> None:
-        """Waits until what the tags name is there again. Raises SleepFailed or EngineDead."""
-        await self._rest(WakeUp(next(self._numbers), tags))
+        """Waits until the core has restored what the tags name. Raises SleepFailed or EngineDead."""
+        await self._call_sleeper(WakeUp(tags))
 
-    async def _rest(self, order: SleepOrder) -> None:
+    async def _call_sleeper(self, command: SleepCommand) -> None:
+        reply = await self._call(command)
+        assert isinstance(reply, Slept)
+        if reply.refused is not None:
+            raise SleepRefused(f"{self.name} does not sleep: {reply.refused}")
+        if reply.error is not None:
+            what = "fall asleep" if isinstance(command, Sleep) else "wake up"
+            raise SleepFailed(f"{self.name} could not {what}: {reply.error}")
+
+    async def _call(self, command: CoreCommand) -> CoreReply:
+        """Waits for the answer. Raises EngineDead."""
         self.check()
-        answered = self._sleeps[order.number] = asyncio.get_running_loop().create_future()
-        await self.send(order)
+        number, call = next(self._numbers), PendingCommand(command, asyncio.get_running_loop().create_future())
+        self._calls[number] = call
+        await self.send(Call(number, command))
         try:
-            answer = await answered
+            return await call.reply
         finally:
-            self._sleeps.pop(order.number, None)
-        if answer.refused is not None:
-            raise SleepRefused(f"{self.name} does not sleep: {answer.refused}")
-        if answer.error is not None:
-            what = "fall asleep" if isinstance(order, Sleep) else "wake up"
-            raise SleepFailed(f"{self.name} could not {what}: {answer.error}")
+            self._calls.pop(number, None)
 
     async def close(self) -> None:
-        """Requests that are still open end with an error."""
-        self._end_all(f"the connection to {self.name} was closed")
-        _fail_all(self._sleeps.values(), f"the connection to {self.name} was closed")
+        """Ends the connection; open requests end with an error, and so do calls, except a coordinator's, which it ends itself."""
+        reason = f"the connection to {self.name} was closed"
+        self._end_all(reason)
+        self._fail([call for call in self._calls.values() if isinstance(call.command, Sleep | WakeUp)], reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
-        if not self.taking:  # what was sent to it meanwhile
+        if not self.taking:  # requests that were sent to it meanwhile
             self._end_all(None)
 
-    # ---- what comes back ----
+    # ---- messages of the core ----
 
     async def _receive(self) -> None:
         while True:
-            self._take(_decode(await self._socket.recv()))
+            self._handle(_decode(await self._socket.recv()))
 
-    def _take(self, message: FromCore) -> None:
+    def _handle(self, message: FromCore) -> None:
         self._unanswered = 0
         match message:
             case Deltas(deltas, stats):
@@ -217,9 +246,9 @@ class CoreClient:
                 for delta in deltas:
                     self._deliver(delta)
             case Pong():
-                self._take_pong(message)
+                self._on_pong(message)
             case Hello():
-                if self.hello is not None:  # it had given this frontend up, and its requests with it
+                if self.hello is not None:  # it had dropped this frontend, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
                 self.hello, self.stats, self.taking = message, message.stats, message.taking
                 self.sleep_state = message.sleep
@@ -227,25 +256,21 @@ class CoreClient:
                 self.taking = taking
                 if self.hello is not None:
                     self.hello = msgspec.structs.replace(self.hello, membership=membership)
-            case Prepared() | Unprepared() | Switched():
-                answered = self._orders.get(message.number)
-                if answered is not None and not answered.done():
-                    answered.set_result(message)
+            case Answer(number, reply):
+                call = self._calls.get(number)
+                if call is not None and not call.reply.done():
+                    call.reply.set_result(reply)
             case SleepState():
                 self.sleep_state = message
-            case Slept(number):
-                asked = self._sleeps.get(number)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
             case Rearranged(epoch, _, layers):
                 self.rearranged = {epoch: {**self.rearranged.get(epoch, {}), **layers}}
             case Loading():
                 pass
 
-    def _take_pong(self, pong: Pong) -> None:
+    def _on_pong(self, pong: Pong) -> None:
         self.stats = pong.stats
         if self.hello is not None and pong.incarnation != self.hello.incarnation:
-            self._fail(f"{self.name} was restarted")
+            self._die(f"{self.name} was restarted")
         self._stalled = self._stalled + 1 if pong.busy and pong.progress == self._progress else 0
         self._progress = pong.progress
 
@@ -262,7 +287,7 @@ class CoreClient:
     # ---- health ----
 
     async def _watch(self) -> None:
-        """Counts pings, not seconds: a frontend that was itself held up must not take that for the core's silence."""
+        """Counts pings, not seconds: a frontend that was itself held up must not mistake that for the core's silence."""
         while self.failure is None:
             await self.send(Ping())
             self._unanswered += 1
@@ -271,19 +296,22 @@ class CoreClient:
             if reason is not None:
                 await self._fail_with(reason)
             elif self._unanswered * PING_SECONDS > SILENCE_SECONDS:
-                self._fail(f"{self.name} has not answered for {SILENCE_SECONDS:g} s")
+                self._die(f"{self.name} has not answered for {SILENCE_SECONDS:g} s")
             elif self._stalled * PING_SECONDS > self._progress_timeout:
-                self._fail(f"{self.name} has work but made no progress for {self._progress_timeout:g} s")
+                self._die(f"{self.name} has work but made no progress for {self._progress_timeout:g} s")
 
     async def _fail_with(self, last_words: str) -> None:
-        """One that only missed another says whom, as soon as that is known."""
+        """Fails with the core's last words; or, if it only missed another core, with why that one ended, once that is known."""
         died = f"{self.name} died: {last_words}"
-        self._missed_another = PeerLost.told_by(last_words)
+        self._missed_another = PeerLost.is_reported_by(last_words)
         cause = await self._cause_of_group() if self._missed_another else None
-        self._fail(f"{self.name} ended because {cause}" if cause else died)
+        self._die(f"{self.name} ended because {cause}" if cause else died)
 
     async def _cause_of_group(self) -> str | None:
-        """What ended a core of the group that knows it. Waits until one does, or all that could only missed others, too."""
+        """Waits until a core of the group has failed for another reason than missing one, and returns that reason.
+
+        None: all others only missed cores, too, or none has failed in time.
+        """
         end = time.monotonic() + self._progress_timeout + CAUSE_SECONDS
         while time.monotonic() < end:
             others = [core for core in self._group() if core is not self]
@@ -295,19 +323,18 @@ class CoreClient:
             await asyncio.sleep(CAUSE_LOOK_SECONDS)
         return None
 
-    def _fail(self, reason: str) -> None:
+    def _die(self, reason: str) -> None:
         self.failure = reason
-        _fail_all([*self._orders.values(), *self._sleeps.values()], reason)
+        self._fail(self._calls.values(), reason)
         self._end_all(reason)
 
+    def _fail(self, calls: Iterable[PendingCommand], reason: str) -> None:
+        for call in calls:
+            if not call.reply.done():
+                call.reply.set_exception(EngineDead(reason))
+
     def _end_all(self, reason: str | None) -> None:
-        """Without a reason they are only at the wrong core."""
+        """Ends open requests. Without a reason they are only at the wrong core, and are moved."""
         requests, self._open = self._open, {}
         for request_id, (_, attempt, sink) in requests.items():
             sink(Delta(request_id, attempt, finish_reason="error" if reason else MOVED, error=reason))
-
-
-def _fail_all(answers: Iterable[asyncio.Future[Any]], reason: str) -> None:
-    for answered in answers:
-        if not answered.done():
-            answered.set_exception(EngineDead(reason))

@@ -1,49 +1,48 @@
-"""The engine core: one scheduler and its executor, stepped by whoever owns it."""
+"""The engine core: one scheduler and its executor, stepped by the process that owns it."""
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from starling_engine.config import EngineConfig
+from starling_engine.core.epochs import CoreEpochs
+from starling_engine.core.messages import CoreCommand
+from starling_engine.core.outbox import FrontendCall, Outbox
+from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import MOVED, Delta
 from starling_engine.executor.base import Executor
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
-from starling_engine.kv_offload.manager import OffloadManager
+from starling_engine.kv_offload.base import OffloadManager
+from starling_engine.kv_offload.manager import TieredOffload
+from starling_engine.kv_offload.orders import TierStatus, TransferDone
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.topology.epoch import (
-    CHECKPOINT,
-    PEERS,
-    Abandon,
-    Balance,
-    Commit,
-    EpochAnswer,
-    EpochOrder,
-    EpochPlan,
-    Prepare,
-    Prepared,
-    Rearranged,
-    Switched,
-)
+from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryOrderDone, Sleep, Slept, WakeUp
+from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.layout import EpochMembership
+from starling_engine.worker.commands import Idle, Reply, TransferChunks
 from starling_engine.worker.report import WorkerReport
 
+logger = logging.getLogger("starling.core")
+
 COLLECT_SECONDS = 0.2
-"""How long a step may keep the core from answering pings."""
-MOVE_SECONDS = 0.005
-"""How long moves between tiers may keep it from new requests, when no step is in flight."""
+"""Longest time that a step may keep the core from answering pings."""
+TRANSFER_SECONDS = 0.005
+"""Longest time that transfers may keep it from new requests, when no step is in flight."""
 
 
 class EngineCore:
-    """`executor` must be ready; `report` is what it said of its memory."""
+    """`executor` must be ready; `report` is its report. Messages that come of steps and replies for frontends go to `outbox`."""
 
     def __init__(self, config: EngineConfig, executor: Executor, report: WorkerReport) -> None:
-        self.membership = EpochMembership.first(config.worker.layout)
+        membership = EpochMembership.first(config.worker.layout)
         self.executor = executor
         self.ledger = report.ledger
+        self.store_port = report.store_port
         self.start_seconds = report.seconds
         asynchronous = report.async_scheduling if config.async_scheduling is None else config.async_scheduling
         self.depth = config.worker.layout.depth(asynchronous=asynchronous)
@@ -53,7 +52,7 @@ class EngineCore:
         steps = self.depth if settings.stages > 1 else 1
         settings = replace(settings, step_target_ms=-(-target // steps), depth=self.depth)
         self.events = EventLog(report.groups) if config.kv_events is not None else None
-        """What has been cached and removed, where somebody is told."""
+        """Log of blocks that were cached and removed, where events are published."""
         kv = KVManager(
             report.groups,
             report.ledger.num_blocks,
@@ -61,19 +60,19 @@ class EngineCore:
             chunk=self.depth * settings.max_num_batched_tokens,
             log=self.events,
         )
-        self.scheduler = Scheduler(settings, kv, self.membership.epoch, _offload(config, kv))
-        self.taking = not config.worker.lockstep
-        """Whether it takes requests: not while it stands by for an epoch, or leaves one."""
+        self.scheduler = Scheduler(settings, kv, membership.epoch, _offload(config, kv))
+        self.outbox = Outbox()
+        self._dp_sync = config.worker.dp_sync
+        self.epochs = CoreEpochs(membership, self.scheduler, executor, self.outbox, taking=not self._dp_sync)
+        self.sleeper = CoreSleeper(self.scheduler, executor, self.outbox, lambda: self.uses_device)
         self._balances: dict[int, float] = {}
-        """By stage."""
-        self._busy = False
-        self._next: EpochPlan | None = None
-        self._leaving: Commit | None = None
-        """Held back until no step is in flight: a rank that has left can run none."""
+        """EPLB balance by pipeline stage."""
+        self._has_stepped = False
+        """True when a plan was submitted since the ranks were last sent Idle."""
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
-        if not self.taking:
+        if not self.epochs.taking:
             return Delta(request.id, request.attempt, finish_reason=MOVED)
         answer = self.scheduler.answer_at_once(request)
         if answer is None:
@@ -88,130 +87,113 @@ class EngineCore:
         return self.scheduler.has_work
 
     @property
-    def moving(self) -> bool:
-        """Whether the tiers have something to tell, now or later."""
-        return self.scheduler.offload is not None and self.scheduler.offload.moving
+    def has_pending_transfers(self) -> bool:
+        """True while an outcome of a transfer is to come, now or later."""
+        return self.scheduler.offload.has_pending_work
 
     @property
-    def moved_soon(self) -> bool:
-        """Whether they have, unless one of them hangs."""
-        return self.scheduler.offload is not None and self.scheduler.offload.answers_soon
+    def replies_soon(self) -> bool:
+        """True while a reply of the ranks is worth polling for: not where only a tier that hangs owes one."""
+        return self.epochs.busy or self.sleeper.busy or self.scheduler.offload.completes_soon
 
     @property
     def uses_device(self) -> bool:
-        """Whether steps or the tiers need what is in the device's memory."""
-        return self.has_work or (self.scheduler.offload is not None and self.scheduler.offload.uses_device)
+        """True while steps or transfers need what is in the device's memory."""
+        return self.has_work or self.scheduler.offload.uses_device
 
     def step(self) -> list[Delta]:
-        """Keeps up to `depth` steps in flight and takes in the oldest result, if it has come within COLLECT_SECONDS."""
-        self._take_moves(0.0)
-        self._look_outside()
+        """Keeps up to `depth` steps in flight; returns the deltas of the oldest, if it ends within COLLECT_SECONDS."""
+        self._handle_replies()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
-            self._busy = True
-        self._order_moves()
-        if not self.scheduler.num_in_flight:
-            self._rest()
-            if self.scheduler.has_work and self.moving:
-                self._take_moves(MOVE_SECONDS)
-            return []
-        result = self.executor.collect(COLLECT_SECONDS)
-        return self.scheduler.update(result) if result is not None else []
+            self._has_stepped = True
+        self._send_transfers()
+        deltas = self._collect()
+        self.sleeper.step()
+        return deltas
+
+    def handle(self, command: CoreCommand, caller: FrontendCall) -> list[Delta]:
+        """Begins to carry out a frontend's command; returns the last deltas of requests that end for it."""
+        match command:
+            case Sleep() | WakeUp() if self._dp_sync:
+                self.outbox.answer(caller, Slept(refused=STEPS_WITH_OTHERS))
+            case Sleep() | WakeUp():
+                return self.sleeper.handle(command, caller)
+            case Prepare() | Commit() | Abandon() if self._dp_sync:
+                return self.epochs.handle(command, caller)
+            case _:
+                logger.warning("%s is for cores that step with others, which this one does not", type(command).__name__)
+        return []
 
     def leave(self, seconds: float) -> None:
-        """Ends what is open, and runs no step any more. What was put off is written to the tiers outside first, as far as that goes
-        in so many seconds.
+        """Ends open requests, and runs no step any more.
+
+        Chunks that wait to be written back are written first, as many as that goes in `seconds`.
         """
         self.scheduler.end_all(MOVED)
         offload, end = self.scheduler.offload, time.monotonic() + seconds
-        while offload is not None and offload.writing and time.monotonic() < end:
-            offload.begin_step(0, idle=True)
-            self._order_moves()
-            self._take_moves(MOVE_SECONDS)
+        while offload.writes_back and time.monotonic() < end:
+            offload.prepare_store(0, idle=True)
+            self._send_transfers()
+            self._handle_replies(TRANSFER_SECONDS)
 
-    def _rest(self) -> None:
-        if self._busy:
-            self.executor.idle()
-            self._busy = False
-        if self._leaving is not None:
-            self.executor.order(self._leaving)
-            self._leaving = None
-
-    # ---- tiers ----
-
-    def _order_moves(self) -> None:
-        offload = self.scheduler.offload
-        if offload is not None and (orders := offload.take_orders()):
-            self.executor.move(orders)
-
-    def _take_moves(self, timeout: float) -> None:
-        """All that has moved; waits for the first of it at most `timeout` seconds, for when nothing else is to be done."""
-        if self.moving:
-            for done in self.executor.moved(timeout):
-                self.scheduler.move(done)
-            self._order_moves()
-
-    def _look_outside(self) -> None:
-        offload = self.scheduler.offload
-        if offload is not None and (standing := self.executor.standing()) is not None:
-            offload.counts.stand(standing.far)
-
-    # ---- epochs ----
-
-    def order(self, order: EpochOrder) -> list[Delta]:
-        """Passes an order on to the workers. A core that is to leave hands its requests over first."""
-        match order:
-            case Prepare(epoch):
-                self._next = epoch
-            case Abandon():
-                self._next = None
-            case Commit() if self._next is not None and self._next.dp is None:
-                self.taking, self._leaving = False, order
-                return self.scheduler.hand_over()
-        self.executor.order(order)
+    def _collect(self) -> list[Delta]:
+        if self.scheduler.num_in_flight:
+            result = self.executor.collect(COLLECT_SECONDS)
+            return self.scheduler.update(result) if result is not None else []
+        self._on_idle()
+        if self.scheduler.has_work and self.has_pending_transfers:
+            self._handle_replies(TRANSFER_SECONDS)
         return []
 
-    def answers(self) -> list[EpochAnswer]:
-        """What the workers have answered; a switch changes the membership."""
-        answers, stats = self.executor.answers(), self.scheduler.stats
-        for answer in answers:
-            if isinstance(answer, Prepared):
-                stats.epoch_peer_bytes_total += answer.loaded[PEERS].bytes if PEERS in answer.loaded else 0
-                stats.epoch_checkpoint_bytes_total += answer.loaded[CHECKPOINT].bytes if CHECKPOINT in answer.loaded else 0
-            if isinstance(answer, Switched):
-                self._switch(answer.number)
-        return answers
+    def _on_idle(self) -> None:
+        if self._has_stepped and self._dp_sync:
+            self.executor.send(Idle())
+        self._has_stepped = False
+        self.epochs.on_idle()
 
-    def count_moves(self) -> list[Rearranged]:
-        """Takes what workers tell of their experts into the counters; where those lie now."""
-        stats, moved = self.scheduler.stats, []
-        for told in self.executor.balances():
-            if isinstance(told, Balance):
-                self._balances[told.stage] = told.now
-                stats.eplb_balance = min(self._balances.values())  # of the worst stage
-                continue
-            moved.append(told)
-            stats.eplb_experts_moved_total += told.moved
-            stats.eplb_seconds_total += told.seconds
-            if told.complete:
-                stats.eplb_rearrangements_total += 1
-                stats.eplb_balance_before, stats.eplb_balance_after = told.before, told.after
-        return moved
+    # ---- the control channel ----
 
-    def _switch(self, number: int) -> None:
-        plan, self._next = self._next, None
-        assert plan is not None and plan.number == number, "only what was ordered is switched to"
-        self.scheduler.epoch = number
-        self.taking = plan.dp is not None
-        own = replace(self.membership.layout, data=1).world_size
-        workers = tuple(member * own + rank for member in plan.members for rank in range(own))
-        self.membership = EpochMembership(number, replace(self.membership.layout, data=plan.data), workers)
+    def _send_transfers(self) -> None:
+        if orders := self.scheduler.offload.take_orders():
+            self.executor.send(TransferChunks(orders))
+
+    def _handle_replies(self, timeout: float = 0.0) -> None:
+        """Handles all replies; waits for the first one at most `timeout` seconds, for when nothing else is to be done."""
+        for reply in self.executor.replies(timeout):
+            self._handle_reply(reply)
+        self._send_transfers()
+
+    def _handle_reply(self, reply: Reply) -> None:
+        match reply:
+            case TransferDone():
+                self.scheduler.on_transfer_done(reply)
+            case TierStatus():
+                self.scheduler.offload.update_status(reply)
+            case MemoryOrderDone():
+                self.sleeper.on_reply(reply)
+            case Prepared() | Unprepared() | Switched():
+                self.epochs.on_reply(reply)
+            case Balance(stage, now):
+                self._balances[stage] = now
+                self.scheduler.stats.eplb_balance = min(self._balances.values())  # of the worst stage
+            case Rearranged():
+                self._on_rearranged(reply)
+
+    def _on_rearranged(self, done: Rearranged) -> None:
+        stats = self.scheduler.stats
+        stats.eplb_experts_moved_total += done.moved
+        stats.eplb_seconds_total += done.seconds
+        if done.complete:
+            stats.eplb_rearrangements_total += 1
+            stats.eplb_balance_before, stats.eplb_balance_after = done.before, done.after
+        self.outbox.notify(done)
 
 
-def _offload(config: EngineConfig, kv: KVManager) -> OffloadManager | None:
+def _offload(config: EngineConfig, kv: KVManager) -> OffloadManager:
     worker = config.worker
     if worker.tiers is None:
-        return None
+        return OffloadManager()
     model = load_model_config(Path(worker.model_path))
     size = chunk_bytes(model, worker) * worker.layout.world_size
-    return OffloadManager(kv, worker.tiers, host_slots(model, worker), size, config.scheduler.preempt)
+    return TieredOffload(kv, worker.tiers, host_slots(model, worker), size, config.scheduler.preempt)

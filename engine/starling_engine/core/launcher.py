@@ -1,4 +1,4 @@
-"""Starts an engine core process and keeps hold of it. Imports no torch."""
+"""Starts an engine core process and watches it. Imports no torch."""
 
 import logging
 import shutil
@@ -17,10 +17,10 @@ from starling_engine.ipc.log_lines import EXIT_LOGGER, parse_line
 
 
 class CoreHandle:
-    """A running core process. What it logs is logged here, by the same loggers, and the last line is kept for reports."""
+    """A running core process. Its log is repeated here, by the same loggers, and the last line is retained for errors."""
 
     def __init__(self, config: EngineConfig, host: str | None = None) -> None:
-        """With `host`, an address of this machine, it also listens there, for frontends of other nodes: see `Hello.address`."""
+        """Starts the process. With `host`, an address of this machine, it also listens there (see `Hello.address`)."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
         arguments = (self.address, host) if host else (self.address,)
@@ -39,7 +39,7 @@ class CoreHandle:
         return self._process.pid
 
     def exit_reason(self) -> str | None:
-        """Why the core ended, in its own last words; None while it lives."""
+        """Returns why the core ended, in its own last words; None while it lives."""
         code = self._process.poll()
         if code is None:
             return None
@@ -49,7 +49,7 @@ class CoreHandle:
         return self._cause or f"exit status {code}: {self._last_line}"
 
     def error(self, core: str) -> StarlingError:
-        """What ended the loading: ConfigError and ModelError as the core raised them, else EngineDead that names `core`."""
+        """Returns the error that ended the loading: ConfigError or ModelError as the core raised it, else EngineDead with `core`."""
         reason = self.exit_reason() or "it is still running"
         name, _, text = reason.partition(": ")
         kinds = {kind.__name__: kind for kind in (ConfigError, ModelError, UnsupportedModel, WeightError)}

@@ -7,14 +7,14 @@ import msgspec
 from starling_engine.delta import Delta, Stats
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import Sleep, SleepState, Slept, WakeUp
+from starling_engine.sleep import SleepCommand, SleepState, Slept
 from starling_engine.tokens import ID_BYTES, pack, unpack
-from starling_engine.topology.epoch import EpochAnswer, EpochOrder, Rearranged
+from starling_engine.topology.epoch import EpochCommand, EpochReply, Rearranged
 from starling_engine.topology.layout import EpochMembership
 
 
 class Add(msgspec.Struct, tag="add"):
-    """A request whose tokens travel packed (`tokens`) beside it; `of` and `unpacked` are the two ends."""
+    """A request whose tokens are sent packed (`tokens`) beside it; `of` packs and `unpacked` unpacks."""
 
     request: EngineRequest
     prompt: bytes
@@ -40,7 +40,7 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Ping(msgspec.Struct, tag="ping"):
-    """A frontend says that it is there; the core answers with Pong at once, also while a step runs."""
+    """Sign of life of a frontend; the core answers with Pong at once, also while a step runs."""
 
 
 class ShutdownCore(msgspec.Struct, tag="shutdown"):
@@ -51,7 +51,25 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forgets every cached block that no request uses."""
 
 
-FromFrontend = Add | Abort | Ping | ShutdownCore | ResetPrefixCache | Sleep | WakeUp | EpochOrder
+CoreCommand = EpochCommand | SleepCommand
+CoreReply = EpochReply | Slept
+
+
+class Call(msgspec.Struct, tag="call"):
+    """A command, with a number that is new among those of the frontend."""
+
+    id: int
+    command: CoreCommand
+
+
+class Answer(msgspec.Struct, tag="answer"):
+    """The reply to the Call of this number, once the core's ranks have carried it out or could not."""
+
+    id: int
+    reply: CoreReply
+
+
+FromFrontend = Add | Abort | Ping | ShutdownCore | ResetPrefixCache | Call
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -60,13 +78,12 @@ class Deltas(msgspec.Struct, tag="deltas"):
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """First answer to a frontend's first Ping: who the core is, with which workers, and what it can hold.
+    """First answer to a frontend's first Ping: the core's identity, its ranks, and how much it can hold.
 
     `max_tokens` is the longest sequence that the KV cache can hold; a request is bounded by the model's length too. `store` is the
-    port of the store that the core's rank 0 serves, where ranks of several cores can meet; 0 for none. `taking`: whether it takes
-    requests, which one that shares experts does while it is in an epoch; `sleep` may keep it from them then. `address` is where
-    frontends of other nodes reach it; empty where it listens for those of its own node only. `start_seconds` is how long each step
-    of each rank's start took, by rank.
+    port of the store that the core's rank 0 serves, where ranks of several cores can meet; 0 for none. `taking`: the core takes
+    requests, as one that shares experts does while it is in an epoch, unless it sleeps (`sleep`). Frontends of other nodes reach it
+    at `address`; empty where it listens for its own node only. `start_seconds` has the seconds of each step of each rank's start.
     """
 
     incarnation: str
@@ -83,7 +100,7 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """`progress` grows with every layer that a worker finishes; `busy` says whether it should."""
+    """`progress` grows with every layer that a worker finishes; `busy` is True while it should."""
 
     incarnation: str
     progress: int
@@ -92,9 +109,9 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The core is not ready yet: it is in `phase`, and has done `done` of `total` bytes where that is known.
+    """The core is not ready yet: it is in `phase`, at `done` of `total` bytes where that is known.
 
-    `joining` is where ranks on other nodes have to join; empty where there are none.
+    Ranks on other nodes have to join at `joining`; empty where there are none.
     """
 
     phase: str
@@ -104,10 +121,10 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class EpochNotice(msgspec.Struct, tag="member"):
-    """The core is in another epoch than it was, or leaves it. One that is in none takes no request."""
+    """The core is in another epoch than it was, or leaves it. A core that is in none takes no request."""
 
     membership: EpochMembership
     taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | EpochNotice | SleepState | Slept | Rearranged | EpochAnswer
+FromCore = Deltas | Hello | Pong | Loading | Answer | EpochNotice | SleepState | Rearranged

@@ -20,8 +20,8 @@ from starling_engine.core.engine_core import EngineCore
 from starling_engine.core.messages import (
     Abort,
     Add,
+    Call,
     Deltas,
-    EpochNotice,
     FromCore,
     FromFrontend,
     Hello,
@@ -31,7 +31,7 @@ from starling_engine.core.messages import (
     ResetPrefixCache,
     ShutdownCore,
 )
-from starling_engine.core.sleeper import CoreSleeper
+from starling_engine.core.outbox import FrontendCall
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor
@@ -41,23 +41,22 @@ from starling_engine.ipc.listening import listen
 from starling_engine.ipc.log_lines import EXIT_LOGGER
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import ASLEEP, STEPS_WITH_OTHERS, Sleep, SleepState, Slept, WakeUp
-from starling_engine.topology.epoch import Abandon, Commit, EpochAnswer, EpochOrder, Prepare, Rearranged, Switched
+from starling_engine.sleep import ASLEEP
 
 logger = logging.getLogger("starling.core")
 
 LEAVE_SECONDS = 2.0
-"""For which what is to be written outside is waited for at the end."""
+"""Longest wait, at the end, for chunks that are written back."""
 IDLE_POLL_MS = 1000
 LOADING_POLL_MS = 50
-SWITCH_POLL_MS = 5
-"""While workers prepare an epoch or switch to it, move chunks between tiers, fall asleep or wake."""
+REPLY_POLL_MS = 5
+"""Poll interval while ranks prepare an epoch or switch to it, transfer chunks, fall asleep or wake."""
 RECEIVE_SECONDS = 0.005
-"""For which messages are taken before the next step, however many there are; one that takes longer is taken alone."""
+"""Time for messages before the next step, however many there are; a message that takes longer is handled alone."""
 ALIVE_SECONDS = 0.5
-"""Between two words to frontends whose pings lie behind what could not be taken yet."""
+"""Time between two unasked pongs, for frontends whose pings could not be received yet."""
 FRONTEND_TIMEOUT = 15.0
-"""Seconds without a word from a frontend after which its requests are aborted."""
+"""Seconds of a frontend's silence after which its requests are aborted."""
 
 
 class CoreProcess:
@@ -67,22 +66,19 @@ class CoreProcess:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
-        self._sleeper: CoreSleeper | None = None
-        """There with the core."""
-        self._told = SleepState()
         self.incarnation = uuid.uuid4().hex
         self.stopping = False
         self._owners: dict[str, bytes] = {}
-        self._last_heard: dict[bytes, float] = {}
+        """The frontend of each request."""
+        self._last_message: dict[bytes, float] = {}
+        """Time of each frontend's last message."""
         self._greeted: set[bytes] = set()
-        self._said_alive = 0.0
-        self._leader: tuple[int, bytes] | None = None
-        """The epoch of the order that has not been answered yet, and who gave it."""
+        self._last_pong = 0.0
         self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        # A ROUTER drops messages to a peer that is gone unless it is told to say so.
+        # Without this option a ROUTER drops messages to a peer that is gone without a word.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -91,27 +87,17 @@ class CoreProcess:
         self._publisher = EventPublisher(config.kv_events, config.data_parallel_rank) if config.kv_events else None
 
     def run(self) -> None:
-        """Serves until a frontend says Shutdown. Raises what ended the loading."""
+        """Serves until a frontend sends ShutdownCore. Raises the error that ended the loading."""
         try:
             self.executor.start()
             while self.core is None and not self.stopping:
                 self._receive(LOADING_POLL_MS)
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
-                    self._sleeper = CoreSleeper(self.core)
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
-                assert self.core is not None and self._sleeper is not None
-                soon = self._leader is not None or self.core.moved_soon or self._sleeper.busy
-                self._receive(0 if self.core.has_work else SWITCH_POLL_MS if soon else IDLE_POLL_MS)
-                self.executor.check()
-                self._send_deltas(self.core.step())
-                self._publish(self.core)
-                self._send_answers(self.core.answers())
-                self._go_on_sleeping(self._sleeper)
-                for moved in self.core.count_moves():
-                    self._tell_all(moved)
-                self._forget_silent()
+                assert self.core is not None
+                self._step(self.core)
             self._leave()
         finally:
             self.executor.shutdown()
@@ -119,6 +105,14 @@ class CoreProcess:
                 self._publisher.close()
             self._socket.close()
             self._context.term()
+
+    def _step(self, core: EngineCore) -> None:
+        self._receive(0 if core.has_work else REPLY_POLL_MS if core.replies_soon else IDLE_POLL_MS)
+        self.executor.check()
+        self._send_deltas(core.step())
+        self._publish(core)
+        self._send_outbox(core)
+        self._forget_silent()
 
     def _leave(self) -> None:
         try:
@@ -128,16 +122,16 @@ class CoreProcess:
             logger.warning("not all of the cached keys and values has been written: %s", error)
 
     def _receive(self, timeout_ms: int) -> None:
-        """Takes messages that are there, for RECEIVE_SECONDS at most; waits for the first one at most `timeout_ms`."""
+        """Handles messages that are there, for RECEIVE_SECONDS at most; waits for the first one at most `timeout_ms`."""
         end = math.inf
         while self._socket.poll(timeout_ms):
             if time.monotonic() > end:
-                self._say_alive()
+                self._show_life()
                 return
             end = min(end, time.monotonic() + RECEIVE_SECONDS)
             identity, *frames = self._socket.recv_multipart()
             payload = b"".join(frames)
-            self._last_heard[identity] = time.monotonic()
+            self._last_message[identity] = time.monotonic()
             try:
                 message = self._decode(payload)
             except msgspec.DecodeError as error:
@@ -146,11 +140,11 @@ class CoreProcess:
             self._handle(identity, message)
             timeout_ms = 0
 
-    def _say_alive(self) -> None:
-        """To all: a frontend hears a core by any answer, and a ping comes behind the requests that were sent before it."""
-        if self.core is not None and time.monotonic() - self._said_alive > ALIVE_SECONDS:
-            self._said_alive = time.monotonic()
-            self._tell_all(self._pong(self.core))
+    def _show_life(self) -> None:
+        """Sends all frontends a pong: their pings wait behind the requests that were sent before."""
+        if self.core is not None and time.monotonic() - self._last_pong > ALIVE_SECONDS:
+            self._last_pong = time.monotonic()
+            self._send_to_all(self._pong(self.core))
 
     def _handle(self, identity: bytes, message: FromFrontend) -> None:
         match message:
@@ -158,27 +152,27 @@ class CoreProcess:
                 self._answer_ping(identity)
             case ShutdownCore():
                 self.stopping = True
-            case _ if self.core is None or self._sleeper is None:
+            case _ if self.core is None:
                 logger.warning("%s came before the core was ready", type(message).__name__)
             case Add():
-                request = message.unpacked()
-                answer = self.core.add(request) if self._sleeper.state.taking else _refused(request)
-                if answer is None:
-                    self._owners[request.id] = identity
-                else:
-                    self._send(identity, Deltas([answer], self._stats()))
+                self._add(self.core, identity, message.unpacked())
             case Abort(ids):
                 for request_id in ids:
                     if self._owners.get(request_id) == identity:
                         self._abort(request_id)
-            case Prepare() | Commit() | Abandon():
-                self._take_order(identity, message)
-            case Sleep(number) | WakeUp(number) if self.config.worker.lockstep:
-                self._send(identity, Slept(number, refused=STEPS_WITH_OTHERS))
-            case Sleep() | WakeUp():
-                self._send_deltas(self._sleeper.take(message, identity))
+            case Call(number, command):
+                deltas = self.core.handle(command, FrontendCall(identity, number))
+                self._send_outbox(self.core)  # first: a request of a core that leaves must not be sent back here
+                self._send_deltas(deltas)
             case ResetPrefixCache():
                 self.core.scheduler.reset_prefix_cache()
+
+    def _add(self, core: EngineCore, identity: bytes, request: EngineRequest) -> None:
+        answer = core.add(request) if core.sleeper.state.taking else _refused(request)
+        if answer is None:
+            self._owners[request.id] = identity
+        else:
+            self._send(identity, Deltas([answer], self._stats()))
 
     def _answer_ping(self, identity: bytes) -> None:
         if self.core is None:
@@ -200,60 +194,37 @@ class CoreProcess:
             incarnation=self.incarnation,
             max_tokens_per_request=longest,
             max_tokens=held,
-            membership=core.membership,
-            store=self.executor.store_port,
+            membership=core.epochs.membership,
+            store=core.store_port,
             ledger=core.ledger,
             stats=self._stats(),
-            taking=core.taking,
+            taking=core.epochs.taking,
             address=self._address,
             start_seconds=core.start_seconds,
-            sleep=self._told,
+            sleep=core.sleeper.announced,
         )
 
     def _stats(self) -> Stats:
         assert self.core is not None
         return self.core.scheduler.snapshot()
 
-    def _take_order(self, identity: bytes, order: EpochOrder) -> None:
-        assert self.core is not None
-        if not self.config.worker.lockstep:
-            logger.warning("%s is for cores that step with others, which this one does not", type(order).__name__)
-            return
-        number = order.epoch.number if isinstance(order, Prepare) else order.number
-        self._leader = None if isinstance(order, Abandon) else (number, identity)
-        deltas = self.core.order(order)
-        if isinstance(order, Commit) and not self.core.taking:  # said first, so that nothing is sent back here
-            self._tell_all(EpochNotice(self.core.membership, taking=False))
-        self._send_deltas(deltas)
-
-    def _send_answers(self, answers: list[EpochAnswer]) -> None:
-        assert self.core is not None
-        for answer in answers:
-            if isinstance(answer, Switched):
-                self._tell_all(EpochNotice(self.core.membership, self.core.taking))
-            if self._leader is not None and self._leader[0] == answer.number:  # else of one that was abandoned
-                self._send(self._leader[1], answer)
-                self._leader = None
-
-    def _go_on_sleeping(self, sleeper: CoreSleeper) -> None:
-        """All hear of it before whoever asked is answered: they send no request, or some again."""
-        answers = sleeper.step()
-        if sleeper.state != self._told:
-            self._told = sleeper.state
-            self._tell_all(self._told)
-        for identity, answer in answers:
-            self._send(identity, answer)
-
     def _publish(self, core: EngineCore) -> None:
         if self._publisher is not None and core.events is not None and (events := core.events.take()):
             self._publisher.publish(events)
 
-    def _tell_all(self, message: EpochNotice | Rearranged | SleepState | Pong) -> None:
+    def _send_outbox(self, core: EngineCore) -> None:
+        for frontend, message in core.outbox.take():
+            if frontend is None:
+                self._send_to_all(message)
+            else:
+                self._send(frontend, message)
+
+    def _send_to_all(self, message: FromCore) -> None:
         for identity in tuple(self._greeted):
             self._send(identity, message)
 
     def _send_deltas(self, deltas: list[Delta]) -> None:
-        """One message a step for each frontend that has something in it."""
+        """Sends one message for each frontend whose requests have deltas."""
         by_owner: dict[bytes, list[Delta]] = {}
         for delta in deltas:
             owner = self._owners.get(delta.id)
@@ -261,8 +232,8 @@ class CoreProcess:
                 by_owner.setdefault(owner, []).append(delta)
                 if delta.finish_reason is not None:
                     del self._owners[delta.id]
-        for owner, own in by_owner.items():
-            self._send(owner, Deltas(own, self._stats()))
+        for owner, owned in by_owner.items():
+            self._send(owner, Deltas(owned, self._stats()))
 
     def _send(self, identity: bytes, message: FromCore) -> None:
         try:
@@ -273,11 +244,11 @@ class CoreProcess:
 
     def _forget_silent(self) -> None:
         now = time.monotonic()
-        for identity in [i for i, heard in self._last_heard.items() if now - heard > FRONTEND_TIMEOUT]:
+        for identity in [i for i, last in self._last_message.items() if now - last > FRONTEND_TIMEOUT]:
             self._drop_frontend(identity)
 
     def _drop_frontend(self, identity: bytes) -> None:
-        self._last_heard.pop(identity, None)
+        self._last_message.pop(identity, None)
         self._greeted.discard(identity)
         for request_id in [r for r, owner in self._owners.items() if owner == identity]:
             self._abort(request_id)
@@ -301,7 +272,7 @@ def main() -> None:
         host = next(iter(sys.argv[2:]), None)
         executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
         CoreProcess(config, sys.argv[1], executor, host).run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the frontend hears of it
+    except Exception as error:  # noqa: BLE001 - whatever it is, the frontend reads of it in the log
         if not isinstance(error, StarlingError):
             logger.error("the engine core ends:\n%s", traceback.format_exc())
         logging.getLogger(EXIT_LOGGER).critical("%s: %s", type(error).__name__, error)

@@ -1,17 +1,20 @@
-"""When a core sleeps and wakes: one order after another, each once nothing runs any more."""
+"""Sleep of a core: one command after another, each once nothing runs any more."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.outbox import FrontendCall, Outbox
 from starling_engine.delta import Delta
+from starling_engine.executor.base import Executor
+from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.sleep import (
     TAGS,
     MemoryOrderDone,
     ReleaseMemory,
     RestoreMemory,
     Sleep,
-    SleepOrder,
+    SleepCommand,
     SleepState,
     Slept,
     Tag,
@@ -21,82 +24,89 @@ from starling_engine.sleep import (
 
 @dataclass(frozen=True, slots=True)
 class SleepRequest:
-    """`by` is the frontend that gets the answer; None for what the core asks of itself."""
+    """`caller` gets the answer; None for a command that the core gives itself."""
 
-    order: SleepOrder
-    by: bytes | None
+    command: SleepCommand
+    caller: FrontendCall | None
 
 
 class CoreSleeper:
-    """Stepped with its core, in the same thread."""
+    """Stepped with its core, in the same thread. `uses_device` is True while steps or transfers use the device's memory."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, scheduler: Scheduler, executor: Executor, outbox: Outbox, uses_device: Callable[[], bool]) -> None:
+        self.announced = SleepState()
+        """The state that all frontends know."""
+        self._scheduler = scheduler
+        self._executor = executor
+        self._outbox = outbox
+        self._uses_device = uses_device
         self._asleep: frozenset[Tag] = frozenset()
         self._level = 0
-        self._asked: deque[SleepRequest] = deque()
-        self._under_way = False
-        """Whether the workers have been told of the first of these."""
-        self._answers: list[tuple[bytes, Slept]] = []
+        self._requests: deque[SleepRequest] = deque()
+        self._ordered = False
+        """True when the ranks have the order of the first of these."""
+        self._answers: list[tuple[FrontendCall, Slept]] = []
 
     @property
     def state(self) -> SleepState:
         """Neither a core that sleeps nor one that is about to takes requests."""
-        falling = any(isinstance(asked.order, Sleep) for asked in self._asked)
+        falling = any(isinstance(request.command, Sleep) for request in self._requests)
         asleep = tuple(tag for tag in TAGS if tag in self._asleep)
         return SleepState(asleep, taking=not (asleep or falling), level=self._level if asleep else 0)
 
     @property
     def busy(self) -> bool:
-        """Whether something is to be done, or an answer to come."""
-        return bool(self._asked)
+        """True while a command has not been carried out."""
+        return bool(self._requests)
 
-    def take(self, order: SleepOrder, by: bytes) -> list[Delta]:
-        """The last words on requests that end for it. A Sleep that requests stand against is refused at once."""
+    def handle(self, command: SleepCommand, caller: FrontendCall) -> list[Delta]:
+        """Queues a command; returns the last deltas of requests that end for it. Refuses Sleep at once where requests forbid it."""
         ended: list[Delta] = []
-        if isinstance(order, Sleep):
-            running = len(self._core.scheduler.requests)
-            if order.mode == "refuse" and running:
+        if isinstance(command, Sleep):
+            running = len(self._scheduler.requests)
+            if command.mode == "refuse" and running:
                 text = f"{running} requests have not ended; mode=wait lets them finish first, and mode=abort ends them"
-                self._answers.append((by, Slept(order.number, refused=text)))
+                self._answers.append((caller, Slept(refused=text)))
                 return []
-            if order.mode == "abort":
-                ended = self._core.scheduler.end_all("abort")
-        self._asked.append(SleepRequest(order, by))
+            if command.mode == "abort":
+                ended = self._scheduler.end_all("abort")
+        self._requests.append(SleepRequest(command, caller))
         return ended
 
-    def step(self) -> list[tuple[bytes, Slept]]:
-        """Goes on as far as it can now; the answers that there are, and to whom."""
-        if self._under_way:
-            rested = self._core.executor.rested()
-            if rested is not None:
-                self._under_way = False
-                self._end(self._asked.popleft(), rested)
-        if self._asked and not self._under_way:
-            self._begin(self._asked[0].order)
-        answers, self._answers = self._answers, []
-        return answers
+    def step(self) -> None:
+        """Orders what can begin now, and answers. All frontends know the new state before a caller has its answer."""
+        if self._requests and not self._ordered:
+            self._order(self._requests[0].command)
+        if self.state != self.announced:
+            self.announced = self.state
+            self._outbox.notify(self.announced)
+        for caller, answer in self._answers:
+            self._outbox.answer(caller, answer)
+        self._answers.clear()
 
-    def _begin(self, order: SleepOrder) -> None:
-        if isinstance(order, WakeUp):
-            self._core.executor.rest(RestoreMemory(order.tags))
-        elif self._core.uses_device:  # what was computed is first saved where there is a tier for it
-            return
-        else:
-            self._core.scheduler.forget_device()
-            self._core.executor.rest(ReleaseMemory(order.level))
-        self._under_way = True
-
-    def _end(self, asked: SleepRequest, rested: MemoryOrderDone) -> None:
-        if isinstance(asked.order, WakeUp):
-            if rested.error is None:
-                self._asleep -= set(asked.order.tags)
+    def on_reply(self, done: MemoryOrderDone) -> None:
+        """Ends the command that the ranks have carried out, or could not."""
+        request = self._requests.popleft()
+        self._ordered = False
+        if isinstance(request.command, WakeUp):
+            if done.error is None:
+                self._asleep -= set(request.command.tags)
         else:
             before, self._asleep = self._asleep, frozenset(TAGS)
-            # Weights that sleep sleep no lighter for it; those that were awake are as the order says.
-            self._level = max(asked.order.level, self._level) if "weights" in before else asked.order.level
-            if rested.error is not None:  # some ranks may have done it
-                undo = WakeUp(0, [tag for tag in TAGS if tag not in before])
-                self._asked.appendleft(SleepRequest(undo, None))
-        if asked.by is not None:
-            self._answers.append((asked.by, Slept(asked.order.number, error=rested.error)))
+            # Weights that sleep sleep no lighter for it; those that were awake are as the command says.
+            self._level = max(request.command.level, self._level) if "weights" in before else request.command.level
+            if done.error is not None:  # some ranks may have done it
+                undo = WakeUp([tag for tag in TAGS if tag not in before])
+                self._requests.appendleft(SleepRequest(undo, None))
+        if request.caller is not None:
+            self._answers.append((request.caller, Slept(error=done.error)))
+
+    def _order(self, command: SleepCommand) -> None:
+        if isinstance(command, WakeUp):
+            self._executor.send(RestoreMemory(command.tags))
+        elif self._uses_device():  # chunks are first stored where there is a tier for them
+            return
+        else:
+            self._scheduler.forget_device()
+            self._executor.send(ReleaseMemory(command.level))
+        self._ordered = True

@@ -1,4 +1,4 @@
-"""One change of a group's size: where it stands, and what its stages took."""
+"""A change of a group's size: its stage, and the seconds of each stage."""
 
 import time
 from collections.abc import Callable
@@ -8,26 +8,26 @@ from typing import Literal
 from starling_engine.topology.epoch import ExpertLoads
 
 Stage = Literal["waiting", "preparing", "committing", "releasing"]
-"""Where a change stands."""
 
 
 @dataclass(slots=True)
 class SizeChange:
-    """One change of size: what it has come to, and how many seconds each of its stages took."""
+    """A change to `target` cores; `on_stage` is called when a stage begins."""
 
     target: int
-    tell: Callable[[Stage], None] | None = None
+    on_stage: Callable[[Stage], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage that has ended."""
     loaded: dict[str, ExpertLoads] = field(default_factory=dict)
-    """The experts that ranks loaded for it, by where they came from."""
+    """Experts that ranks loaded for it, by their source."""
     stage: Stage | None = None
     _since: float = 0.0
 
     def enter(self, stage: Stage) -> None:
         self.end_stage()
         self.stage, self._since = stage, time.monotonic()
-        if self.tell is not None:
-            self.tell(stage)
+        if self.on_stage is not None:
+            self.on_stage(stage)
 
     def end_stage(self) -> None:
         if self.stage is not None:

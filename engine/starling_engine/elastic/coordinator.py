@@ -8,30 +8,31 @@ from starling_engine.elastic.change import SizeChange
 from starling_engine.elastic.expert_space import ExpertSpace
 from starling_engine.elastic.members import CoreMember, CorePool
 from starling_engine.elastic.plans import leaving_plan, make_plans
-from starling_engine.elastic.waiting import at_once, to_its_end
+from starling_engine.elastic.tasks import gather_or_cancel, run_to_end
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
-from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, ExpertLoads, Prepare, Prepared, merge_loaded
+from starling_engine.topology.epoch import EpochPlan, ExpertLoads, merge_loaded
 from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.elastic")
 
 
 class Coordinator:
-    """One change at a time. `patience` is how long, in seconds, ranks wait for each other."""
+    """Makes one change at a time. `patience` is how long, in seconds, ranks wait for each other."""
 
     def __init__(self, space: ExpertSpace, cores: CorePool, patience: float) -> None:
         self.members: list[CoreMember] = []
-        """Of the serving epoch, by data parallel rank."""
+        """Cores of the serving epoch, by data parallel rank."""
         self.epoch = 0
         self.placement: Placement | None = None
         self._space = space
         self._cores = cores
         self._patience = patience
-        self._numbers = 0
+        self._last_epoch = 0
+        """The highest number that an epoch was given, though it may not have been reached."""
         self._ids = 0
         self._current: SizeChange | None = None
         self._failure: str | None = None
-        """Why the group cannot go on: a commit was begun and not finished."""
+        """Cause of the group's end, where a commit was begun and not finished."""
 
     @property
     def data(self) -> int:
@@ -39,7 +40,7 @@ class Coordinator:
 
     @property
     def dead(self) -> str | None:
-        """Why the group cannot go on; None while it can."""
+        """Cause of the group's end; None while it can go on."""
         failures = (member.client.failure for member in self.members)
         return self._failure or next((failure for failure in failures if failure is not None), None)
 
@@ -49,10 +50,10 @@ class Coordinator:
             raise EngineDead(self.dead)
 
     async def resize(self, change: SizeChange) -> None:
-        """To `change.target` cores. Cancelling the task before the commit undoes it; later it is too late, and is forgotten.
+        """Changes the group to `change.target` cores. Cancelling the task undoes it until the commit; later it has no effect.
 
-        Raises EpochFailed when it came to nothing and the old epoch goes on, and EngineDead when the group can not go on. Of the
-        first size, what ended the loading. OperationRunning, ConfigError and EngineDead before anything is changed.
+        Raises EpochFailed when it failed and the old epoch goes on, and EngineDead when the group cannot go on. For the first size,
+        raises the error that ended the loading. Raises OperationRunning, ConfigError and EngineDead before anything is changed.
         """
         if self._current is not None:
             stage = self._current.stage or "beginning"
@@ -76,7 +77,7 @@ class Coordinator:
         except BaseException:
             await self._release(joiners)
             raise
-        await to_its_end(self._finish(change, plan, members, leavers))
+        await run_to_end(self._finish(change, plan, members, leavers))
 
     async def _finish(self, change: SizeChange, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
         change.enter("committing")
@@ -101,35 +102,35 @@ class Coordinator:
         await self._cores.release([member.client for member in members])
 
     async def _prepare(self, change: SizeChange, members: list[CoreMember], leavers: list[CoreMember]) -> EpochPlan:
-        """All are ready to switch, or nothing has changed."""
-        self._numbers += 1
+        """Makes all ready to switch. Where it raises, nothing has changed."""
+        self._last_epoch += 1
         placement = self._space.place(self._placement_now(), len(members))
-        plans = make_plans(self._numbers, members, placement, self._patience, served=self.data)
-        orders = [member.client.order(Prepare(plan)) for member, plan in zip(members, plans, strict=True)]
-        orders += [member.client.order(Prepare(leaving_plan(plans[0]))) for member in leavers]
+        plans = make_plans(self._last_epoch, members, placement, self._patience, served=self.data)
+        calls = [member.client.prepare(plan) for member, plan in zip(members, plans, strict=True)]
+        calls += [member.client.prepare(leaving_plan(plans[0])) for member in leavers]
         try:
-            answers = await at_once(orders)
+            prepared = await gather_or_cancel(calls)
         except BaseException as error:
-            await self._abandon(self._numbers, members + leavers)
+            await self._abandon(self._last_epoch, members + leavers)
             if isinstance(error, EngineDead) and self.members and all(member.client.failure is None for member in self.members):
                 raise EpochFailed(str(error)) from error
             raise
-        change.loaded = merge_loaded(answer.loaded for answer in answers if isinstance(answer, Prepared))
-        _log_loaded(self._numbers, change.loaded)
+        change.loaded = merge_loaded(each.loaded for each in prepared)
+        _log_loaded(self._last_epoch, change.loaded)
         return plans[0]
 
     def _placement_now(self) -> Placement | None:
-        """The epoch's first, with what ranks have told of layers that were rearranged since."""
+        """Returns the epoch's first placement, with the layers that were rearranged since; None before the first epoch."""
         first = self.placement
         if first is None:
             return None
-        told = self.members[0].client.rearranged.get(self.epoch, {})
-        return Placement(first.num_experts, tuple(told.get(row, layer) for row, layer in enumerate(first.layers)))
+        rearranged = self.members[0].client.rearranged.get(self.epoch, {})
+        return Placement(first.num_experts, tuple(rearranged.get(row, layer) for row, layer in enumerate(first.layers)))
 
     async def _commit(self, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
-        """From here there is no way back: ranks that have switched wait for those that have not."""
+        """Switches all. There is no way back: ranks that have switched wait for those that have not."""
         try:
-            await at_once([member.client.order(Commit(plan.number)) for member in members + leavers])
+            await gather_or_cancel([member.client.commit(plan.number) for member in members + leavers])
         except BaseException as error:
             self._failure = f"epoch {plan.number} was not reached: {error or type(error).__name__}"
             if isinstance(error, StarlingError):
@@ -142,10 +143,10 @@ class Coordinator:
         for member in members:
             if member.client.failure is None:
                 with suppress(StarlingError):
-                    await member.client.send(Abandon(number))
+                    await member.client.abandon(number)
 
 
 def _log_loaded(number: int, loaded: Mapping[str, ExpertLoads]) -> None:
-    parts = [f"{part.experts} from {source} at {part.rate / 1e6:.0f} MB/s" for source, part in loaded.items() if part.experts]
-    if parts:
-        logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(parts))
+    texts = [f"{loads.experts} from {source} at {loads.rate / 1e6:.0f} MB/s" for source, loads in loaded.items() if loads.experts]
+    if texts:
+        logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(texts))

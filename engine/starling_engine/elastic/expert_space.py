@@ -1,4 +1,4 @@
-"""The experts that a group's ranks hold among them, and the room that ranks have for them. Pure."""
+"""The experts that a group's ranks share, and the slots that ranks have for them. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ from starling_engine.topology.placement import Placement, even_slots, regroup, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSpace:
-    """What there is to place: `experts` in each of `layers`, on ranks with room for `slots` a layer, `tensor` of them a core."""
+    """Size of the placement problem: `experts` in each of `layers`, ranks with `slots` a layer, `tensor` ranks a core."""
 
     experts: int
     layers: int
     slots: int
     tensor: int
     redundant: int | None = None
-    """Copies of experts that are wanted besides the first of each; None: none, and ranks may hold one expert more than others."""
+    """Copies of experts that are wanted, without the first of each; None: none, and ranks may hold one expert more than others."""
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> "ExpertSpace":
         worker = config.worker
-        assert model.moe is not None and worker.lockstep, "only experts are held among several cores"
+        assert model.moe is not None and worker.dp_sync, "only experts are shared by several cores"
         return cls(
             experts=model.moe.num_experts,
             layers=len(model.moe.layers),
@@ -32,7 +32,7 @@ class ExpertSpace:
         )
 
     def check(self, cores: int) -> None:
-        """Raises ConfigError where so many cannot hold the experts, or have not one each."""
+        """Raises ConfigError where `cores` cannot hold the experts, or have not one each."""
         least, most = -(-self.experts // (self.slots * self.tensor)), self.experts // self.tensor
         if not least <= cores <= most:
             raise ConfigError(
@@ -41,13 +41,13 @@ class ExpertSpace:
             )
 
     def copies(self, ranks: int) -> int:
-        """Of a layer's experts, besides the first of each, on so many ranks."""
+        """Returns the copies of a layer's experts on `ranks`, without the first of each."""
         if self.redundant is None:
             return 0
         return min(self.slots, even_slots(self.experts, ranks, self.redundant)) * ranks - self.experts
 
     def place(self, now: Placement | None, cores: int) -> Placement:
-        """The experts on so many cores, which are those of `now` as far as they go; few move."""
+        """Places the experts on `cores`, the first of which are those of `now`; few experts move."""
         ranks = cores * self.tensor
         if now is None:
             return spread(self.experts, ranks, self.layers, self.slots, self.copies(ranks))

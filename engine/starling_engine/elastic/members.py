@@ -1,4 +1,4 @@
-"""The cores of a group, as whoever leads it sees them."""
+"""The cores of a group, as its coordinator knows them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ class CoreMember:
 
     @property
     def store(self) -> int:
-        """The port of its store."""
+        """Port of the store that its rank 0 serves."""
         assert self.client.hello is not None, "only cores that have loaded are members"
         return self.client.hello.store
 
 
 class CorePool(Protocol):
-    """Where cores come from and go to."""
+    """Starts cores, and ends them."""
 
     async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
-        """The cores that are to have these data parallel ranks, once all have loaded, and their nodes' addresses.
+        """Starts cores for these data parallel ranks; returns them when all have loaded, with their nodes' addresses.
 
-        Raises what ended the loading of one, and then starts none.
+        Raises the error that ended the loading of one, and then starts none.
         """
         ...
 
     async def release(self, clients: Sequence[CoreClient]) -> None:
-        """They are in no epoch any more."""
+        """Takes cores back, which are in no epoch any more."""
         ...

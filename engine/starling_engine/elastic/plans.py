@@ -1,4 +1,4 @@
-"""What each core is told of an epoch. Pure."""
+"""Plans of an epoch, one for each core. Pure."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,7 +12,7 @@ from starling_engine.topology.rendezvous import Rendezvous
 
 
 def make_plans(number: int, members: Sequence[CoreMember], placement: Placement, patience: float, served: int) -> list[EpochPlan]:
-    """Each member's plan for epoch `number`, in their order, which is that of their data parallel ranks.
+    """Makes each member's plan for epoch `number`, in the order of their data parallel ranks.
 
     They meet at the first one's store, where each waits `patience` seconds for another. `served` as in `EpochPlan`.
     """
@@ -33,11 +33,11 @@ def make_plans(number: int, members: Sequence[CoreMember], placement: Placement,
 
 
 def leaving_plan(plan: EpochPlan) -> EpochPlan:
-    """For a core that is not to be in the epoch of `plan`."""
+    """Makes the plan for a core that is not in the epoch of `plan`."""
     return msgspec.structs.replace(plan, dp=None)
 
 
 def count_nodes(hosts: Sequence[str]) -> int:
-    """The nodes of members in their order, where each node has as many, next to each other; else 1."""
+    """Counts the nodes of members, where each node has equally many, next to each other; else returns 1."""
     sizes = [len(list(same)) for _, same in groupby(hosts)]
     return len(sizes) if len(set(sizes)) == 1 and len(sizes) == len(set(hosts)) else 1

@@ -1,16 +1,17 @@
-"""The seam between the engine core and the workers."""
+"""The interface between the engine core and the workers."""
 
 from typing import Protocol
 
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
-from starling_engine.sleep import MemoryOrderDone, RestOrder
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.topology.epoch import Balance, EpochAnswer, EpochOrder, Rearranged
+from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.report import Phase, WorkerReport
 
 
 class Executor(Protocol):
-    """Plans run in the order of submission; results come back in the same order."""
+    """The ranks of one core. Plans run in the order of submission; results come back in the same order.
+
+    All else goes over the control channel: `send` a command to all ranks, and get their merged `replies`.
+    """
 
     @property
     def progress(self) -> int:
@@ -21,13 +22,8 @@ class Executor(Protocol):
     def phase(self) -> Phase: ...
 
     @property
-    def store_port(self) -> int:
-        """Where rank 0 serves the store in which ranks find each other; 0 until it has joined, and where there is none."""
-        ...
-
-    @property
     def joining(self) -> str:
-        """Where ranks on other nodes have to join; empty where there are none."""
+        """Address that ranks on other nodes have to join; empty where there are none."""
         ...
 
     def start(self) -> None:
@@ -35,7 +31,7 @@ class Executor(Protocol):
         ...
 
     def ready(self, timeout: float) -> WorkerReport | None:
-        """The report once the workers are ready, None when `timeout` seconds passed. Raises what ended the loading."""
+        """Returns the report once the workers are ready, None after `timeout` seconds. Raises the error that ended the loading."""
         ...
 
     def submit(self, plan: StepPlan) -> None:
@@ -43,43 +39,19 @@ class Executor(Protocol):
         ...
 
     def collect(self, timeout: float) -> StepResult | None:
-        """The oldest result that was not collected yet, or None when `timeout` seconds passed, or chunks have moved meanwhile."""
+        """Returns the oldest result that was not collected yet; None after `timeout` seconds, or when there are replies."""
         ...
 
-    def idle(self) -> None:
-        """Says that no plan follows the last one at once."""
+    def send(self, command: Command) -> None:
+        """Sends a command to all ranks, behind the plans that were submitted; transfers go beside them. Does not wait.
+
+        Commands of epochs are only for a core that steps with others. Memory orders are sent one after the other, each once no step
+        is in flight.
+        """
         ...
 
-    def order(self, order: EpochOrder) -> None:
-        """Passes an order on to all workers; only for a core that steps with others."""
-        ...
-
-    def answers(self) -> list[EpochAnswer]:
-        """What all workers have answered since the last call."""
-        ...
-
-    def balances(self) -> list[Balance | Rearranged]:
-        """What workers have told of their experts since the last call."""
-        ...
-
-    def rest(self, order: RestOrder) -> None:
-        """Has all ranks give memory back, or take it again. Comes after all steps, and the next one after `rested` has answered."""
-        ...
-
-    def rested(self) -> MemoryOrderDone | None:
-        """What came of it, once all ranks have answered."""
-        ...
-
-    def move(self, orders: list[Order]) -> None:
-        """Has chunks moved on all ranks, beside the steps."""
-        ...
-
-    def moved(self, timeout: float) -> list[TransferDone]:
-        """What all ranks have moved, or could not, since the last call; waits for the first one at most `timeout` seconds."""
-        ...
-
-    def standing(self) -> TierStatus | None:
-        """How the tiers outside stand on all ranks, where that has changed since the last call without anything being moved."""
+    def replies(self, timeout: float = 0.0) -> list[Reply]:
+        """Returns all replies since the last call, each merged over the ranks; waits for the first at most `timeout` seconds."""
         ...
 
     def check(self) -> None:

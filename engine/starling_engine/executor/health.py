@@ -1,4 +1,4 @@
-"""Whether the ranks of a group live and get on. Imports no torch."""
+"""Health of a core's ranks: which have ended, which stand still. Imports no torch."""
 
 import signal
 import subprocess
@@ -12,13 +12,15 @@ from starling_engine.topology.layout import ParallelLayout
 from starling_engine.worker.counters import ProgressCount, ProgressCounters
 
 LAST_WORD_SECONDS = 2.0
-"""That the last message of a process which has ended may need to come."""
+"""Time that the last message of a process which has ended may need to come."""
 LOOK_SECONDS = 0.05
 
 
 class ExecutorHealth:
-    """`limit` is how long, in seconds, all may stand still that are to do something. `hear` takes what ranks have said, and waits
-    for it so many seconds at most. With `lockstep`, ranks also wait for those of other groups.
+    """Watches processes and progress. `limit` is how long, in seconds, all ranks may stand still while they have something to do.
+
+    `receive` handles what ranks have sent, and waits for it at most the given seconds. With `dp_sync`, ranks also wait for those of
+    other cores.
     """
 
     def __init__(
@@ -27,37 +29,37 @@ class ExecutorHealth:
         counters: ProgressCounters,
         remote: RemoteRanks,
         limit: float,
-        hear: Callable[[float], None],
+        receive: Callable[[float], None],
         *,
-        lockstep: bool,
+        dp_sync: bool,
     ) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
-        """Of this node, by rank."""
+        """Ranks of this node."""
         self._layout = layout
         self._counters = counters
         self._remote = remote
         self._limit = limit
-        self._hear = hear
-        self._lockstep = lockstep
+        self._receive = receive
+        self._dp_sync = dp_sync
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
         self._seen: tuple[list[ProgressCount], float] = ([], time.monotonic())
 
     def counts(self) -> list[ProgressCount]:
-        """By rank; of those on other nodes as they said last."""
-        own, told = self._counters.read(), self._remote.counts
-        return [told.get(rank, count) for rank, count in enumerate(own)]
+        """Returns the progress of each rank; of a rank on another node as its last heartbeat had it."""
+        local, remote = self._counters.read(), self._remote.counts
+        return [remote.get(rank, count) for rank, count in enumerate(local)]
 
     def begin(self) -> None:
-        """Something is asked of ranks that had nothing to do."""
+        """Starts the clock: ranks that had nothing to do get something."""
         self._seen = (self.counts(), time.monotonic())
 
     def failure(self, rank: int, kind: str, text: str) -> StarlingError:
-        """A rank that lost another only knows that one is gone; which, the processes tell, if it is one of them."""
+        """Returns the error for a rank's last message. A rank that lost another may not know which; processes may show it."""
         if kind in (RankLost.__name__, PeerLost.__name__):
             self._gave_up.add(rank)
             self.check_alive(patience=1.0)
-            if self._lockstep:
+            if self._dp_sync:
                 return PeerLost(text) if kind == PeerLost.__name__ else RankLost(text)
             return RankLost(f"{self._behind()} is gone or stuck: {text}")
         known = getattr(errors, kind, None)
@@ -74,7 +76,7 @@ class ExecutorHealth:
                 if rank in self._gave_up:
                     continue
                 if code > 0:  # it says why before it ends, and may have said so just now
-                    self._hear(LAST_WORD_SECONDS)
+                    self._receive(LAST_WORD_SECONDS)
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
                 raise RankLost(f"rank {rank} (process {self.processes[rank].pid}) {how}")
             self._remote.check()
@@ -82,21 +84,21 @@ class ExecutorHealth:
                 return
             time.sleep(LOOK_SECONDS)
 
-    def check_progress(self, *, stepping: bool, ordered: bool) -> None:
-        """Raises RankLost where nothing moves though steps are in flight, or something else was `ordered`."""
+    def check_progress(self, *, stepping: bool, awaiting: bool) -> None:
+        """Raises RankLost where nothing moves though steps are in flight, or a reply is awaited."""
         counts = self.counts()
         now, (last, since) = time.monotonic(), self._seen
-        if stepping:  # what goes on beside a step says nothing of it
+        if stepping:  # progress beside a step does not count
             moved = any((new.steps, new.ticks) != (old.steps, old.ticks) for new, old in zip(counts, last, strict=True))
         else:
-            moved = counts != last or not ordered
+            moved = counts != last or not awaiting
         if moved:
             self._seen = (counts, now)
         elif now - since > self._limit:
             raise RankLost(f"{self._behind()} made no progress for {self._limit:g} s")
 
     def _behind(self) -> str:
-        """The ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
+        """Names the ranks that the others wait for: at the earliest step, in its earliest stage, with the fewest ticks."""
         counts, coordinates = self.counts(), self._layout.coordinates
-        places = [(count.steps, coordinates(rank).pp, count.ticks) for rank, count in enumerate(counts)]
-        return " and ".join(f"rank {rank}" for rank, place in enumerate(places) if place == min(places))
+        progress = [(count.steps, coordinates(rank).pp, count.ticks) for rank, count in enumerate(counts)]
+        return " and ".join(f"rank {rank}" for rank, each in enumerate(progress) if each == min(progress))

@@ -1,4 +1,4 @@
-"""Starts a worker for an executor on another node, and keeps hold of it. Imports no torch."""
+"""Starts a worker for an executor on another node, and watches it. Imports no torch."""
 
 import logging
 import subprocess
@@ -11,7 +11,7 @@ from starling_engine.ipc.log_lines import parse_line
 class WorkerHandle:
     """Rank `rank` of the executor at `address`. `host` is this node's address, where the other ranks reach it.
 
-    What it logs is logged here. It ends by itself when its executor is gone, or this process.
+    Its log is repeated here. It ends by itself when its executor is gone, or this process.
     """
 
     def __init__(self, address: str, rank: int, host: str) -> None:

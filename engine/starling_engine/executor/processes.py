@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,28 +14,18 @@ import zmq
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost, StarlingError
+from starling_engine.executor.gather import ReplyGather
 from starling_engine.executor.health import ExecutorHealth
 from starling_engine.executor.remote import RemoteRanks
 from starling_engine.executor.results import StepResults
 from starling_engine.ipc import child
 from starling_engine.ipc.listening import listen
 from starling_engine.kv.layer_specs import kv_groups
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone, merge, merge_standing
 from starling_engine.model_config.config import load_model_config
-from starling_engine.sleep import MemoryOrderDone, RestOrder, of_all_ranks
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.topology.epoch import (
-    Abandon,
-    Balance,
-    EpochAnswer,
-    EpochOrder,
-    Prepared,
-    Rearranged,
-    Switched,
-    Unprepared,
-    merge_loaded,
-)
+from starling_engine.topology.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
 from starling_engine.topology.rendezvous import Rendezvous
+from starling_engine.worker.commands import Command, Reply, TransferChunks
 from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import (
     Allocate,
@@ -42,17 +33,17 @@ from starling_engine.worker.messages import (
     Executed,
     FromWorker,
     Heartbeat,
-    Idle,
     Joined,
     MemoryPlanned,
     Start,
     Stop,
     ToWorker,
-    TransferChunks,
+    TransfersReady,
     WorkerFailed,
     WorkerPhase,
     WorkerReady,
     transfer_identity,
+    worker_identity,
 )
 from starling_engine.worker.report import Phase, WorkerReport
 
@@ -65,13 +56,13 @@ STOP_SECONDS = 5.0
 
 
 class ProcessExecutor:
-    """Sends every plan to all ranks of `config.layout`; the rank that samples answers. Used by one thread.
+    """Sends every plan to all ranks of `config.layout`; the rank that samples sends the results. Used by one thread.
 
     A rank that dies, or makes no step while others wait for it, ends the group: the next call raises RankLost, which says which
     rank it was and how it ended. `patience` is how long, in seconds, a step may stand still. `folder` is the caller's, for sockets.
 
-    With `host`, this node's address, only the first `config.local_ranks` are started here; whoever starts the others, on other
-    nodes, has them join at `joining`.
+    With `host`, this node's address, only the first `config.local_ranks` are started here; the others, on other nodes, have to join
+    at `joining`.
     """
 
     def __init__(self, config: WorkerConfig, patience: float, folder: Path, host: str | None = None) -> None:
@@ -84,23 +75,14 @@ class ProcessExecutor:
         self._planned: dict[int, int] = {}
         """KV blocks that each rank has room for."""
         self._ready: dict[int, WorkerReady] = {}
+        self._transfers_ready: set[int] = set()
+        """Ranks that take transfers."""
         self._results = StepResults(self._ranks)
-        self._answers: list[EpochAnswer] = []
-        self._answered: dict[tuple[type, int], list[EpochAnswer]] = {}
-        """By kind and epoch, what ranks have answered of which not all have."""
-        self._balances: list[Balance | Rearranged] = []
-        self._movers: set[int] = set()
-        """Ranks that take orders to move chunks."""
-        self._partly_done: dict[int, list[TransferDone]] = {}
-        self._moved: list[TransferDone] = []
-        self._standing: dict[int, TierStatus] = {}
-        """By rank, the newest."""
-        self._stands_anew = False
-        self._rested: dict[int, MemoryOrderDone] = {}
-        """By rank, of those that have answered."""
+        self._gather = ReplyGather(self._ranks)
+        self._replies: list[Reply] = []
         self._checked = 0.0
-        self._ordered = False
-        """An order has not been answered."""
+        self._awaits_epoch = False
+        """A Prepare or Commit has not been answered."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
         self._context = zmq.Context()
@@ -110,14 +92,15 @@ class ProcessExecutor:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._host = host or HOST
-        here = self._ranks if host is None else min(self._ranks, config.local_ranks)
-        self._remote = RemoteRanks(self._socket, range(here, self._ranks), patience)
+        local = self._ranks if host is None else min(self._ranks, config.local_ranks)
+        self._remote = RemoteRanks(self._socket, range(local, self._ranks), patience)
         # Ranks that wait for those of another core know for whom, so they are to give up first.
-        limit = 2 * patience if config.lockstep else patience
-        self._health = ExecutorHealth(config.layout, self._counters, self._remote, limit, self._take, lockstep=config.lockstep)
+        limit = 2 * patience if config.dp_sync else patience
+        self._health = ExecutorHealth(config.layout, self._counters, self._remote, limit, self._receive, dp_sync=config.dp_sync)
         self.joining = ""
         self._joined: set[int] = set()
         self._store = 0
+        """Port at which rank 0 serves the store in which ranks find each other; 0 until it has joined."""
 
     @property
     def progress(self) -> int:
@@ -125,13 +108,9 @@ class ProcessExecutor:
 
     @property
     def phase(self) -> Phase:
-        """The rank's that is furthest behind."""
+        """Phase of the rank that is furthest behind."""
         waiting = [phase for rank, phase in enumerate(self._phases) if rank not in self._ready]
         return min(waiting, key=lambda p: p.done / p.total if p.total else 0.0, default=Phase("ready"))
-
-    @property
-    def store_port(self) -> int:
-        return self._store
 
     def start(self) -> None:
         address = f"ipc://{self._folder}/workers"
@@ -142,94 +121,64 @@ class ProcessExecutor:
             self._health.processes.append(child.start(*WORKER, address, str(rank)))
 
     def ready(self, timeout: float) -> WorkerReport | None:
-        self._take(timeout)
+        self._receive(timeout)
         self._health.check_alive()
-        if len(self._ready) < self._ranks or (self._config.tiers is not None and len(self._movers) < self._ranks):
+        config = self._config
+        if len(self._ready) < self._ranks or (config.tiers is not None and len(self._transfers_ready) < self._ranks):
             return None
         first = self._ready[0]
-        config = self._config
-        groups = kv_groups(load_model_config(Path(config.model_path)), config)
-        seconds = [self._ready[rank].seconds for rank in range(self._ranks)]
-        return WorkerReport(groups, first.ledger, seconds, first.async_scheduling, first.step_target_ms)
+        return WorkerReport(
+            groups=kv_groups(load_model_config(Path(config.model_path)), config),
+            ledger=first.ledger,
+            seconds=[self._ready[rank].seconds for rank in range(self._ranks)],
+            async_scheduling=first.async_scheduling,
+            step_target_ms=first.step_target_ms,
+            store_port=self._store,
+        )
 
     def submit(self, plan: StepPlan) -> None:
         if not self._results:
             self._health.begin()
         self._results.submit(plan.step_id)
-        self._tell(Execute(plan))
-
-    def idle(self) -> None:
-        if self._config.lockstep:
-            self._tell(Idle())
-
-    def order(self, order: EpochOrder) -> None:
-        self._ordered = not isinstance(order, Abandon)
-        self._health.begin()
-        self._tell(order)
-
-    def answers(self) -> list[EpochAnswer]:
-        self._take(0)
-        answers, self._answers = self._answers, []
-        self._ordered = self._ordered and not answers
-        return answers
-
-    def balances(self) -> list[Balance | Rearranged]:
-        told, self._balances = self._balances, []
-        return told
-
-    def rest(self, order: RestOrder) -> None:
-        self._tell(order)
-
-    def rested(self) -> MemoryOrderDone | None:
-        self._take(0)
-        if len(self._rested) < self._ranks:
-            return None
-        rested, self._rested = self._rested, {}
-        return of_all_ranks(rested)
+        self._send_to_all(Execute(plan))
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout
-        while not self._results.ready and not self._moved and (left := end - time.monotonic()) > 0:
-            self._take(min(left, WATCH_SECONDS))
+        while not self._results.ready and not self._replies and (left := end - time.monotonic()) > 0:
+            self._receive(min(left, WATCH_SECONDS))
             self._results.check_alike()
-            if not self._results.ready and not self._moved:
+            if not self._results.ready and not self._replies:
                 self._check_health()
         return self._results.pop() if self._results.ready else None
 
-    def move(self, orders: list[Order]) -> None:
-        encoded = self._encode(TransferChunks(orders))
-        for rank in range(self._ranks):
-            self._send_to(transfer_identity(rank), rank, encoded)
+    def send(self, command: Command) -> None:
+        if isinstance(command, Prepare | Commit | Abandon):
+            self._awaits_epoch = not isinstance(command, Abandon)
+            self._health.begin()
+        self._send_to_all(command, transfer_identity if isinstance(command, TransferChunks) else worker_identity)
 
-    def moved(self, timeout: float) -> list[TransferDone]:
-        if not self._moved:
-            self._take(timeout)
-        moved, self._moved = self._moved, []
-        return moved
-
-    def standing(self) -> TierStatus | None:
-        if not self._stands_anew or len(self._standing) < self._ranks:
-            return None
-        self._stands_anew = False
-        return merge_standing([*self._standing.values()])
+    def replies(self, timeout: float = 0.0) -> list[Reply]:
+        self._receive(0.0 if self._replies else timeout)
+        replies, self._replies = self._replies, []
+        return replies
 
     def check(self) -> None:
         now = time.monotonic()
         if now - self._checked > WATCH_SECONDS:
             self._checked = now
-            self._take(0)
+            self._receive(0)
             self._results.check_alike()
             self._check_health()
 
     def shutdown(self) -> None:
-        """Idle ranks end by themselves. Those that may be waiting for one that is gone would not hear of it, and are killed."""
-        idle = len(self._ready) == self._ranks and not self._results and not self._ordered
+        """Idle ranks end by themselves. Those that may be waiting for one that is gone would not read Stop, and are killed."""
+        idle = len(self._ready) == self._ranks and not self._results and not self._awaits_epoch
         end = time.monotonic()
         if idle and all(process.poll() is None for process in self._health.processes):
             end += STOP_SECONDS
             for rank in self._ready:
                 with suppress(StarlingError):
-                    self._send(rank, self._encode(Stop()))
+                    self._send(rank, Stop())
         for process in self._health.processes:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
@@ -247,28 +196,28 @@ class ProcessExecutor:
         except RankLost:
             self._results.check_alike(patience=0)  # of a rank that ended because another's exchanges no longer matched its own
             raise
-        self._health.check_progress(stepping=bool(self._results), ordered=self._ordered)
+        self._health.check_progress(stepping=bool(self._results), awaiting=self._awaits_epoch)
 
     # ---- messages ----
 
-    def _tell(self, message: ToWorker) -> None:
+    def _send(self, rank: int, message: ToWorker) -> None:
+        self._send_encoded(rank, worker_identity(rank), self._encode(message))
+
+    def _send_to_all(self, message: ToWorker, identity: Callable[[int], bytes] = worker_identity) -> None:
         encoded = self._encode(message)
         for rank in range(self._ranks):
-            self._send(rank, encoded)
+            self._send_encoded(rank, identity(rank), encoded)
 
-    def _send(self, rank: int, message: bytes) -> None:
-        self._send_to(str(rank).encode(), rank, message)
-
-    def _send_to(self, identity: bytes, rank: int, message: bytes) -> None:
+    def _send_encoded(self, rank: int, identity: bytes, message: bytes) -> None:
         try:
             self._socket.send_multipart((identity, message))
         except zmq.ZMQError as error:
-            self._take(0)  # a rank that has ended said why before it did
+            self._receive(0)  # a rank that has ended said why before it did
             self._health.check_alive(patience=1.0)
             raise RankLost(f"rank {rank} cannot be reached: {error}") from error
 
-    def _take(self, timeout: float) -> None:
-        """Takes all messages that are there; waits for the first one at most `timeout` seconds."""
+    def _receive(self, timeout: float) -> None:
+        """Receives all messages that are there; waits for the first one at most `timeout` seconds."""
         wait = math.ceil(timeout * 1000)
         while self._socket.poll(wait):
             identity, payload = self._socket.recv_multipart()
@@ -278,35 +227,34 @@ class ProcessExecutor:
     def _handle(self, rank: int, message: FromWorker) -> None:
         match message:
             case Joined(host, store):
-                self._join(rank, host, store)
-            case Heartbeat():
-                self._remote.take(rank, message)
+                self._on_joined(rank, host, store)
+            case Heartbeat(count):
+                self._remote.on_heartbeat(rank, count)
             case WorkerPhase(phase, done, total):
                 self._phases[rank] = Phase(phase, done, total)
             case MemoryPlanned(num_blocks):
-                self._take_plan(rank, num_blocks)
+                self._on_memory_planned(rank, num_blocks)
+            case TransfersReady():
+                self._transfers_ready.add(rank)
             case WorkerReady():
                 self._ready[rank] = message
             case Executed(result):
-                self._results.take(rank, result)
-            case MemoryOrderDone():
-                self._rested[rank] = message
-            case Prepared() | Unprepared() | Switched():
-                self._take_answer(message)
-            case Balance() | Rearranged():
-                self._balances.append(message)
-            case TransferChunks():
-                self._movers.add(rank)
-            case TransferDone():
-                self._take_done(message)
-            case TierStatus():
-                self._standing[rank] = message
-                self._stands_anew = True
+                self._results.add(rank, result)
             case WorkerFailed(kind, text):
                 raise self._health.failure(rank, kind, text)
+            case reply:
+                self._on_reply(rank, reply)
 
-    def _join(self, rank: int, host: str, store: int) -> None:
-        """When all are there they start together, for then they wait for each other only so long."""
+    def _on_reply(self, rank: int, reply: Reply) -> None:
+        merged = self._gather.add(rank, reply)
+        if merged is None:
+            return
+        if isinstance(merged, Prepared | Unprepared | Switched):
+            self._awaits_epoch = False
+        self._replies.append(merged)
+
+    def _on_joined(self, rank: int, host: str, store: int) -> None:
+        """Starts all ranks together when the last one has joined: from then on they wait for each other only so long."""
         if len(self._joined) == self._ranks:
             raise RankLost(f"rank {rank} on {host} was started again")
         self._joined.add(rank)
@@ -315,26 +263,12 @@ class ProcessExecutor:
             self._remote.join(rank, host)
         if len(self._joined) == self._ranks:
             for other in range(self._ranks):
-                self._send(other, self._encode(Start(self._config_of(other))))
+                self._send(other, Start(self._config_of(other)))
 
-    def _take_plan(self, rank: int, num_blocks: int) -> None:
+    def _on_memory_planned(self, rank: int, num_blocks: int) -> None:
         self._planned[rank] = num_blocks
         if len(self._planned) == self._ranks:
-            self._tell(Allocate(min(self._planned.values())))
-
-    def _take_answer(self, answer: EpochAnswer) -> None:
-        """One rank that cannot speaks for all; that they can, all have to say."""
-        same = self._answered.setdefault((type(answer), answer.number), [])
-        same.append(answer)
-        if isinstance(answer, Unprepared) or len(same) == self._ranks:
-            self._answers.append(_of_all(same) if isinstance(answer, Prepared) else answer)
-            del self._answered[type(answer), answer.number]
-
-    def _take_done(self, done: TransferDone) -> None:
-        same = self._partly_done.setdefault(done.job, [])
-        same.append(done)
-        if len(same) == self._ranks:
-            self._moved.append(merge(self._partly_done.pop(done.job)))
+            self._send_to_all(Allocate(min(self._planned.values())))
 
     def _config_of(self, rank: int) -> WorkerConfig:
         # Ranks that wait give up after the executor, which knows for whom.
@@ -343,9 +277,3 @@ class ProcessExecutor:
 
     def _address(self, rank: int) -> str:
         return self._remote.host(rank) if rank in self._remote.ranks else self._host
-
-
-def _of_all(answers: list[EpochAnswer]) -> Prepared:
-    """What the ranks of the core say, as one: the slowest one's seconds, and what all have loaded."""
-    each = [answer for answer in answers if isinstance(answer, Prepared)]
-    return Prepared(each[0].number, max(answer.seconds for answer in each), merge_loaded(answer.loaded for answer in each))

@@ -8,25 +8,27 @@ from starling_engine.executor.processes import ProcessExecutor
 from starling_engine.executor.thread import ThreadExecutor
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
-"""What NVIDIA's driver makes, on Linux and in WSL. To ask torch would take its import, which is the worker's."""
+"""Files that NVIDIA's driver makes, on Linux and in WSL. To query torch would take its import, which is the worker's."""
 
 
 def make_executor(config: EngineConfig, folder: Path, host: str | None = None) -> Executor:
-    """`folder` is for sockets. With `host`, this node's address in a group of several, ranks that do not fit on it are processes of
-    other nodes.
+    """Makes the executor; `folder` is for sockets.
+
+    With `host`, this node's address in a group of several, ranks that do not fit on it are processes of other nodes.
     """
-    if own_processes(config.worker, has_gpu=any(Path(file).exists() for file in GPU_FILES)):
+    if needs_processes(config.worker, has_gpu=any(Path(file).exists() for file in GPU_FILES)):
         return ProcessExecutor(config.worker, config.progress_timeout, folder, host)
     return ThreadExecutor(config.worker)
 
 
-def own_processes(worker: WorkerConfig, *, has_gpu: bool) -> bool:
-    """Whether ranks are processes of their own, rather than one a thread of the engine core; `has_gpu` is the machine's.
+def needs_processes(worker: WorkerConfig, *, has_gpu: bool) -> bool:
+    """Returns whether ranks are processes, rather than one a thread of the engine core; `has_gpu` is the machine's.
 
-    Several are, and one that steps with those of other cores: it has to wake and wait for them while the core goes on. So is one
-    whose device has a queue: while the device works, the host launches the next step and the core plans and answers, which
-    would hold each other up at the interpreter's lock. A CPU's kernels release it. The queue of tests (`interpreter`) does all at
-    once, so that nothing is won.
+    Several ranks are, and one that steps with those of other cores: it has to wake and wait for them while the core goes on.
+
+    So is a rank whose device has a queue. While the device works, the host launches the next step, and the core plans and answers:
+    both would wait for the interpreter's lock. A CPU's kernels release it. The queue of tests (`interpreter`) does all at once, so
+    that a process gains nothing.
     """
-    queue = worker.device == "cuda" or (worker.device == "auto" and has_gpu)
-    return worker.layout.world_size > 1 or worker.lockstep or queue
+    has_queue = worker.device == "cuda" or (worker.device == "auto" and has_gpu)
+    return worker.layout.world_size > 1 or worker.dp_sync or has_queue

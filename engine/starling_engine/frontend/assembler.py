@@ -1,4 +1,4 @@
-"""What the core says of one request's sequences, put together into what the caller gets."""
+"""Assembles the deltas of a request's sequences into the output that the caller gets."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -22,8 +22,8 @@ from starling_engine.step import LogprobRow
 class Assembler:
     """Collects the deltas of the `n` sequences of one request.
 
-    `take` gives what came since it was last called; `output` gives all so far, and only with `cumulative=True`. Both may be
-    used side by side. Results are the caller's to keep: later deltas do not change them.
+    `take` returns the gains since its last call; `output` returns all so far, and only with `cumulative=True`. Both may be used in
+    turn. Later deltas do not change results that the caller has.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Assembler:
         self._prompt = prompt
         self._prompt_ids = prompt_ids
         self._cumulative = cumulative
-        self._names = tokenizer if params.detokenize else None
+        self._text_source = tokenizer if params.detokenize else None
         self._sequences = [_Sequence(index, prompt_ids, params, tokenizer) for index in range(params.n)]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
         self._untaken_prompt_logprobs = self._prompt_logprobs
@@ -51,22 +51,22 @@ class Assembler:
         return all(sequence.finish_reason is not None for sequence in self._sequences)
 
     def push(self, index: int, delta: Delta) -> bool:
-        """Adds a delta of sequence `index`. True when the core must be told to abort it: a stop string ended it here.
+        """Adds a delta of sequence `index`. Returns True when the core must abort it, because a stop string ended it here.
 
-        What the core still sends for a sequence that has ended is ignored.
+        Further deltas of a sequence that has ended are ignored.
         """
-        if self._cached_tokens is None and index == 0:  # what another core finds cached when it takes over is none of the caller's
+        if self._cached_tokens is None and index == 0:  # the first core's count, not that of one which takes over
             self._cached_tokens = delta.cached_tokens
         if self._prompt_logprobs is not None and index == 0:
-            self._prompt_logprobs += [name_logprobs(row, self._names) for row in delta.prompt_logprobs or ()]
+            self._prompt_logprobs += [with_texts(row, self._text_source) for row in delta.prompt_logprobs or ()]
         return self._sequences[index].push(delta)
 
     def take(self) -> StreamDelta | None:
-        """Everything gained since the last take, or None. The first one brings the prompt's logprobs."""
-        gained = [output for sequence in self._sequences if (output := sequence.take(keep=self._cumulative))]
+        """Returns all gains since the last call, or None. The first ones have the prompt's logprobs."""
+        gained = [output for sequence in self._sequences if (output := sequence.take(cumulative=self._cumulative))]
         if not gained:
             return None
-        # They come with the first sequence's first token; those that were forked from it may be heard before.
+        # They come with the first sequence's first token; its forks' tokens may come before.
         prompt_logprobs = self._untaken_prompt_logprobs if gained[0].index == 0 else None
         if prompt_logprobs is not None:
             self._untaken_prompt_logprobs = None
@@ -80,7 +80,7 @@ class Assembler:
         )
 
     def output(self) -> RequestOutput:
-        """All that came so far."""
+        """Returns the whole output so far."""
         assert self._cumulative, "only an Assembler(cumulative=True) remembers everything"
         return RequestOutput(
             request_id=self.request_id,
@@ -94,7 +94,7 @@ class Assembler:
 
 
 class _Sequence:
-    """One output. What was taken is cut off, or kept behind marks when all of it will be asked for."""
+    """An output. Text and tokens that were taken are dropped, or stay before `_taken_*` if the output is cumulative."""
 
     def __init__(self, index: int, prompt_ids: Sequence[int], params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.finish_reason: FinishReason | None = None
@@ -108,7 +108,7 @@ class _Sequence:
         self._taken_tokens = 0
         self._end_taken = False
         self._shows_stop_token = params.include_stop_str_in_output
-        self._names = tokenizer if params.detokenize else None
+        self._text_source = tokenizer if params.detokenize else None
         self._detokenizer = _detokenizer(params, tokenizer, prompt_ids) if params.detokenize else None
 
     def push(self, delta: Delta) -> bool:
@@ -124,7 +124,7 @@ class _Sequence:
             self.finish_reason, self._stop_reason = cast(FinishReason, delta.finish_reason), delta.stop_token
         return stop_string is not None and delta.finish_reason is None
 
-    def take(self, keep: bool) -> OutputDelta | None:
+    def take(self, *, cumulative: bool) -> OutputDelta | None:
         tokens = self._token_ids[self._taken_tokens :]
         text = self._text[self._taken_chars :]
         ends = self.finish_reason is not None and not self._end_taken
@@ -132,7 +132,7 @@ class _Sequence:
             return None
         logprobs = None if self._logprobs is None else self._logprobs[self._taken_tokens :]
         self._end_taken = ends
-        self._mark_taken(keep)
+        self._mark_taken(cumulative=cumulative)
         return OutputDelta(
             index=self._index,
             text=text,
@@ -154,10 +154,10 @@ class _Sequence:
         )
 
     def _push_text(self, delta: Delta) -> tuple[int, str | None]:
-        """How many of the delta's tokens belong to the output, and the stop string that ended it."""
+        """Adds the delta's text. Returns the number of its tokens that belong to the output, and the stop string that ended it."""
         if self._detokenizer is None:
             return len(delta.tokens), None
-        # The token that stopped it (end of sequence, or one that the caller named) is part of the tokens, not of the text.
+        # The token that stopped it (end of sequence, or a stop token of the caller) is one of the tokens, but not in the text.
         hides_last = delta.finish_reason == "stop" and not self._shows_stop_token
         visible = delta.tokens[:-1] if hides_last else delta.tokens
         text, stop_string = self._detokenizer.push(visible, finished=delta.finish_reason is not None)
@@ -167,24 +167,24 @@ class _Sequence:
     def _push_logprobs(self, rows: Sequence[LogprobRow]) -> None:
         assert self._logprobs is not None
         self._cumulative_logprob += sum(row.logprobs[0] for row in rows)
-        self._logprobs += [name_logprobs(row, self._names) for row in rows]
+        self._logprobs += [with_texts(row, self._text_source) for row in rows]
 
-    def _mark_taken(self, keep: bool) -> None:
-        if keep:
+    def _mark_taken(self, *, cumulative: bool) -> None:
+        if cumulative:
             self._taken_chars, self._taken_tokens = len(self._text), len(self._token_ids)
             return
         self._text, self._token_ids = "", []
         self._logprobs = None if self._logprobs is None else []
 
 
-def name_logprobs(row: LogprobRow, tokenizer: Tokenizer | None) -> TokenLogprobs:
-    """The row by token id, the chosen token first and then the likeliest; with texts unless `tokenizer` is None."""
-    named: TokenLogprobs = {}
-    for place, (token_id, logprob) in enumerate(zip(row.token_ids, row.logprobs, strict=True)):
-        if token_id not in named:
+def with_texts(row: LogprobRow, tokenizer: Tokenizer | None) -> TokenLogprobs:
+    """Returns the row by token id, the chosen token first and then the likeliest; with texts unless `tokenizer` is None."""
+    by_token: TokenLogprobs = {}
+    for index, (token_id, logprob) in enumerate(zip(row.token_ids, row.logprobs, strict=True)):
+        if token_id not in by_token:
             text = None if tokenizer is None else tokenizer.token_text(token_id)
-            named[token_id] = Logprob(logprob, row.rank if place == 0 else place, text)
-    return named
+            by_token[token_id] = Logprob(logprob, row.rank if index == 0 else index, text)
+    return by_token
 
 
 def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> IncrementalDetokenizer:

@@ -1,7 +1,7 @@
 """Beam search over an engine that only knows sampling.
 
-Each step asks for the likeliest next tokens of every beam; the beams' shared prefixes come from the prefix cache, so a step
-costs one token a beam. It finds what transformers' beam search with `early_stopping="never"` finds.
+Each step requests the likeliest next tokens of every beam. The beams' prefixes come from the prefix cache, so a step costs one
+token a beam. Results equal those of transformers' beam search with `early_stopping="never"`.
 """
 
 import math
@@ -13,12 +13,12 @@ from starling_engine.errors import InvalidRequest
 from starling_engine.params import MAX_LOGPROBS, BeamSearchParams
 
 Expand = Callable[[list[list[int]], int], Awaitable[list[dict[int, float]]]]
-"""(prefixes, count) -> for each prefix the `count` likeliest next tokens with their log probabilities."""
+"""Function (prefixes, count) -> for each prefix the `count` likeliest next tokens with their log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` is of the tokens after it."""
+    """A result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` counts the tokens after it."""
 
     tokens: list[int]
     cum_logprob: float
@@ -42,15 +42,15 @@ class Beam:
     ended: bool = False
 
     def score(self, length_penalty: float) -> float:
-        """Equation 14 of https://arxiv.org/abs/1609.08144 in the simpler form that transformers and vLLM use."""
+        """Returns equation 14 of https://arxiv.org/abs/1609.08144, in the simpler form of transformers and vLLM."""
         return self.cum_logprob / _power(max(1, len(self.tokens)), length_penalty)
 
 
 def validate(params: BeamSearchParams, num_eos: int) -> None:
-    """Raises InvalidRequest for what cannot be searched with `num_eos` end-of-sequence tokens."""
+    """Raises InvalidRequest for parameters that are impossible with `num_eos` end-of-sequence tokens."""
     if params.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {params.max_tokens}", "max_tokens")
-    # Of a beam's likeliest tokens some may end it; then as many others are needed.
+    # Some of a beam's likeliest tokens may end it; then as many others are needed.
     widest = MAX_LOGPROBS - (0 if params.ignore_eos else num_eos)
     if not 1 <= params.beam_width <= widest:
         raise InvalidRequest(f"beam_width must be in [1, {widest}], got {params.beam_width}", "beam_width")
@@ -59,7 +59,7 @@ def validate(params: BeamSearchParams, num_eos: int) -> None:
 async def beam_search(
     prompt_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], expand: Expand
 ) -> list[Beam]:
-    """The `beam_width` beams with the best scores, best first; fewer only when the vocabulary gives no more."""
+    """Returns the `beam_width` beams with the best scores, best first; fewer only if the vocabulary gives no more."""
     ends = () if params.ignore_eos else eos_token_ids
     running, finished = [Beam((), 0.0)], list[Beam]()
     for _ in range(params.max_tokens):
@@ -75,7 +75,7 @@ async def beam_search(
 def _advance(
     beams: Sequence[Beam], likeliest: Sequence[dict[int, float]], ends: Collection[int], width: int
 ) -> tuple[list[Beam], list[Beam]]:
-    """One token on: the beams that go on, and those that ended. To end, a beam must be among the `width` best of all."""
+    """Adds a token to each beam; returns those that go on and those that ended. To end, a beam must be among the `width` best."""
     candidates = [
         Beam((*beam.tokens, token), beam.cum_logprob + logprob, ended=token in ends)
         for beam, row in zip(beams, likeliest, strict=True)
@@ -87,7 +87,7 @@ def _advance(
 
 
 def _is_settled(running: Sequence[Beam], finished: Sequence[Beam], params: BeamSearchParams) -> bool:
-    """Whether no running beam can still beat a finished one: its log probability only falls, at best not at all."""
+    """Returns whether no running beam can still beat a finished one: its log probability never grows."""
     if not running:
         return True
     if len(finished) < params.beam_width:

@@ -1,7 +1,7 @@
-"""Chat templates: messages to the prompt that the model was trained on.
+"""Chat templates: turn messages into the prompt that the model was trained on.
 
-Templates are programs that come with a checkpoint, so they run in jinja2's sandbox and see plain JSON values only. What they
-find there (filters, globals, `tools`, `documents`, special tokens) is what transformers' `apply_chat_template` gives them.
+Templates are programs that come with a checkpoint, so they run in jinja2's sandbox and see plain JSON values only. They get the
+same filters, globals, `tools`, `documents` and special tokens as from transformers' `apply_chat_template`.
 """
 
 import json
@@ -18,23 +18,23 @@ from starling_engine.frontend.template import CompiledTemplate, compile_template
 Message = dict[str, Any]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Ends in a space so that a template that trims its messages shows itself."""
+"""Ends in a space, which shows whether a template trims its messages."""
 
 _TEXTS_OF_USERS = ("messages", "tools", "documents")
-"""A control token in another variable, such as a named one, is meant as it is."""
+"""Variables with texts of users. A control token in any other variable is meant as it is."""
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """A checkpoint's templates by name; the one that is alone, or stands for the rest, is "default"."""
+    """A checkpoint's templates by name; the only one, or the one for all other cases, is "default"."""
 
     by_name: Mapping[str, str]
 
     @classmethod
     def load(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplates":
-        """Files of their own win over the tokenizer's config, as in transformers."""
+        """Reads the templates. Separate files take precedence over the tokenizer's config, as in transformers."""
         files = {path.stem: path for path in sorted((folder / "chat_templates").glob("*.jinja"))}
         if (single := folder / "chat_template.jinja").is_file():
             files["default"] = single
@@ -46,9 +46,9 @@ class ChatTemplates:
         return cls({"default": configured} if configured else {})
 
     def choose(self, template: str | None, with_tools: bool) -> CompiledTemplate:
-        """`template` is a template, or the name of one of the checkpoint's; None takes the one that fits.
+        """Returns `template`, which is a template or the name of one of the checkpoint's; for None the one that fits.
 
-        Raises InvalidRequest when there is none or the given one is no template, ModelError when the checkpoint's is none.
+        Raises InvalidRequest if there is none or the given one cannot be compiled, ModelError if the checkpoint's cannot.
         """
         if template is not None and template not in self.by_name:
             try:
@@ -64,7 +64,7 @@ class ChatTemplates:
             raise ModelError(f"the checkpoint's chat template {name!r} cannot be read: {error}") from error
 
     def turn_markers(self, tokens: Collection[str]) -> frozenset[str]:
-        """Markers among `tokens` that stand for turns in these templates. One that cannot be read is told when it is chosen."""
+        """Returns `tokens` that mark turns in these templates. One that cannot be compiled raises only when it is chosen."""
         written: set[str] = set()
         sought: set[str] = set()
         for source in self.by_name.values():
@@ -82,19 +82,19 @@ class ChatTemplates:
 
 @dataclass(frozen=True)
 class ChatRenderer:
-    """A checkpoint's templates, and what they see beside the messages. Without a tokenizer it fits a small process of its own."""
+    """A checkpoint's templates, and their variables other than the messages. Small enough to send to another process."""
 
     templates: ChatTemplates
     named_tokens: Mapping[str, str]
     control: ControlTokens
 
     @classmethod
-    def from_frame(cls, frame: dict[str, Any]) -> "ChatRenderer":
-        control = ControlTokens(frozenset(frame["spellings"]))
-        return cls(ChatTemplates(frame["templates"]), frame["named_tokens"], control)
+    def from_json(cls, value: dict[str, Any]) -> "ChatRenderer":
+        control = ControlTokens(frozenset(value["spellings"]))
+        return cls(ChatTemplates(value["templates"]), value["named_tokens"], control)
 
-    def as_frame(self) -> dict[str, Any]:
-        """JSON for another process."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values for another process."""
         spellings = sorted(self.control.spellings)
         return {"templates": dict(self.templates.by_name), "named_tokens": dict(self.named_tokens), "spellings": spellings}
 
@@ -107,9 +107,9 @@ class ChatRenderer:
         template: str | None = None,
         variables: Mapping[str, Any],
     ) -> ChatPrompt:
-        """The prompt for one conversation. `variables` are the template's own (tools, enable_thinking, ...).
+        """Returns the prompt for a conversation. `variables` are the template's own (tools, enable_thinking, ...).
 
-        Raises InvalidRequest with what the template said, or with the message that cannot be rendered.
+        Raises InvalidRequest with the template's error, or with the message that cannot be rendered.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest("continue_final_message needs add_generation_prompt=False", "continue_final_message")
@@ -122,15 +122,15 @@ class ChatRenderer:
         return self._render(chosen, given, _continued if continue_final_message else _plainly)
 
     def _render(self, template: CompiledTemplate, given: dict[str, Any], render: "_Render") -> ChatPrompt:
-        """Messages that could spell control tokens are rendered twice: what comes out is the same text unless they do."""
+        """Renders messages that could spell control tokens twice, with and without sentinels: the texts differ only if they do."""
         sentinel = draw_sentinel()
         marked = given | {name: self.control.marked(given[name], sentinel, template.sought) for name in _TEXTS_OF_USERS}
         could_spell = marked != given
         prompt = ChatPrompt(render(template, given))
         if not could_spell:
             return prompt
-        told_apart = self.control.unmarked(render(template, marked), sentinel)
-        return prompt if self.control.spelled(prompt) == self.control.spelled(told_apart) else told_apart
+        distinguished = self.control.unmarked(render(template, marked), sentinel)
+        return prompt if self.control.spelled(prompt) == self.control.spelled(distinguished) else distinguished
 
 
 _Render = Callable[[CompiledTemplate, dict[str, Any]], str]
@@ -146,7 +146,7 @@ def _continued(template: CompiledTemplate, given: dict[str, Any]) -> str:
 
 
 def _prepare(message: Message, index: int, template: CompiledTemplate) -> Message:
-    """A copy that the template may see; absent and null fields are the same to it (OpenAI's clients send `content: null`)."""
+    """Returns a copy for the template, without null fields: OpenAI's clients send `content: null` for an absent one."""
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"a message must be an object, got {type(message).__name__}", where)
@@ -158,7 +158,7 @@ def _prepare(message: Message, index: int, template: CompiledTemplate) -> Messag
 
 
 def _content(content: Any, where: str, template: CompiledTemplate) -> Any:
-    """The content in the form that the template reads: a string, or a list of parts."""
+    """Returns the content in the form that the template reads: a string, or a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if template.wants_parts else content
     if not isinstance(content, list):
@@ -176,7 +176,7 @@ def _text_of(part: Any, where: str) -> str:
 
 
 def _mark_the_end(messages: list[Message]) -> str:
-    """Puts a mark after the final message's text, so that everything from there on can be cut off; returns the text."""
+    """Puts a mark after the final message's text, from which on all can be cut off; returns the text."""
     message = messages[-1]
     content = message.get("content")
     if isinstance(content, list) and content:
@@ -199,7 +199,7 @@ def _cut_at_mark(prompt: str, ending: str) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A deep copy made of JSON values alone: an object's methods would be a way out of the sandbox."""
+    """Returns a deep copy of JSON values alone: an object's methods would be a way out of the sandbox."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""Control tokens that somebody spells out in a message are text, not control tokens.
+"""Separates a template's control tokens from those that a message spells, which are text.
 
-A tokenizer finds `<|im_start|>` wherever it stands, so a user could open another turn in the middle of a message. Who wrote which
-part of a rendered prompt is told by a sentinel: digits that are drawn for one rendering, so that nobody can know them before. The
-messages carry it behind each character with which a control token may begin. What is whole in the rendered prompt was written by
-the template, whatever that cuts out of messages or puts together. What the template itself looks for (`</think>`) stays as it is.
+A tokenizer finds `<|im_start|>` anywhere, so a user could open another turn in the middle of a message. A sentinel marks the texts
+of messages: digits that are drawn for one rendering, so that nobody can know them before. Messages have it behind each character
+that may begin a control token. A token that is whole in the rendered prompt was written by the template, however that cuts and
+joins messages. Texts that the template itself looks for (`</think>`) stay whole.
 """
 
 import re
@@ -20,9 +20,9 @@ _SENTINEL_DIGITS = 16
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered conversation. `control` says where in `text` the control tokens stand that the template wrote, in order.
+    """A rendered conversation. `control` has the positions in `text` of the control tokens that the template wrote, in order.
 
-    None: the messages spell none, so every one in the text is the template's.
+    None: the messages spell none, so all in the text are the template's.
     """
 
     text: str
@@ -31,7 +31,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Finds control tokens in texts. `spellings` have at least two characters: another one could not be told from its text."""
+    """Finds control tokens in texts. `spellings` have at least two characters, or a sentinel could not mark them."""
 
     spellings: frozenset[str]
 
@@ -40,9 +40,9 @@ class ControlTokens:
         return cls(frozenset(token for token in tokens if len(token) > 1))
 
     def marked(self, value: Any, sentinel: str, sought: frozenset[str]) -> Any:
-        """A copy of `value`, which is JSON, with the sentinel in all its texts. `sought` ones are left whole."""
+        """Returns a copy of `value` (JSON) with the sentinel in all its texts. Texts in `sought` stay whole."""
         if isinstance(value, str):
-            return _places(self.spellings, sought).marked(value, sentinel)
+            return _mark_positions(self.spellings, sought).marked(value, sentinel)
         if isinstance(value, Mapping):
             return {self._marked_key(key, sentinel, sought): self.marked(item, sentinel, sought) for key, item in value.items()}
         if isinstance(value, list):
@@ -50,7 +50,7 @@ class ControlTokens:
         return value
 
     def unmarked(self, rendered: str, sentinel: str) -> ChatPrompt:
-        """The prompt that was rendered from marked messages."""
+        """Returns the prompt of a text that was rendered from marked messages."""
         text, control, at, length = [], [], 0, 0
         for start, end in self.spans(rendered):
             text += [rendered[at:start].replace(sentinel, ""), rendered[start:end]]
@@ -61,12 +61,12 @@ class ControlTokens:
         return ChatPrompt("".join(text), tuple(control))
 
     def spelled(self, prompt: ChatPrompt) -> list[str]:
-        """The control tokens of a prompt, in order."""
+        """Returns the control tokens of a prompt, in order."""
         spans = self.spans(prompt.text) if prompt.control is None else prompt.control
         return [prompt.text[start:end] for start, end in spans]
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Where control tokens stand: the leftmost first, of several the longest, as tokenizers find them."""
+        """Yields the positions of control tokens as tokenizers find them: the leftmost first, of several the longest."""
         if not self.spellings:
             return
         end = 0
@@ -78,12 +78,12 @@ class ControlTokens:
                 yield start, end
 
     def _marked_key(self, key: str, sentinel: str, sought: frozenset[str]) -> str:
-        """Fields that a template knows by name keep it."""
+        """Leaves keys that are identifiers alone: a template may know the field by name."""
         return key if key.isidentifier() else str(self.marked(key, sentinel, sought))
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """By the first two characters, so that thousands of reserved tokens cost no more than a few."""
+        """Lengths by the first two characters, so that thousands of reserved tokens cost no more than a few."""
         lengths: dict[str, set[int]] = {}
         for spelling in self.spellings:
             lengths.setdefault(spelling[:2], set()).add(len(spelling))
@@ -91,14 +91,14 @@ class ControlTokens:
 
     @cached_property
     def _beginnings(self) -> re.Pattern[str]:
-        # Looking ahead, so that the second character may begin another one.
+        # A lookahead, so that the second character may begin another token.
         return re.compile("|".join(f"{re.escape(first[0])}(?={re.escape(first[1])})" for first in sorted(self._lengths)))
 
 
 def turn_markers(tokens: Collection[str], written: Collection[str], sought: Collection[str]) -> frozenset[str]:
-    """Markers of `tokens` that templates write around messages: DeepSeek's `<｜User｜>` opens a turn, not marked as special.
+    """Returns `tokens` that templates write around messages, such as DeepSeek's `<｜User｜>`, which is not marked as special.
 
-    What the template looks for in messages stands there of right, and so do words, spaces and what comes in pairs (`<think>`).
+    Messages may contain texts that the template looks for, words, spaces, and tokens that come in pairs (`<think>`).
     """
     return frozenset(
         token
@@ -111,25 +111,25 @@ def turn_markers(tokens: Collection[str], written: Collection[str], sought: Coll
 
 
 def _is_framed(token: str) -> bool:
-    """Tells whether signs stand around a word."""
+    """Returns whether the token is a word between signs."""
     plain = any(end.isalnum() or end.isspace() for end in (token[0], token[-1]))
     return not plain and any(character.isalnum() for character in token)
 
 
 def _is_paired(token: str, tokens: Collection[str]) -> bool:
-    """Tells whether the token begins or ends what stands between two tags."""
+    """Returns whether the token is one of a pair of tags."""
     name = token.removeprefix("<").removeprefix("/")
     return token.startswith("<") and f"<{name}" in tokens and f"</{name}" in tokens
 
 
 def draw_sentinel() -> str:
-    """Digits alone: no filter of a template changes, escapes or trims them."""
+    """Draws a sentinel. No filter of a template changes, escapes or trims digits."""
     return "".join(secrets.choice("0123456789") for _ in range(_SENTINEL_DIGITS))
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the sentinel goes: behind each sign and word, but nowhere in a sought text; behind one that is in `broken`."""
+class _MarkPositions:
+    """Positions of the sentinel: behind each sign and word, never within a sought text, behind one that is in `broken`."""
 
     signs: tuple[str, ...]
     words: re.Pattern[str] | None
@@ -139,7 +139,7 @@ class _Places:
     def marked(self, text: str, sentinel: str) -> str:
         if self.sought is None:
             return self._marked_between(text, sentinel)
-        # What was sought stands at the odd places.
+        # Sought texts have odd indices.
         pieces = self.sought.split(text)
         pieces[::2] = [self._marked_between(piece, sentinel) for piece in pieces[::2]]
         pieces[1::2] = [piece + sentinel if piece in self.broken else piece for piece in pieces[1::2]]
@@ -152,14 +152,14 @@ class _Places:
 
 
 @lru_cache(maxsize=64)
-def _places(spellings: frozenset[str], sought: frozenset[str]) -> _Places:
-    """Tokens that begin as words do (`pad`) are marked where they are spelled whole; their first letter is everywhere."""
+def _mark_positions(spellings: frozenset[str], sought: frozenset[str]) -> _MarkPositions:
+    """Tokens that begin like words (`pad`) are marked only where they are spelled whole; their first letter is too frequent."""
     worded = {spelling for spelling in spellings if spelling[0].isalnum() or spelling[0].isspace()}
     signs = {spelling[0] for spelling in spellings - worded}
     sought = frozenset(text for text in sought if any(spelling[0] in text for spelling in spellings))
     words = [f"{re.escape(word[0])}(?={re.escape(word[1:])})" for word in sorted(worded)]
     texts = [re.escape(text) for text in sorted(sought, key=len, reverse=True)]
-    return _Places(
+    return _MarkPositions(
         tuple(sorted(signs)),
         re.compile("|".join(words)) if words else None,
         re.compile(f"({'|'.join(texts)})") if texts else None,
@@ -168,6 +168,6 @@ def _places(spellings: frozenset[str], sought: frozenset[str]) -> _Places:
 
 
 def _may_begin_within(text: str, spellings: frozenset[str]) -> bool:
-    """Whether the text ends with the beginning of a control token, whose rest may follow in the message."""
+    """Returns whether the text ends with the beginning of a control token, whose rest may follow in the message."""
     endings = [text[at:] for at in range(len(text))]
     return any(spelling != ending and spelling.startswith(ending) for spelling in spellings for ending in endings)

@@ -1,4 +1,4 @@
-"""The engine cores that a frontend sends requests to: which there are, which one is next, and what they say of themselves."""
+"""The engine cores that a frontend sends requests to: their connections, the choice of one, and their reports."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,59 +13,59 @@ from starling_engine.core.messages import Hello, ResetPrefixCache
 from starling_engine.delta import Stats, add
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.errors import EngineAsleep, EngineDead
-from starling_engine.frontend.balance import Balancer
-from starling_engine.frontend.own_cores import LocalCores
+from starling_engine.frontend.load_balancer import LoadBalancer
+from starling_engine.frontend.local_cores import LocalCores
 from starling_engine.ledger import Ledger
-from starling_engine.sleep import ASLEEP
+from starling_engine.sleep import ASLEEP, TAGS, Mode, Tag
 from starling_engine.topology.layout import EpochMembership
 
-LEAVING_LOOK_SECONDS = 0.2
+IDLE_POLL_SECONDS = 0.2
 
 
 class CoreClients:
-    """Those that this frontend started (`own`), those that it attached to, and those of other nodes, which come and go.
+    """Clients of the cores that this frontend started (`local`) or attached to, and of other nodes' cores, which come and go.
 
-    Lives on the event loop that made it.
+    Belongs to the event loop that made it.
     """
 
     def __init__(self, config: EngineConfig, host: str | None = None) -> None:
         self._config = config
         self._context = zmq.asyncio.Context()
-        self.own = LocalCores(self._context, config, host)
+        self.local = LocalCores(self._context, config, host)
         self.coordinator: Coordinator | None = None
-        """Of own cores that hold the experts among them."""
+        """Coordinator of local cores that share the experts."""
         self._attached: list[CoreClient] = []
-        self._others: dict[str, CoreClient] = {}
+        self._remote: dict[str, CoreClient] = {}
         """Cores of other nodes, by name."""
         self._leaving: dict[asyncio.Task[None], CoreClient] = {}
-        self._balancer = Balancer()
+        self._balancer = LoadBalancer()
 
-    # ---- which there are ----
+    # ---- connections ----
 
     async def attach(self, addresses: Sequence[str]) -> None:
-        """To cores that run already. Raises EngineDead when one does not answer."""
+        """Connects to cores that run already. Raises EngineDead when one does not answer."""
         names = [f"engine core {i}" for i in range(len(addresses))] if len(addresses) > 1 else ["the engine core"]
         self._attached = [self._client(name, address) for name, address in zip(names, addresses, strict=True)]
         for client in self._attached:
             await client.connect()
 
     async def add(self, name: str, address: str) -> None:
-        """Connects to a core that is ready; requests may go there from now on, and errors call it `name`, which must be new.
+        """Connects to a ready core of another node, which gets requests from now on. `name` must be new; errors have it.
 
-        Cores of this node are preferred where the load is equal. Raises EngineDead when it does not answer.
+        Cores of this node are preferred if the load is equal. Raises EngineDead when the core does not answer.
         """
-        assert name not in self._others, f"{name} is there already"
+        assert name not in self._remote, f"{name} is there already"
         client = self._client(name, address)
         try:
             await client.connect()
         except BaseException:
             await client.close()
             raise
-        self._others[name] = client
+        self._remote[name] = client
 
     def remove(self, name: str) -> None:
-        """No more request goes there; those that are there go on to their end."""
-        client = self._others.pop(name)
+        """Sends no more requests to that core; those that it has go on to their end."""
+        client = self._remote.pop(name)
         task = asyncio.create_task(_close_when_idle(client))
         self._leaving[task] = client
         task.add_done_callback(self._leaving.pop)
@@ -74,59 +74,84 @@ class CoreClients:
         return CoreClient(self._context, address, self._config.progress_timeout, name=name)
 
     async def close(self) -> None:
-        """Ends the cores that were started here; open requests end with them."""
+        """Ends the local cores; open requests end with them."""
         leaving = dict(self._leaving)
         for task in leaving:
             task.cancel()
-        for client in [*self._attached, *self._others.values(), *leaving.values()]:
+        for client in [*self._attached, *self._remote.values(), *leaving.values()]:
             await client.close()
-        await self.own.end(self.own.clients)
+        await self.local.end(self.local.clients)
         self._context.term()
 
     @property
-    def others(self) -> dict[str, str | None]:
-        """The cores that were added, by name, each with why it failed. One that failed gets no request until it is added anew."""
-        return {name: client.failure for name, client in self._others.items()}
+    def remote(self) -> dict[str, str | None]:
+        """Failures of other nodes' cores by name, None for sound ones. A failed core gets no request until it is added again."""
+        return {name: client.failure for name, client in self._remote.items()}
 
     @property
-    def here(self) -> list[CoreClient]:
-        """All but those of other nodes."""
+    def node_clients(self) -> list[CoreClient]:
+        """Clients of this node's cores."""
         if self.coordinator is not None:
             return [member.client for member in self.coordinator.members]
-        return self.own.clients + self._attached
+        return self.local.clients + self._attached
 
     @property
     def serving(self) -> list[CoreClient]:
-        """Those, awake or not, that take part."""
-        return [client for client in (*self.here, *self._others.values()) if client.taking]
+        """Clients of all cores that serve, awake or not."""
+        return [client for client in (*self.node_clients, *self._remote.values()) if client.taking]
 
     @property
     def connected(self) -> list[CoreClient]:
-        """`serving`. Raises EngineDead when there is none."""
+        """Returns `serving`. Raises EngineDead when there is none."""
         cores = self.serving
         if not cores:
             raise EngineDead("no engine core is connected")
         return cores
 
     def choose(self, ids: list[int], cache_salt: str | None = None) -> CoreClient:
-        """The core for that prompt. Raises EngineDead or EngineAsleep when none takes requests."""
+        """Returns the core for a prompt. Raises EngineDead or EngineAsleep when none takes requests."""
         cores = [client for client in self.connected if client.sleep_state.taking]
         if not cores:
             raise EngineAsleep(ASLEEP)
         return cores[self._balancer.choose(cores, ids, cache_salt)]
 
     def check(self) -> None:
-        """Raises EngineDead when a core here died, stopped answering, or has work but makes no progress. Added ones: `others`."""
+        """Raises EngineDead when a core of this node died, stopped answering, or has work but makes no progress."""
         if self.coordinator is not None:
             self.coordinator.check()
-        for client in self.here:
+        for client in self.node_clients:
             client.check()
 
     async def reset_prefix_cache(self) -> None:
-        for client in [*self.here, *self._others.values()]:
+        for client in [*self.node_clients, *self._remote.values()]:
             await client.send(ResetPrefixCache())
 
-    # ---- what they say of themselves ----
+    # ---- sleep ----
+
+    async def sleep(self, level: int, mode: Mode) -> None:
+        """Puts all cores to sleep, or none: if one cannot sleep, the others are woken again. Raises as `CoreClient.sleep`."""
+        cores = self.connected
+        awake = [core for core in cores if not core.sleep_state.asleep]
+        outcomes = await asyncio.gather(*(core.sleep(level, mode) for core in cores), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        if failures:
+            slept = [core for core, outcome in zip(cores, outcomes, strict=True) if outcome is None and core in awake]
+            await asyncio.gather(*(core.wake_up(list(TAGS)) for core in slept), return_exceptions=True)
+            raise failures[0]
+
+    async def wake_up(self, tags: list[Tag]) -> None:
+        """Wakes all cores that can wake, even if others fail. Raises as `CoreClient.wake_up`."""
+        outcomes = await asyncio.gather(*(core.wake_up(tags) for core in self.connected), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    @property
+    def sleep_level(self) -> int:
+        """The least level at which a core sleeps; 0 while one is awake, or there is none."""
+        return min((core.sleep_state.level for core in self.serving), default=0)
+
+    # ---- reports ----
 
     @property
     def any_serving(self) -> bool:
@@ -134,9 +159,9 @@ class CoreClients:
 
     @property
     def stats(self) -> Stats:
-        """The newest counters, summed; those of cores of other nodes are counted there."""
+        """The newest counters of this node's cores, summed."""
         total = Stats()
-        for each in (self.own.past, *(client.stats for client in self.here)):
+        for each in (self.local.past, *(client.stats for client in self.node_clients)):
             add(total, each)
         return total
 
@@ -147,7 +172,7 @@ class CoreClients:
 
     @property
     def memory(self) -> Ledger:
-        """The memory of one rank as it was allocated."""
+        """The memory of one rank, as allocated."""
         return self._hellos[0].ledger
 
     @property
@@ -162,44 +187,44 @@ class CoreClients:
 
     @property
     def membership(self) -> EpochMembership:
-        """Epoch, layout and worker ids of the ranks that step now, as the cores gave them: each is one data parallel rank.
+        """Epoch, layout and worker ids of the ranks that step now. Each core is one data parallel rank.
 
-        Those that share experts have one membership among them.
+        Cores that share experts have one common membership.
         """
         each = [hello.membership for hello in self._hellos]
-        if self._config.worker.lockstep:
+        if self._config.worker.dp_sync:
             return max(each, key=lambda membership: membership.epoch)
         layout = replace(each[0].layout, data=len(each))
         return EpochMembership(each[0].epoch, layout, tuple(range(layout.world_size)))
 
     @property
     def _hellos(self) -> list[Hello]:
-        """Of the cores that serve."""
-        others = [client for client in self._others.values() if client.failure is None]
-        return [client.hello for client in [*self.here, *others] if client.hello is not None and client.taking]
+        """Hellos of the cores that serve."""
+        remote = [client for client in self._remote.values() if client.failure is None]
+        return [client.hello for client in [*self.node_clients, *remote] if client.hello is not None and client.taking]
 
     @property
     def processes(self) -> list[CoreHandle]:
-        """Of the cores that were started here."""
-        return self.own.processes
+        """Processes of the local cores."""
+        return self.local.processes
 
     @property
     def addresses(self) -> list[str]:
-        """Where further frontends can `attach`."""
+        """Addresses at which further frontends can `attach`."""
         return [process.address for process in self.processes]
 
     @property
-    def reachable(self) -> list[str]:
-        """Where frontends of other nodes can reach the cores that were started here, in their order."""
-        return [client.hello.address for client in self.here if client.hello is not None]
+    def advertised_addresses(self) -> list[str]:
+        """Addresses of this node's cores for frontends of other nodes, in the cores' order."""
+        return [client.hello.address for client in self.node_clients if client.hello is not None]
 
     @property
     def start_seconds(self) -> list[list[dict[str, float]]]:
-        """How long each step of each rank's start took: of the cores that were started here, each core's by rank."""
-        return [client.hello.start_seconds for client in self.own.clients if client.hello is not None]
+        """Seconds of each step of the start: for each local core, by rank."""
+        return [client.hello.start_seconds for client in self.local.clients if client.hello is not None]
 
 
 async def _close_when_idle(client: CoreClient) -> None:
     while not client.idle and client.failure is None:  # noqa: ASYNC110 - an event would have to be set wherever a request ends
-        await asyncio.sleep(LEAVING_LOOK_SECONDS)
+        await asyncio.sleep(IDLE_POLL_SECONDS)
     await client.close()

@@ -1,4 +1,4 @@
-"""One output's tokens to text that is safe to show, up to the first stop string."""
+"""Turns an output's tokens into text that is safe to show, up to the first stop string."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,13 @@ from starling_engine.frontend.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Gives text as soon as it can no longer be part of a character or of a stop string.
+    """Returns text as soon as it can no longer be part of a character or of a stop string.
 
-    The stop string that is complete first ends the output, wherever the text is cut into tokens or pushes; of several that are
-    complete with the same character the longest. It is left out of the text unless `include_stop`. One that is complete within
-    the first `min_tokens` tokens does not count. Unless `prompt_ids` are given, the text reads as if nothing preceded it.
+    The stop string that is complete first ends the output, however the text is cut into tokens or pushes. If several end with the
+    same character, the longest counts. It is left out of the text unless `include_stop`. One that is complete within the first
+    `min_tokens` tokens does not count. Without `prompt_ids` the text reads as if nothing preceded it.
 
-    `kept` tells how many tokens of the last push belong to the output: all of them, or those up to the one that completed the
-    stop string.
+    `kept` is the number of tokens of the last push that belong to the output: all, or those up to the end of the stop string.
     """
 
     def __init__(
@@ -35,9 +34,9 @@ class IncrementalDetokenizer:
         self._held = ""
 
     def push(self, token_ids: Sequence[int], finished: bool) -> tuple[str, str | None]:
-        """The text that became safe to show, and the stop string if one is complete: then nothing more may be pushed.
+        """Returns the text that became safe to show, and the stop string if one is complete: then nothing more may be pushed.
 
-        `finished` says that no token follows, so that nothing needs to be held back.
+        `finished`: no token follows, so that nothing is held back.
         """
         self.kept = len(token_ids)
         feed = self._stream.feed
@@ -63,7 +62,7 @@ class IncrementalDetokenizer:
         return "".join([*shown, text, held]), stop
 
     def _watch(self, new: str, counts: bool) -> tuple[str, str | None]:
-        """Text to show after `new` came, and the stop string in it."""
+        """Returns the text to show after `new` came, and the stop string in it."""
         if not new:
             return "", None
         text = self._held + new
@@ -71,15 +70,15 @@ class IncrementalDetokenizer:
             start, stop = found
             self._held = ""
             return text[: start + len(stop) if self._include_stop else start], stop
-        keep = longest_beginning(text, self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+        held = longest_beginning(text, self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
 
 
 def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, str] | None:
-    """Where the stop string that is complete first begins, and which it is; the longest if several end together.
+    """Returns the start of the stop string that is complete first, and the string; the longest if several end at once.
 
-    Those that end within the first `after` characters have had their chance.
+    Those that end within the first `after` characters were looked for before.
     """
     starts = [(text.find(stop, max(0, after - len(stop) + 1)), stop) for stop in stops]
     found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
@@ -87,7 +86,7 @@ def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, st
 
 
 def longest_beginning(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins, and does not complete, a stop string."""
+    """Returns the length of the longest end of `text` that begins, and does not complete, a stop string."""
     longest = 0
     for stop in stops:
         start = text.find(stop[0], max(0, len(text) - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""A second tokenizer over the same model, in which control tokens have names that nobody can write."""
+"""A second tokenizer over the same model, whose control tokens have secret names."""
 
 import json
 import secrets
@@ -13,10 +13,10 @@ _SECRET_DIGITS = 20
 
 
 class EscapingTokenizer:
-    """Encodes chats in which messages spell control tokens: the template's are given their secret names first.
+    """Encodes chats in which messages spell control tokens: the template's tokens are renamed to their secret names first.
 
-    All else is the tokenizer's own: model, normalizer and the rest are shared with it, and tokens keep their rules, so that merges
-    and spaces at the edges come out as ever. Names are digits, which no normalizer changes.
+    Model, normalizer and the rest are shared with the other tokenizer. Tokens keep their rules, so merges and spaces at the edges
+    come out the same. Names are digits, which no normalizer changes.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, spellings: frozenset[str]) -> None:
@@ -31,9 +31,9 @@ class EscapingTokenizer:
         self._ids = {self._backend.token_to_id(name): id_ for id_, name in names.items()}
 
     def encode(self, prompt: ChatPrompt, add_special_tokens: bool) -> list[int]:
-        """Raises TypeError for a text that is not valid Unicode, as tokenizers do."""
+        """Returns token ids. Raises TypeError for a text that is not valid Unicode, as tokenizers do."""
         encoding = self._backend.encode_batch_fast([self._named(prompt)], add_special_tokens=add_special_tokens)[0]
-        # What was put around the text has the other tokenizer's ids already.
+        # Tokens that were added around the text have the other tokenizer's ids already.
         put_around = encoding.special_tokens_mask
         return [id_ if put else self._ids.get(id_, id_) for id_, put in zip(encoding.ids, put_around, strict=True)]
 
@@ -46,7 +46,7 @@ class EscapingTokenizer:
 
 
 def _with_name(token: tokenizers.AddedToken, name: str | None) -> tokenizers.AddedToken:
-    """A token that has to stand alone was found already where it does; its name stands beside any text."""
+    """Returns the token with another name. `single_word` was checked before renaming, and the name may stand next to any text."""
     rules = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": token.normalized, "special": token.special}
     return tokenizers.AddedToken(name or token.content, single_word=token.single_word and name is None, **rules)
 
@@ -60,16 +60,16 @@ def _over(model: tokenizers.models.Model, backend: tokenizers.Tokenizer) -> toke
 
 
 def _makes(model: tokenizers.models.Model, spelling: str) -> bool:
-    """Whether the model makes the control token of plain text: to Unigram it is a word of the vocabulary.
+    """Returns whether the model makes the control token of plain text: for Unigram it is a word of the vocabulary.
 
-    What stands for unknown text is no control token: any text may become it.
+    The token for unknown text does not count: any text may become it.
     """
     id_ = model.token_to_id(spelling)
     return id_ is not None and spelling != getattr(model, "unk_token", None) and id_ in [t.id for t in model.tokenize(spelling)]
 
 
 def _renamed(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.models.Model:
-    """A copy of the model that has the tokens by other names, so that it makes them of no text."""
+    """Returns a copy of the model with other names for the tokens, so that no text becomes one of them."""
     state = json.loads(backend.to_str())
     model, vocab = state["model"], state["model"]["vocab"]
     if isinstance(vocab, dict):
@@ -79,6 +79,6 @@ def _renamed(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokeniz
     if "merges" in model:
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
-    # The rest could name the old ones.
+    # Other sections could refer to the old names.
     renamed = tokenizers.Tokenizer.from_str(json.dumps({"version": state["version"], "model": model, "added_tokens": []}))
     return cast("tokenizers.models.Model", renamed.model)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One request that has been checked."""
+    """A request that has been checked."""
 
     text: str | None
     ids: list[int]
@@ -40,13 +40,13 @@ class LLM:
     """Runs a model in a process of its own until `shutdown`, the end of a `with` block, or the end of the program.
 
     Its methods wait for their results, and may be called from several threads. Every request of a batch is checked before the
-    first one runs: InvalidRequest or PromptTooLong then leave nothing behind.
+    first one runs: after InvalidRequest or PromptTooLong nothing runs.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
         """`engine_args` are the fields of EngineArgs. Raises ConfigError or ModelError, naming what is wrong.
 
-        Nobody reads along while a batch runs, so that steps have no target unless `step_target_ms` gives one.
+        Nobody reads a batch's tokens as they come, so steps have no target duration unless `step_target_ms` sets one.
         """
         known = {field.name for field in fields(EngineArgs)}
         for name in engine_args:
@@ -76,7 +76,7 @@ class LLM:
         return self.engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend in generation_config.json."""
+        """Returns the parameters that the model's authors recommend in generation_config.json."""
         defaults: dict[str, Any] = dict(self.engine.model_config.generation_defaults)
         for name in ("top_k", "max_tokens"):
             if name in defaults:
@@ -91,7 +91,7 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Completes one prompt or many, with one set of parameters for all or one for each; results in the prompts' order."""
+        """Completes one prompt or many, with parameters for all or for each; results are in the prompts' order."""
         jobs = self._jobs(parse_prompts(prompts), sampling_params, priority)
         return self._run_all([partial(self._complete, job) for job in jobs], _width(jobs), self._longest(jobs), use_tqdm)
 
@@ -107,7 +107,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """The next message of one conversation or many."""
+        """Returns the next message of one conversation or many."""
         tokenizer = self.get_tokenizer()
         chats = [
             tokenizer.render_chat(
@@ -131,7 +131,7 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector for each prompt."""
+        """Returns one vector for each prompt."""
         parsed = parse_prompts(prompts)
         each = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
         checked = self._check(parsed, each)
@@ -141,7 +141,7 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt."""
+        """Returns the `beam_width` best continuations of each prompt."""
         beam.validate(params, len(self.engine.model_config.eos_token_ids))
         step = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
         jobs = self._jobs(parse_prompts(prompts), step, 0)
@@ -153,7 +153,7 @@ class LLM:
         return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, self._longest(jobs), use_tqdm)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets cached prompts that no request uses."""
+        """Drops cached prompts that no request uses."""
         self._thread.run(self.engine.reset_prefix_cache())
 
     def sleep(self, level: int = 1, mode: str | None = None) -> None:
@@ -161,7 +161,7 @@ class LLM:
         self._thread.run(self.engine.sleep(level, mode))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes again what "weights" and "kv_cache" name, or both. See `AsyncEngine.wake_up`."""
+        """Restores "weights", "kv_cache" or both. See `AsyncEngine.wake_up`."""
         self._thread.run(self.engine.wake_up(tags))
 
     # ---- one request ----
@@ -176,15 +176,15 @@ class LLM:
         priorities = one_each(priority, len(prompts), "priority")
         checked = self._check(prompts, each)
         rows = zip(prompts, checked, each, priorities, strict=True)
-        return [_Job(prompt.text, ids, own, rank) for prompt, ids, own, rank in rows]
+        return [_Job(prompt.text, ids, job_params, job_priority) for prompt, ids, job_params, job_priority in rows]
 
     def _check(self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams | PoolingParams]) -> list[list[int]]:
-        """The token ids of each prompt, once it is certain that the engine will take all of them."""
+        """Returns the token ids of each prompt. Raises InvalidRequest if the engine would refuse one."""
         checked = []
-        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
             try:
                 ids = self._ids(prompt)
-                self.engine.validate([ids], own)
+                self.engine.validate([ids], prompt_params)
             except InvalidRequest as error:
                 error.add_note(f"(prompt {index} of {len(prompts)}, counted from 0)")
                 raise
@@ -206,29 +206,30 @@ class LLM:
         eos = self.engine.model_config.eos_token_ids
         found = await beam.beam_search(job.ids, params, eos, partial(self._likeliest, params.temperature))
         sequences = []
-        for one in found:
-            tokens = [*job.ids, *one.tokens]
+        for best in found:
+            tokens = [*job.ids, *best.tokens]
             text = self.get_tokenizer().decode(tokens)
-            sequences.append(BeamSearchSequence(tokens, one.cum_logprob, text, "stop" if one.ended else "length"))
+            sequences.append(BeamSearchSequence(tokens, best.cum_logprob, text, "stop" if best.ended else "length"))
         return BeamSearchOutput(sequences)
 
     async def _likeliest(self, temperature: float, prefixes: list[list[int]], count: int) -> list[dict[int, float]]:
         params = SamplingParams(temperature=temperature, max_tokens=1, logprobs=count, detokenize=False)
         outputs = await asyncio.gather(*(self.engine.complete(prefix, params) for prefix in prefixes))
         rows = [output.outputs[0].logprobs for output in outputs]
-        # A sampled token that is none of the likeliest is listed with a rank above `count`.
+        # A sampled token that is not among the likeliest has a rank above `count`.
         return [{t: p.logprob for t, p in row[0].items() if p.rank <= count} for row in rows if row]
 
     # ---- many requests ----
 
     def _longest(self, jobs: Sequence[_Job]) -> int:
-        """Tokens, with the output, of the longest sequence that may come of them."""
+        """Returns the tokens, output included, of the longest sequence that the jobs may produce."""
         limit = self.engine.config.scheduler.max_model_len
         return max((min(limit, len(job.ids) + (job.params.max_tokens or limit)) for job in jobs), default=1)
 
     def _run_all(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], width: int, longest: int, use_tqdm: bool) -> list[T]:
-        """Results in the order of `calls`, each of which runs up to `width` sequences of at most `longest` tokens. The first error
-        ends the rest.
+        """Returns results in the order of `calls`, each of which runs up to `width` sequences of at most `longest` tokens.
+
+        The first error ends the rest.
         """
         most = self.engine.config.scheduler
         at_once = max(1, min(most.max_num_waiting // width, most.max_num_waiting_tokens // (width * longest)))
@@ -237,7 +238,7 @@ class LLM:
 
 
 async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int, on_done: Callable[[], object]) -> list[T]:
-    # More than the engine lets wait would be refused.
+    # The engine refuses more requests than may wait.
     gate = asyncio.Semaphore(at_once)
 
     async def run(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -252,7 +253,7 @@ async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once
     finally:
         for task in tasks:
             task.cancel()
-        # Cancelled requests tell the engine so; without waiting, the caller could shut it down meanwhile.
+        # Cancelled requests are aborted in the engine first; else the caller could shut it down meanwhile.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -261,7 +262,7 @@ def _width(jobs: Sequence[_Job]) -> int:
 
 
 def _close(thread: LoopThread, engine: AsyncEngine) -> None:
-    if thread.is_current():  # the garbage collector may run anywhere, and here it would wait for itself
+    if thread.is_current():  # the garbage collector may run in this thread, which would wait for itself
         threading.Thread(target=_close, args=(thread, engine)).start()
         return
     thread.run(engine.shutdown())

@@ -1,4 +1,4 @@
-"""Shows a script how far loading is: a bar on a terminal, a log line every few seconds elsewhere."""
+"""The progress of loading: a bar on a terminal, a log line every few seconds elsewhere."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers who do not write async code."""
+"""An event loop in a thread of its own, for callers without async code."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads. The thread is a daemon: it never keeps the interpreter from ending."""
+    """Runs coroutines for other threads. The thread is a daemon: the interpreter ends without waiting for it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -19,7 +19,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Waits for the result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled.
+        """Runs a coroutine and waits for its result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled.
 
         Raises EngineDead after `stop`.
         """
@@ -33,7 +33,7 @@ class LoopThread:
             future.cancel()
 
     def is_current(self) -> bool:
-        """Whether this code runs in the thread, where waiting for it would never end."""
+        """Returns whether the caller runs in this thread, where waiting for a coroutine would never end."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The forms in which callers of `LLM` write prompts, conversations and parameters, brought into one."""
+"""Parses the forms in which callers of `LLM` write prompts, conversations and parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """`ids` None means that the text is still to be encoded."""
+    """A prompt. `ids` None means that the text is still to be encoded."""
 
     text: str | None
     ids: list[int] | None = None
 
 
 def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
-    """One prompt or a list of them. A plain list of integers is one prompt. Raises InvalidRequest naming the one that is none."""
+    """Parses one prompt or a list of them. A plain list of integers is one prompt. Raises InvalidRequest naming the wrong one."""
     single = isinstance(prompts, str | Mapping) or _are_ids(prompts)
     return [_parse(prompt, f"prompts[{index}]") for index, prompt in enumerate([prompts] if single else prompts)]
 
 
 def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or a list of them."""
+    """Returns the conversations of one conversation or a list of them. Raises InvalidRequest for a mixture."""
     single = [message for message in messages if isinstance(message, Mapping)]
     several = [chat for chat in messages if not isinstance(chat, Mapping)]
     if single and several:
@@ -37,7 +37,7 @@ def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]
 
 
 def one_each(values: T | Sequence[T], count: int, name: str) -> list[T]:
-    """`values` for `count` prompts: one for all, or a list with one for each."""
+    """Returns `values` for `count` prompts: one for all, or a list with one for each. Raises InvalidRequest."""
     if not isinstance(values, list | tuple):
         return [values] * count  # type: ignore[list-item]  # a Sequence[T] is a list or tuple here
     if len(values) != count:

@@ -1,10 +1,13 @@
 """Renders chats for a server, in a process of its own: `python -m starling_engine.frontend.render_child`.
 
-First comes the renderer, then one conversation after another, on standard input; each is answered on standard output.
+The renderer comes first on standard input, then one conversation after another; standard output has an answer to each. All of them
+are frames: a length and JSON. It is Python's own JSON, because clients send halves of surrogate pairs and huge integers.
 """
 
+import json
 import resource
 import signal
+import struct
 import sys
 from dataclasses import dataclass
 from types import FrameType
@@ -12,17 +15,18 @@ from typing import Any, BinaryIO, NoReturn
 
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer
-from starling_engine.frontend.frames import read_frame, write_frame
 from starling_engine.ipc.child import die_with_parent
+
+_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one conversation may take.
+    """Limits of a conversation.
 
-    seconds         of processor time, wherever it goes: a template's loops, its filters, compiling it. Long ones take milliseconds
-    answer_seconds  until the answer; who takes longer is in a call that cannot be interrupted, or the machine is overloaded
-    memory_bytes    that the process may have for data, what it keeps between conversations included
+    seconds         processor time for compiling the template, its loops and its filters; long templates take milliseconds
+    answer_seconds  time until the answer: a longer one is in a call that cannot be interrupted, or the machine is overloaded
+    memory_bytes    the process's memory for data, including what is left of earlier conversations
     """
 
     seconds: float = 2.0
@@ -31,7 +35,7 @@ class RenderLimits:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that nothing that a template calls takes it for one of its own."""
+    """The processor time is used up. Not an Exception, so that no code of a template catches it."""
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
 
 def _serve(jobs: BinaryIO, answers: BinaryIO) -> NoReturn:
     given = read_frame(jobs)
-    limits, renderer = RenderLimits(**given["limits"]), ChatRenderer.from_frame(given["renderer"])
+    limits, renderer = RenderLimits(**given["limits"]), ChatRenderer.from_json(given["renderer"])
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     while True:
         write_frame(answers, _answer(renderer, jobs, limits))
@@ -76,6 +80,26 @@ def _rendered(renderer: ChatRenderer, job: dict[str, Any], seconds: float) -> di
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return {"text": prompt.text, "control": prompt.control}
+
+
+def write_frame(pipe: BinaryIO, value: Any) -> None:
+    content = json.dumps(value).encode()
+    pipe.write(_LENGTH.pack(len(content)))
+    pipe.write(content)
+    pipe.flush()
+
+
+def read_frame(pipe: BinaryIO) -> Any:
+    """Raises EOFError when the pipe's other end is gone."""
+    (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
+    return json.loads(_exactly(pipe, length))
+
+
+def _exactly(pipe: BinaryIO, length: int) -> bytes:
+    content = pipe.read(length)
+    if len(content) < length:
+        raise EOFError("the other process is gone")
+    return content
 
 
 def _out_of_time(_: int, __: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A request on its way, from the side of whoever waits for it."""
+"""A request on its way, for the caller that waits for it."""
 
 import asyncio
 import logging
@@ -10,40 +10,48 @@ from starling_engine.core.client import CoreClient
 from starling_engine.delta import MOVED, Delta
 from starling_engine.errors import EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
 from starling_engine.frontend.assembler import Assembler
+from starling_engine.outputs import RequestOutput, StreamDelta
 from starling_engine.request import EngineRequest
 
 logger = logging.getLogger("starling.frontend")
 
 RETRY_AFTER = 1.0
-"""Seconds after which a caller that found the queue full may try again."""
+"""Seconds after which a caller may try again when the queue is full."""
 
 
 class RequestProgress:
-    """One request on its way: the resume records of its sequences, and what has come of them."""
+    """A request on its way: the resume records of its sequences, and their output so far. Leaving its `with` block aborts it."""
 
     def __init__(self, choose: Callable[[], CoreClient], assembler: Assembler) -> None:
-        """`choose` gives the core for the request; asked again when the one that had it hands it over."""
+        """`choose` returns a core for the request; it is called again when a core hands the request over."""
         self.assembler = assembler
         self.records: dict[str, EngineRequest] = {}
-        """By id, of the sequences that are open, with the output so far: what another core would need to go on."""
+        """Records of the open sequences by id, with the output so far: another core could continue from them."""
         self._choose = choose
         self._client = choose()
-        self._moves: set[asyncio.Task[None]] = set()
+        self._resends: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._failure: Delta | None = None
+        self._end_taken = False
+
+    def __enter__(self) -> "RequestProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def add(self, index: int, record: EngineRequest) -> None:
-        """Raises EngineDead, or InvalidRequest for an id that is in use."""
+        """Sends a sequence to the core. Raises EngineDead, or InvalidRequest for an id that is in use."""
         self.records[record.id] = record
         try:
-            await self._client.add(record, lambda delta: self._take(index, delta))
+            await self._client.add(record, lambda delta: self._receive(index, delta))
         except BaseException:
             del self.records[record.id]
             raise
 
-    def _take(self, index: int, delta: Delta) -> None:
+    def _receive(self, index: int, delta: Delta) -> None:
         if delta.finish_reason == MOVED:
-            self._move(index, delta.id)
+            self._continue_elsewhere(index, delta.id)
             return
         self._wake.set()
         if delta.error is not None:
@@ -56,8 +64,8 @@ class RequestProgress:
             self.records[delta.id].output_ids.extend(delta.tokens)
             self.records[delta.id].scored += len(delta.prompt_logprobs or ())
 
-    def _move(self, index: int, request_id: str) -> None:
-        """Continues a sequence on another core: what it has so far is in its record, and more of it does not come from before."""
+    def _continue_elsewhere(self, index: int, request_id: str) -> None:
+        """Continues a sequence on another core, from its record: the core before sends no more of it."""
         record = self.records.get(request_id)
         if record is None:
             return
@@ -67,8 +75,8 @@ class RequestProgress:
         if not self._client.taking:
             self._client = self._choose()
         task = asyncio.get_running_loop().create_task(self._resend(index, record))
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
+        self._resends.add(task)
+        task.add_done_callback(self._resends.discard)
 
     async def _resend(self, index: int, record: EngineRequest) -> None:
         try:
@@ -78,7 +86,7 @@ class RequestProgress:
             self._wake.set()
 
     def _assemble(self, index: int, delta: Delta) -> None:
-        """A stop string ends the sequence in the core at once, whether or not anybody reads."""
+        """Adds a delta to the output. A stop string ends the sequence in the core at once, whether or not anybody reads."""
         try:
             stopped = self.assembler.push(index, delta)
         except Exception as error:
@@ -89,8 +97,23 @@ class RequestProgress:
             self._client.abort([delta.id])
             self.records.pop(delta.id, None)
 
-    async def wait(self) -> None:
-        """Until something came. Raises what ended the request."""
+    async def next(self) -> StreamDelta | None:
+        """Waits for the request's next gains; None after the last ones. Raises the error that ended it."""
+        # Ends by the gains, not by the assembler: that may finish while the reader is busy with earlier gains.
+        while not self._end_taken:
+            await self._wait()
+            if (gains := self.assembler.take()) is not None:
+                self._end_taken = gains.finished
+                return gains
+        return None
+
+    async def finish(self) -> RequestOutput:
+        """Waits for the end; returns the whole output. Raises the error that ended the request."""
+        while not self.assembler.finished:
+            await self._wait()
+        return self.assembler.output()
+
+    async def _wait(self) -> None:
         await self._wake.wait()
         self._wake.clear()
         if self._failure is not None:
@@ -98,15 +121,15 @@ class RequestProgress:
             raise_failure(self._failure)
 
     def close(self) -> None:
-        """Aborts what is still open."""
-        for move in self._moves:
-            move.cancel()
+        """Aborts the sequences that are still open."""
+        for resend in self._resends:
+            resend.cancel()
         if self.records:
             self._client.abort(list(self.records))
 
 
 def raise_failure(delta: Delta) -> None:
-    """Raises the error that a delta carries, if it does."""
+    """Raises the error of a delta, if it has one."""
     if delta.error is None:
         return
     if delta.asleep:

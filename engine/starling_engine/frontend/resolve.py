@@ -1,4 +1,4 @@
-"""From what the user wrote to what a core is started with. Imports no torch, so that a server's start does not wait for it."""
+"""Resolves a user's arguments to a core's settings. Imports no torch, so that a server's start does not wait for it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,21 +6,20 @@ from pathlib import Path
 from starling_engine.args import EngineArgs
 from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.kv_offload.sizes import host_slots, passage_bytes
+from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.sleep import STEPS_WITH_OTHERS
-from starling_engine.topology.layout import ParallelLayout
-from starling_engine.topology.node_placement import NodePlacement
+from starling_engine.topology.layout import NodePlacement, ParallelLayout
 from starling_engine.topology.placement import even_slots
 from starling_engine.weights.hub import resolve_model
 
 
-def resolve(args: EngineArgs, here: NodePlacement | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
-    """Finds the model (downloading it when it is a hub id) and settles every "auto". Without `here` all ranks share this machine.
+def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
+    """Finds the model (downloads it for a hub id) and resolves every "auto". Without `node` all ranks share this machine.
 
-    Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not go with it.
+    Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not fit it.
     """
     folder = resolve_model(args.model, args.revision)
     model = load_model_config(folder)
@@ -42,11 +41,11 @@ def resolve(args: EngineArgs, here: NodePlacement | None = None) -> tuple[Path, 
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
-    lockstep = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
-    if lockstep and args.enable_sleep_mode:
+    dp_sync = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
+    if dp_sync and args.enable_sleep_mode:
         raise ConfigError(STEPS_WITH_OTHERS, "enable_sleep_mode")
-    expert_slots, eplb = _expert_slots(args, model) if lockstep else (0, None)
-    local_ranks = layout.world_size if here is None else here.ranks
+    expert_slots, eplb = _expert_slots(args, model) if dp_sync else (0, None)
+    local_ranks = layout.world_size if node is None else node.ranks
     worker = WorkerConfig(
         model_path=str(folder),
         load_format=args.load_format,
@@ -67,7 +66,7 @@ def resolve(args: EngineArgs, here: NodePlacement | None = None) -> tuple[Path, 
         # Data parallel ranks are engine cores that know nothing of each other.
         layout=replace(layout, data=1),
         expert_parallel=args.enable_expert_parallel,
-        lockstep=lockstep,
+        dp_sync=dp_sync,
         elastic=args.enable_elastic_ep,
         expert_slots=expert_slots,
         eplb=eplb,
@@ -88,7 +87,7 @@ def resolve(args: EngineArgs, here: NodePlacement | None = None) -> tuple[Path, 
 
 
 def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:
-    """Whether the device can, its worker finds out."""
+    """Returns whether fp8 is requested and possible for the model; the worker checks its device."""
     fp8 = args.kv_cache_dtype != "auto"
     if fp8 and model.mla:
         raise ConfigError(
@@ -98,12 +97,12 @@ def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:
 
 
 def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersConfig | None:
-    """Tiers outside pass through host memory, also where that is no tier of its own."""
+    """Returns the tiers. Chunks of secondary tiers pass through host memory, even without a CPU tier."""
     if not args.kv_cpu_bytes and args.kv_fs_path is None and args.kv_store is None:
         return None
     tiers = TiersConfig(
         cpu_bytes=args.kv_cpu_bytes,
-        passage_bytes=0 if args.kv_cpu_bytes else passage_bytes(model, worker),
+        staging_bytes=0 if args.kv_cpu_bytes else staging_bytes(model, worker),
         cpu_policy=args.kv_cpu_policy,
         fs_path=args.kv_fs_path,
         fs_bytes=args.kv_fs_bytes or 0,
@@ -115,7 +114,7 @@ def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersC
 
 
 def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig | None]:
-    """The experts of each layer that a rank may have to hold, when the ranks are fewest, and what lets them move."""
+    """Returns the experts of each layer that a rank may have to hold, when ranks are fewest, and EPLB's settings."""
     assert model.moe is not None, "checked with the split"
     experts, tensor = model.moe.num_experts, args.tensor_parallel_size
     most = args.data_parallel_size * tensor
@@ -140,5 +139,5 @@ def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig
 
 
 def resolve_tokenizer(args: EngineArgs, folder: Path) -> Path:
-    """The folder of the tokenizer: the model's, unless another is named."""
+    """Returns the folder of the tokenizer: the model's, unless another is named."""
     return folder if args.tokenizer is None else resolve_model(args.tokenizer, None)

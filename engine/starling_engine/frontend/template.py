@@ -15,13 +15,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.template_reading import asks_type_of_content, loops_over_content, sought_texts, written_texts
+from starling_engine.frontend.template_reading import loops_over_content, sought_texts, tests_type_of_content, written_texts
 
 LARGEST_PROMPT = 16 << 20
 """Characters; the longest contexts take a quarter of it."""
 
 _COMPILE_ERRORS = (jinja2.TemplateError, RecursionError, SyntaxError, ValueError)
-"""Python itself refuses some of what jinja2 makes of a template, such as 21 loops in one another."""
+"""Includes errors of Python, which refuses some of the code that jinja2 makes, such as 21 nested loops."""
 
 _RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -32,7 +32,7 @@ class CompiledTemplate:
     template: jinja2.Template
 
     def render(self, /, **variables: Any) -> str:
-        """Raises InvalidRequest for whatever goes wrong: templates speak up through errors (roles that must alternate, ...)."""
+        """Returns the prompt. Raises InvalidRequest for any error: templates reject messages (roles must alternate) by errors."""
         try:
             return "".join(_bounded(self.template.generate(variables)))
         except _RENDER_ERRORS as error:
@@ -40,13 +40,13 @@ class CompiledTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether a message's content may be a list of parts. Others would print the list as Python does, or drop it."""
+        """True if a message's content may be a list of parts. Other templates print the list as Python does, or drop it."""
         return loops_over_content(self._tree)
 
     @cached_property
     def wants_parts(self) -> bool:
-        """Whether content must be a list: it is looped over, and never asked whether it is a string."""
-        return self.reads_parts and not asks_type_of_content(self._tree)
+        """True if content must be a list: the template loops over it and never tests whether it is a string."""
+        return self.reads_parts and not tests_type_of_content(self._tree)
 
     @cached_property
     def sought(self) -> frozenset[str]:
@@ -65,7 +65,7 @@ class CompiledTemplate:
 
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> CompiledTemplate:
-    """Raises ValueError for a source that is no template. Cached: compiling takes longer than rendering."""
+    """Compiles a template; cached, because compiling takes longer than rendering. Raises ValueError for a wrong source."""
     try:
         return CompiledTemplate(source, _environment().from_string(source))
     except _COMPILE_ERRORS as error:
@@ -101,7 +101,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML, which no model was trained on."""
+    """Writes JSON without HTML escapes, unlike jinja's own filter: no model was trained on them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -114,7 +114,7 @@ def _strftime_now(form: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here its body is all that counts."""
+    """`{% generation %}` marks the assistant's text for training; here only its body counts."""
 
     tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -124,7 +124,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateDict:
-    """`dict(...)` without the type's attributes, over which a template could leave the sandbox."""
+    """`dict(...)` without the type's attributes, by which a template could leave the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

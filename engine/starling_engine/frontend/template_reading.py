@@ -1,4 +1,4 @@
-"""What a chat template asks of its messages, read off its syntax tree."""
+"""Reads from a chat template's syntax tree how it uses its messages."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,20 @@ from jinja2 import nodes
 
 _TYPE_TESTS = {"string", "iterable", "sequence", "mapping"}
 _SEARCHES = {
-    *("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "removeprefix", "removesuffix"),
-    *("find", "rfind", "index", "rindex", "count"),
+    "split",
+    "rsplit",
+    "partition",
+    "rpartition",
+    "startswith",
+    "endswith",
+    "replace",
+    "removeprefix",
+    "removesuffix",
+    "find",
+    "rfind",
+    "index",
+    "rindex",
+    "count",
 }
 """Methods of texts, and filters, that look for their first argument."""
 
@@ -16,12 +28,12 @@ def loops_over_content(tree: nodes.Template) -> bool:
     return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
 
 
-def asks_type_of_content(tree: nodes.Template) -> bool:
+def tests_type_of_content(tree: nodes.Template) -> bool:
     return any(test.name in _TYPE_TESTS and _is_content(test.node) for test in tree.find_all(nodes.Test))
 
 
 def sought_texts(tree: nodes.Template) -> frozenset[str]:
-    """The constant texts that the template looks for: `'</think>' in content`, `content.split('</think>')`, ..."""
+    """Returns the constant texts that the template looks for: `'</think>' in content`, `content.split('</think>')`, ..."""
     names = {
         assigned.target.name: assigned.node.value
         for assigned in tree.find_all(nodes.Assign)
@@ -32,7 +44,7 @@ def sought_texts(tree: nodes.Template) -> frozenset[str]:
 
 
 def written_texts(tree: nodes.Template) -> frozenset[str]:
-    """The constant texts that the template may write: those outside of its tags, and those in its expressions."""
+    """Returns the constant texts that the template may write: those between its tags, and those in its expressions."""
     data = (part.data for part in tree.find_all(nodes.TemplateData))
     constants = (constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str))
     return frozenset((*data, *constants))
@@ -55,7 +67,7 @@ def _constant(node: nodes.Node) -> object:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """`content`, `message.content`, `message['content']`, `messages[0]['content']`, also behind filters and slices."""
+    """Matches `content`, `message.content`, `message['content']`, `messages[0]['content']`, also with filters and slices."""
     match node:
         case nodes.Name(name="content") | nodes.Getattr(attr="content"):
             return True

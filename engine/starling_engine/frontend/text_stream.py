@@ -1,4 +1,4 @@
-"""Token ids to text as they come, without ever showing half a character."""
+"""Turns token ids into text as they come, without ever showing half a character."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from starling_engine.frontend.token_bytes import Spelling
 from starling_engine.frontend.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 8
-"""Enough of the prompt's end to complete a character that it cut, and for decoders that look at the neighbour."""
+"""Tokens of the prompt's end: enough for a character that it cuts, and for decoders that look at the neighbour."""
 
 
 class TextStream(Protocol):
-    """One output's text. `feed` returns what became certain with this token; `finish` the rest, once."""
+    """Text of an output. `feed` returns the text that became certain with this token; `finish` the rest, once."""
 
     def feed(self, token_id: int) -> str: ...
 
@@ -20,9 +20,9 @@ class TextStream(Protocol):
 
 
 def text_stream(tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int] = ()) -> TextStream:
-    """A stream of the text that follows the prompt's. Without a prompt it is the text of a sequence of its own.
+    """Returns a stream of the text after the prompt's, or without a prompt of a whole sequence.
 
-    What it gives in all is decode(prompt + output) less decode(prompt).
+    All of it equals decode(prompt + output) without decode(prompt).
     """
     context = _visible_end(tokenizer, prompt_ids) if skip_special_tokens else prompt_ids[-_CONTEXT_TOKENS:]
     if tokenizer.spelling is None:
@@ -31,7 +31,7 @@ def text_stream(tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Seq
 
 
 def _visible_end(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
-    """The last tokens that are not special: a chat's prompt may end in a row of those that are."""
+    """Returns the last tokens that are not special: a chat's prompt may end in several special ones."""
     end: list[int] = []
     for token_id in reversed(prompt_ids):
         if token_id not in tokenizer.special_ids:
@@ -42,10 +42,10 @@ def _visible_end(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
 
 
 class ByteStream:
-    """For tokenizers whose tokens are bytes. Constant time for each token.
+    """Streams text of tokenizers whose tokens are bytes, in constant time for each token.
 
-    Equal to `decode` of the whole for every sequence of a byte-level tokenizer. Of a SentencePiece one, a run of <0xNN> tokens
-    that is not UTF-8 differs: here its good characters stay, `decode` replaces each byte of the run.
+    Equal to `decode` of the whole for byte-level tokenizers. For SentencePiece, a run of <0xNN> tokens that is not UTF-8 differs:
+    here its valid characters stay, `decode` replaces each byte of the run.
     """
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling, skip_special: bool, context: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class ByteStream:
         return self._decoder.decode(b"", final=True)
 
     def _feed_opening(self, token_id: int) -> str:
-        """The encoder writes a space before a text that has none; the first tokens are read without it."""
+        """Reads the first tokens without the space that the encoder puts before a text."""
         token = self._tokenizer.backend.id_to_token(token_id)
         if token is None:
             return ""
@@ -82,10 +82,10 @@ class ByteStream:
 
 
 class WindowStream:
-    """For any other decoder (</w> suffixes, ## prefixes, none at all): decodes the last tokens with and without the new one.
+    """Streams text of any other decoder (</w> suffixes, ## prefixes, none): decodes the last tokens with and without the new one.
 
-    The text since the last certain point is decoded anew for each token, so a long run without one (nothing but broken
-    characters) costs its square.
+    Each token decodes the text since the last certain point again. A long run of broken characters has no such point, and costs its
+    length squared.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, context: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Which bytes a token stands for.
+"""The bytes of tokens.
 
-Text is the UTF-8 decoding of the tokens' bytes, one after the other. Seen so, a character that is spread over tokens, a stop
-string that straddles tokens and the `bytes` of OpenAI's logprobs are all the same simple matter. The two families of tokenizers
-that language models use fit: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece (Llama 2, Gemma, Mistral).
+Text is the UTF-8 decoding of the tokens' bytes, one after the other. This solves three problems at once: characters spread over
+tokens, stop strings across tokens, and the `bytes` of OpenAI's logprobs. Both families of tokenizers fit: byte-level BPE (GPT-2,
+Llama 3, Qwen) and SentencePiece (Llama 2, Gemma, Mistral).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ from typing import Any, Protocol
 
 
 class Spelling(Protocol):
-    """How the decoder of a tokenizer.json reads its tokens."""
+    """The way in which the decoder of a tokenizer.json reads tokens."""
 
     @property
     def leading_spaces(self) -> int:
-        """Spaces that are dropped from the very start of a text: the encoder puts one there of its own."""
+        """Spaces to drop at the very start of a text, where the encoder adds one."""
 
     def to_bytes(self, token: str) -> bytes:
-        """The bytes of a token as it stands in the vocabulary."""
+        """Returns the bytes of a token, given as in the vocabulary."""
 
     def first_to_bytes(self, token: str) -> bytes:
-        """The bytes of the token that opens a text."""
+        """Returns the bytes of the first token of a text."""
 
 
 @dataclass(frozen=True)
 class ByteLevel:
-    """GPT-2's: each character of a token is one byte."""
+    """GPT-2's spelling: each character of a token is one byte."""
 
     leading_spaces: int = 0
 
@@ -36,7 +36,7 @@ class ByteLevel:
         try:
             return bytes([table[char] for char in token])
         except KeyError:
-            # Added tokens are written plainly; one that holds a character outside of the table cannot be meant in bytes.
+            # Added tokens are plain text; a character that is not in the table cannot be a byte.
             return token.encode()
 
     def first_to_bytes(self, token: str) -> bytes:
@@ -45,7 +45,7 @@ class ByteLevel:
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """Plain text with a mark for the space; with `byte_fallback`, <0xE2> is a byte of a character that has no token.
+    """Plain text with a mark for the space; with `byte_fallback`, <0xE2> is a byte of a character without a token.
 
     `replacements` are applied to each token in order. `metaspace` is the mark of the Metaspace decoder, which drops every mark
     of a text's first token if `drops_first`.
@@ -74,7 +74,7 @@ class SentencePiece:
 
 
 def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling | None:
-    """The spelling for the `decoder` section of a tokenizer.json; None for one that joins tokens in a way of its own."""
+    """Returns the spelling for the `decoder` section of a tokenizer.json; None if it joins tokens in another way."""
     if decoder is None:
         return None
     steps: Sequence[Mapping[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -87,7 +87,7 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling | None:
 
 
 def _sentence_piece(steps: Sequence[Mapping[str, Any]]) -> SentencePiece | None:
-    """None when a step is unknown, or known but with settings that a token by itself cannot be read with."""
+    """Returns None for an unknown step, or settings with which a token alone cannot be read."""
     found: dict[str, Any] = {"replacements": ()}
     for step in steps:
         match step:
@@ -117,7 +117,7 @@ def _fallback_byte(token: str) -> bytes | None:
 
 @cache
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the code points from 256 on.
+    """Returns GPT-2's alphabet: printable bytes stand for themselves, the others for the code points from 256 on.
 
     https://github.com/openai/gpt-2/blob/master/src/encoder.py
     """

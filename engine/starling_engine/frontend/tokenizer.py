@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the files of a checkpoint, without importing transformers."""
+"""The tokenizer of a checkpoint, read from its files without importing transformers."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """One checkpoint's tokenizer and its chat templates. Safe to use from several threads; nothing in it changes.
+    """A checkpoint's tokenizer and its chat templates. Immutable, so several threads may use it.
 
-    `vocab_size` is one more than the highest token id known here; the model's may be larger (padded).
-    `special_ids` are the tokens that `decode` leaves out when asked to.
+    `vocab_size` is one more than the highest token id known here; the model's may be larger (padded). `special_ids` are the tokens
+    that `decode` skips with `skip_special_tokens`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Tokenizer:
     ) -> None:
         """`named_tokens`: bos_token, eos_token, ... by name, as chat templates see them. `info`: tokenizer_config.json."""
         self.info = dict(info or {})
-        # Limits for training that some checkpoints ship: a prompt is never cut or padded in silence.
+        # Some checkpoints have limits for training, but a prompt must never be cut or padded silently.
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
@@ -52,7 +52,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json and the small files beside it. Raises ModelError when they cannot be used."""
+        """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used."""
         config = _read_json(folder / "tokenizer_config.json")
         backend = _load_backend(folder)
         named, extra = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
@@ -62,15 +62,15 @@ class Tokenizer:
         return cls(backend, named, ChatTemplates.load(folder, config), config)
 
     def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens` puts what the checkpoint wants around a plain prompt (a BOS token, mostly).
+        """Returns token ids. `add_special_tokens` adds the checkpoint's tokens around a plain prompt (mostly a BOS token).
 
-        Control tokens that a text spells are control tokens; in a chat those that its messages spell are text.
+        Control tokens that a text spells are control tokens; those that a chat's messages spell are text.
         """
         try:
             if isinstance(prompt, ChatPrompt) and prompt.control is not None:
-                return self._twin.encode(prompt, add_special_tokens)
+                return self._escaping.encode(prompt, add_special_tokens)
             text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
-            # Faster than encode(): no offsets, and other threads run meanwhile.
+            # Faster than encode(): it computes no offsets, and other threads run meanwhile.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
@@ -79,14 +79,14 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token's exact bytes, which need not be whole characters; none for an id without a token."""
+        """Returns the token's exact bytes, which need not be whole characters; none for an id without a token."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
         return found
 
     def token_text(self, token_id: int) -> str:
-        """The token as OpenAI's logprobs show it: bytes that are no whole character appear as \\xe2."""
+        """Returns the token as OpenAI's logprobs show it: bytes that are no whole character appear as \\xe2."""
         return self.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
 
     @property
@@ -103,7 +103,7 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: Any,
     ) -> ChatPrompt:
-        """The prompt for a conversation; encode it with add_special_tokens=False, for templates write their own.
+        """Returns the prompt for a conversation; encode it with add_special_tokens=False, because templates write their own.
 
         `template` is a jinja2 template or the name of one of the checkpoint's. `kwargs` (tools, documents, enable_thinking,
         ...) are variables of the template. Raises InvalidRequest when it cannot render the messages.
@@ -117,7 +117,7 @@ class Tokenizer:
         )
 
     @cached_property
-    def _twin(self) -> EscapingTokenizer:
+    def _escaping(self) -> EscapingTokenizer:
         return EscapingTokenizer(self.backend, self.renderer.control.spellings)
 
     def _spell(self, token_id: int) -> bytes:
@@ -143,7 +143,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """For checkpoints that have only a SentencePiece or tiktoken file."""
+    """Converts the tokenizer of a checkpoint with only a SentencePiece or tiktoken file."""
     _log.warning("%s has no tokenizer.json: transformers converts it, which takes seconds at every start", folder)
     from transformers import AutoTokenizer
 
@@ -158,7 +158,7 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An absent file is an empty one."""
+    """Reads an object; an absent file counts as an empty one. Raises ModelError."""
     if not path.is_file():
         return {}
     try:
@@ -176,9 +176,9 @@ def _decoder_section(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
 
 
 def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Tokens with a name (bos_token, ...; models have more: image_token, ...) and those without.
+    """Returns tokens with a name (bos_token, ...; some models have more: image_token, ...) and those without.
 
-    special_tokens_map.json counts only beside a config without `added_tokens_decoder`, as in transformers.
+    special_tokens_map.json counts only if the config has no `added_tokens_decoder`, as in transformers.
     """
     merged = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
@@ -189,13 +189,13 @@ def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tup
 
 
 def _content_of(token: Any) -> str | None:
-    """A token is written as a string or as an object with its matching rules."""
+    """Returns the text of a token, which is a string or an object with matching rules."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) and content else None
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the tokens that only tokenizer_config.json knows; their ids must follow on, or texts would be misread."""
+    """Adds the tokens that only tokenizer_config.json knows. Raises ModelError if their ids would differ."""
     known = backend.get_added_tokens_decoder()
     for id_, entry in sorted(((int(id_), entry) for id_, entry in decoder.items()), key=lambda item: item[0]):
         if id_ in known:
@@ -207,6 +207,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Map
 
 
 def _without_those_marked(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> list[tokenizers.AddedToken]:
-    """Those of `tokens` that are not special yet; marking one again would forget its matching rules."""
+    """Returns the `tokens` that are not special yet; marking one again would drop its matching rules."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     return [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens if token not in special]

@@ -1,4 +1,4 @@
-"""What every process that the engine starts has in common: its log goes to its parent, and it ends when the parent does."""
+"""Child processes of the engine: a child's log goes to its parent, and it ends when the parent does."""
 
 import ctypes
 import gc
@@ -16,15 +16,17 @@ from starling_engine.ipc.log_lines import LogLineFormatter
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 YIELDING = {"OMP_WAIT_POLICY": "passive"}
-"""Torch's threads sleep while they wait for each other, unless the environment says otherwise. By default OpenMP has them spin for
-milliseconds, on the very core that the thread they wait for needs where there is a neighbour. The native kernels have their own.
+"""Torch's threads sleep while they wait for each other, unless the environment says otherwise.
+
+By default OpenMP has them spin for milliseconds, on the very core that the thread they wait for may need. The native kernels have
+their own.
 """
 
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
-    """`python -m MODULE ARGUMENTS`, which lives as long as its standard input is open; see `live_with_parent`.
+    """Starts `python -m MODULE ARGUMENTS`, which lives as long as its standard input is open; see `live_with_parent`.
 
-    Ctrl-C goes to a terminal's whole process group: in a session of its own it lives on until its parent has drained.
+    Ctrl-C goes to a terminal's whole process group: in a session of its own the child lives on until its parent has drained.
     """
     command = [sys.executable, "-m", module, *arguments]
     environment = YIELDING | os.environ
@@ -32,8 +34,9 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess
 
 
 def import_for_good(name: str) -> ModuleType:
-    """Imports a module that stays until the process ends. No collection looks through it or what it imports, now or later: that is
-    a sixth of the time that torch takes to import.
+    """Imports a module that stays until the process ends.
+
+    No garbage collection looks through it or what it imports, now or later: that is a sixth of the time that torch takes to import.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -46,9 +49,9 @@ def import_for_good(name: str) -> ModuleType:
 
 
 def live_with_parent() -> None:
-    """Call once what was sent on standard input has been read: its end means that the parent is gone.
+    """Ends this process when its standard input ends, for then the parent is gone; call it when the input has been read.
 
-    Interrupts are the parent's to answer: it drains first, then says when to end.
+    Interrupts are ignored: the parent drains first, then ends this process.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLineFormatter())
@@ -59,7 +62,7 @@ def live_with_parent() -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends, also one that is stopped and could not notice by itself.
+    """Has the kernel kill this process when the thread that started it ends, also while this process is stopped.
 
     Only for children of a thread that lives as long as its process. Linux alone has it; elsewhere there is `live_with_parent`.
     """

@@ -8,8 +8,8 @@ from starling_engine.errors import ConfigError
 def listen(socket: "zmq.Socket[bytes]", host: str) -> str:
     """Binds a free port of `host`; returns the address to connect to. Raises ConfigError where this machine has no such address.
 
-    A free port, and not one of a fixed range: cores of several groups may share a machine's address, and a core that is started
-    again must not be taken for the one before. Whoever is to connect is told the address.
+    The port is free, and not one of a fixed range: cores of several groups may share a machine's address, and a core that starts
+    again must not be mistaken for the one before.
     """
     socket.setsockopt(zmq.IPV6, ":" in host)
     try:

@@ -1,11 +1,11 @@
-"""How a core's log reaches its parent: one JSON object a line on standard error, so that the parent's own logging shapes it."""
+"""Log lines from a child to its parent: one JSON object a line on standard error, so that the parent's own logging shapes it."""
 
 import logging
 
 import msgspec
 
 EXIT_LOGGER = "starling.exit"
-"""Its message says why the core ended."""
+"""Logger whose message says why the core ended."""
 
 
 class LogLine(msgspec.Struct):
@@ -23,7 +23,7 @@ class LogLineFormatter(logging.Formatter):
 
 
 def parse_line(raw: bytes) -> LogLine:
-    """What is no such line (a library's own message, a crash report) is taken as a warning."""
+    """Parses a line; any other text (a library's own message, a crash report) becomes a warning."""
     try:
         return _decode(raw)
     except msgspec.DecodeError:

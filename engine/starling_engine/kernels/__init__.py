@@ -1,1 +1,1 @@
-"""Triton kernels, each with the signature of its torch reference. They import triton: only what has chosen them imports them."""
+"""Triton kernels, each with the signature of its torch reference. They import triton, so only code that chose them imports them."""

@@ -1,4 +1,4 @@
-"""The gate of the MLP. Bound by memory: reads the gate and up halves once, writes their product."""
+"""The gate of the MLP. Bound by memory: reads the halves of gate and up once, writes their product."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ MAX_BLOCK = 1024  # four warps' worth; more programs, rather than larger ones, h
 
 @triton.jit
 def _silu_mul_rows(gate_up, out, size, BLOCK: tl.constexpr):
-    """A program has BLOCK elements of one row."""
+    """Each program computes BLOCK elements of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = column < size
@@ -41,7 +41,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gate_block(size: int) -> int:
-    """The power of two that holds `size`, up to MAX_BLOCK."""
+    """Returns the power of two that holds `size`, at most MAX_BLOCK."""
     block: int = triton.next_power_of_2(size)
     return min(MAX_BLOCK, block)
 

@@ -1,4 +1,4 @@
-"""Penalties, bans and the minimum length: rows of logits are read, adjusted by a word for each token, and written elsewhere."""
+"""Penalties, bans and the minimum length: rows of logits are read, adjusted by a word for each token, and written to new rows."""
 
 import torch
 import triton
@@ -15,7 +15,7 @@ WARPS = 8  # 8 logits a thread: two loads of 16 bytes each of logits and of word
 
 @triton.jit
 def _adjust(logits, stride, rows, words, slots, penalties, short, out, vocab):
-    """Tokens [part * TILE, + TILE) of one row."""
+    """Program (row, part): tokens [part * TILE, + TILE) of one row."""
     r = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     here = token < vocab
@@ -32,7 +32,7 @@ def _adjust(logits, stride, rows, words, slots, penalties, short, out, vocab):
 
 
 def adjust(logits: Tensor, rows: Tensor, words: Tensor, slots: Tensor, penalties: Tensor, short: Tensor) -> Tensor:
-    """As `kernels.token_words.adjust`, to the bit. Moves 12 bytes for each logit of a row."""
+    """Gives the same as `kernels.token_words.adjust`, to the bit. Moves 12 bytes for each logit of a row."""
     count, vocab = len(rows), logits.shape[1]
     assert logits.dtype == penalties.dtype == torch.float32 and words.dtype == torch.int32 and short.dtype == torch.bool
     assert rows.dtype == slots.dtype == torch.int64 and logits.stride(1) == 1 and words.is_contiguous()
@@ -40,7 +40,15 @@ def adjust(logits: Tensor, rows: Tensor, words: Tensor, slots: Tensor, penalties
     out = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
     if count:
         _adjust[(count, triton.cdiv(vocab, TILE.value))](
-            *(logits, logits.stride(0), rows, words, slots, penalties, short, out, vocab),
+            logits,
+            logits.stride(0),
+            rows,
+            words,
+            slots,
+            penalties,
+            short,
+            out,
+            vocab,
             num_warps=WARPS,
             enable_fp_fusion=False,  # rounded where the reference rounds
         )

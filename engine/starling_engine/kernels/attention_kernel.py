@@ -1,7 +1,7 @@
 """The kernel of attention over the paged cache: one for prefill, decode and steps that mix both. `paged_attention` launches it.
 
-A program takes one query block (tokens of a sequence times the query heads of one key-value head) and walks over the keys that it
-sees, with the softmax of FlashAttention-2 (arXiv 2307.08691), in powers of two.
+A program takes one query block: tokens of a sequence times the query heads of one key-value head. It walks over the keys that the
+block sees, with the softmax of FlashAttention-2 (arXiv 2307.08691), in powers of two.
 """
 
 import triton
@@ -12,7 +12,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _sequence_of(query_block, query_start, sequences, BLOCK_Q: tl.constexpr):
-    """The last sequence whose query blocks begin at or before this one; those of s begin at query_start[s] // BLOCK_Q + s."""
+    """Returns the sequence of a query block: those of sequence s begin at query_start[s] // BLOCK_Q + s."""
     low = 0
     high = sequences
     while high - low > 1:
@@ -26,7 +26,7 @@ def _sequence_of(query_block, query_start, sequences, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _rows_of(pages, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
-    """[KEYS, PADDED_DIM] of the cache; 0 past the head, and past the keys that are `here`, since their pages may hold anything."""
+    """Loads [KEYS, PADDED_DIM] of the cache; 0 past the head, and past the keys that are `here`: their pages may hold anything."""
     pointers = pages + at[:, None] + dims[None, :]
     if MASKED:
         return tl.load(pointers, mask=here[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
@@ -41,9 +41,9 @@ def _attend(
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Takes the tiles `first` to `last` of the keys into (acc, total, top). `top` is the largest score so far, as a power of two.
+    """Adds the tiles `first` to `last` of the keys to (acc, total, top). `top` is the largest score so far, as a power of two.
 
-    Without MASKED every row sees every key of them.
+    Without MASKED every row sees every key of these tiles.
     """
     dims = tl.arange(0, q.shape[1])
     factor = LOG2_E if CAPPED else scale * LOG2_E
@@ -70,7 +70,7 @@ def _attend(
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         base = new_top
         if MASKED:
-            # A row that has seen nothing yet: what is subtracted must not be -inf.
+            # For a row that has seen nothing yet: -inf must not be subtracted from -inf.
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(scores * factor - base[:, None])
         shrink = tl.exp2(top - base)
@@ -92,12 +92,12 @@ def attention_kernel(
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
-    PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences whose queries count
-    from `shortest` to `longest` attend to their keys from `suffix` on. ONE_BLOCK: each sequence has one query block at most.
-    ALL_SEGMENTS > 0: partial results, at `segment_base` plus the segment.
+    PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences with `shortest` to
+    `longest` queries attend to their keys from `suffix` on. ONE_BLOCK: each sequence has at most one query block.
+    ALL_SEGMENTS > 0: writes partial results, at `segment_base` plus the segment.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
-    # Of a sequence the last blocks see the most keys: they go first.
+    # The last blocks of a sequence see the most keys, so they go first.
     query_block = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     if PREFIX:
@@ -184,7 +184,7 @@ def attention_kernel(
             last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
         )  # fmt: skip
 
-    # A row that sees no key, as padding may be, is 0.
+    # A row that sees no key, as padding may, is 0.
     acc = acc * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
     place = at.to(tl.int64) * HEADS + head
     if ALL_SEGMENTS > 0:

@@ -1,4 +1,4 @@
-"""One step as attention kernels see it."""
+"""A step, as attention kernels see it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """One step's view of one KV group. Made anew each step; valid until the step ends.
+    """A step's data for one KV group. Made for each step; valid until the step ends.
 
     Sequences lie one behind the other in the step's flat token axis of T tokens.
 

@@ -1,25 +1,27 @@
-"""How attention is laid on the device: pure functions of shapes and of values that a captured graph holds fast. Imports no triton.
+"""The launch plan of attention: pure functions of shapes, and of values that a captured graph keeps. Imports no triton.
 
 A query block is BLOCK_M rows: tokens of one sequence times the query heads that share a key-value head (the group).
 
-| step    | head x bytes  |  rows | keys | warps | stages | registers | blocks an SM | shared |
-|---------|---------------|-------|------|-------|--------|-----------|--------------|--------|
-| prefill | up to 64 x 2  |   128 |   64 |     8 |      3 |       128 |            2 |  48 KB |
-| prefill | up to 128 x 2 |   128 |   32 |     8 |      3 |       128 |            2 |  64 KB |
-| prefill | 256 x 2       |   128 |   32 |     8 |      3 |       254 |            1 | 128 KB |
-| prefill | any x 4       |    32 |   16 |     8 |      2 |        78 |            3 |  34 KB |
-| decode  | up to 128 x 2 | 16-64 |   64 |     4 |      5 |   128-206 |         3, 2 |  70 KB |
-| decode  | 256 x 2       | 16-64 |   32 |     4 |      5 |       168 |            3 |  73 KB |
-| decode  | any x 4       | 16-32 |   32 |     8 |      2 |        54 |            4 |  42 KB |
+    step      head x bytes     rows   keys   warps   stages   registers   blocks an SM   shared
+    prefill   up to 64 x 2      128     64       8        3         128              2    48 KB
+    prefill   up to 128 x 2     128     32       8        3         128              2    64 KB
+    prefill   256 x 2           128     32       8        3         254              1   128 KB
+    prefill   any x 4            32     16       8        2          78              3    34 KB
+    decode    up to 128 x 2   16-64     64       4        5     128-206           3, 2    70 KB
+    decode    256 x 2         16-64     32       4        5         168              3    73 KB
+    decode    any x 4         16-32     32       8        2          54              4    42 KB
 
-Registers a thread and shared memory a block are what Triton 3.7 and ptxas make of it for sm_90 (3.6 needs as much, and 8 bytes of
-stack for prompts in a cache of fp8); nothing here was timed on one.
+Registers a thread and shared memory a block are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
+for prompts in a cache of fp8.) Nothing here was timed on one.
 
-Prefill: 128 rows are two warpgroups (wgmma), and ask L2 for one byte each 128 operations. Two blocks an SM, so that one multiplies
-while the other is at its softmax: with 64 keys, heads of 128 take 202 registers, and only one block fits. Decode: page numbers are
-loaded ahead of pages, so that 5 stages are two tiles of keys and values in flight, up to 64 KB a block, where the memory's latency
-asks for about 30 KB an SM. A cache in fp8 has the same tiles: decode takes up to 248 registers for the conversion, which leaves two
-blocks an SM with 32 KB in flight each. fp32 is exact, without tensor cores: small tiles, lest it spills.
+Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two blocks an SM, so that one
+multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one block fits.
+
+Decode: page numbers are loaded ahead of pages, so 5 stages are two tiles of keys and values in flight. That is up to 64 KB a block;
+the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248 registers for the
+conversion, which leaves two blocks an SM with 32 KB in flight each.
+
+fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
 """
 
 from dataclasses import dataclass
@@ -28,27 +30,27 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCKS_PER_SM = 4
-"""Programs of a decode step for each SM: fewer, and an SM with one more than the others is what the step waits for."""
+"""Programs of a decode step for each SM. With fewer, the step waits for an SM that has one more than the others."""
 
 SEGMENT_KEYS = 256
-"""A segment of the context holds at least so many keys: less does not pay for its part in the reduction."""
+"""Fewest keys of a segment of the context: fewer do not pay for their part in the reduction."""
 
 MAX_SEGMENTS = 64
 """The reduction holds all of a row's segments at once."""
 
 MIN_ROWS = 16
-"""The least that tl.dot multiplies."""
+"""Fewest rows that tl.dot multiplies."""
 
 MAX_SHORT_ROWS, MAX_SHORT_ROWS_FP32 = 64, 32
-"""Rows of a query block that is still bound by memory: a few tokens of a draft, say, and not one prompt's."""
+"""Most rows of a query block that is still bound by memory, like a few tokens of a draft, but not of a prompt."""
 
 CASCADE_BYTES = 16 << 20
-"""What cascade costs whatever the step: two more launches, about 4 us, in bytes that memory delivers meanwhile."""
+"""Fixed cost of cascade: two more launches, about 4 us, as bytes that memory delivers in that time."""
 
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """rows of a query block, keys that a program takes at once, and what Triton is to make of it."""
+    """Rows of a query block, keys that a program reads at once, and options for Triton."""
 
     rows: int
     keys: int
@@ -57,14 +59,14 @@ class AttentionTiles:
     registers: int | None = None
 
     def tokens(self, group: int) -> int:
-        """Tokens of a query block."""
+        """Returns the tokens of a query block."""
         return self.rows // group
 
 
 def decode_tiles(head_dim: int, itemsize: int, rows: int) -> AttentionTiles | None:
-    """For sequences of at most so many rows, which make one query block: bound by memory. None where they are too many.
+    """Returns the tiles for sequences of at most `rows` rows, which make one query block and are bound by memory.
 
-    `itemsize` of the queries, in bytes.
+    None where the rows are too many. `itemsize` of the queries, in bytes.
     """
     if rows > (MAX_SHORT_ROWS if itemsize <= 2 else MAX_SHORT_ROWS_FP32):
         return None
@@ -75,7 +77,7 @@ def decode_tiles(head_dim: int, itemsize: int, rows: int) -> AttentionTiles | No
 
 
 def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
-    """For all others: bound by the tensor cores."""
+    """Returns the tiles for all other sequences, which are bound by the tensor cores."""
     if itemsize > 2:
         return AttentionTiles(32, 16, 8, 2)
     if head_dim <= 64:
@@ -85,7 +87,7 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """A step for one layer. `itemsize` of the queries, in bytes; `cached` of keys and values, where theirs is another."""
+    """Sizes of a step for one layer. `itemsize` of the queries, in bytes; `cached` of keys and values, if theirs differs."""
 
     tokens: int
     sequences: int
@@ -102,20 +104,20 @@ class AttentionShape:
 
 
 def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
-    """Parts of each context, where every sequence is one query block; `longest` is the longest context that is possible."""
+    """Returns the parts of each context, where every sequence is one query block. `longest` is the longest possible context."""
     return _segments(shape.sequences * shape.kv_heads, longest, BLOCKS_PER_SM * sms)
 
 
 def prefix_segments(shape: AttentionShape, shared: int, sms: int) -> int:
-    """Parts of a prefix that all queries attend to in tiles for prefill, of which an SM holds one at a time."""
+    """Returns the parts of a prefix that all queries attend to, in tiles for prefill: an SM holds one at a time."""
     return _segments(_prefix_blocks(shape) * shape.kv_heads, shared, sms)
 
 
 def _segments(programs: int, longest: int, wanted: int) -> int:
-    """The power of two that makes `wanted` of `programs`, or as much of that as the keys give.
+    """Returns the power of two that turns `programs` into `wanted`, or fewer where there are not enough keys.
 
-    Not the longest context of the step decides but the longest possible: a captured graph serves both, and a segment finds its
-    bounds on the device.
+    The longest possible context decides, not the step's own: a captured graph serves both. A segment finds its bounds on the
+    device.
     """
     segments = 1
     while segments < MAX_SEGMENTS and programs * segments < wanted and longest >= 2 * segments * SEGMENT_KEYS:
@@ -128,10 +130,10 @@ def _prefix_blocks(shape: AttentionShape) -> int:
 
 
 def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.int32], block_size: int) -> int:
-    """Leading blocks [S, max_blocks] that all sequences share and that were full before this step; 0 for a lone sequence.
+    """Counts the leading blocks of [S, max_blocks] that all sequences share and that are full. 0 for one sequence.
 
-    `computed` [S] counts each sequence's tokens in the cache before the step. Every query comes after all of them, so that no key
-    of these blocks is hidden from any.
+    `computed` [S] counts each sequence's tokens in the cache before the step. All queries come after these, so they see all keys of
+    the blocks.
     """
     if len(block_tables) < 2:
         return 0
@@ -141,10 +143,10 @@ def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.
 
 
 def cascade_pays(shape: AttentionShape, shared: int, sms: int) -> bool:
-    """Whether to attend to `shared` common keys apart, for all sequences at once.
+    """Returns whether it is cheaper to attend to `shared` common keys apart, for all sequences at once.
 
-    That reads the shared pages once for each query block of the prefix instead of once a sequence. For it, each query writes and
-    reads a partial result (fp32) for every segment of the prefix, and one more for what follows.
+    Then the shared pages are read once for each query block of the prefix, instead of once a sequence. In return each query writes
+    and reads a partial result (fp32) for every segment of the prefix, and one more for the keys that follow.
     """
     if not shared or shape.sequences < 2:
         return False

@@ -1,7 +1,7 @@
 """Attention where all sequences begin with the same blocks: the shared keys are read for all queries at once.
 
 Two passes (arXiv 2501.01005, section 3.1.2), merged by their LSE: all tokens over the prefix, as one prefill with nothing hidden,
-and each sequence over what follows. `attention_plan.cascade_pays` says when that is cheaper.
+and each sequence over its own keys. `attention_plan.cascade_pays` says when that is cheaper.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from starling_engine.kernels.split_attention import Partial, merge
 
 
 def cascade_attention(call: AttentionCall, shared: int, max_query_len: int) -> Tensor:
-    """As `paged_attention`, where all sequences share their first `shared` keys and every query comes after them. No window."""
+    """Gives the same as `paged_attention`, where all sequences share their first `shared` keys, before all queries. No window."""
     assert not call.window and 0 < shared < call.longest
     shape, cores = call.shape, sms(call.q.device)
     wide = prefill_tiles(shape.head_dim, shape.itemsize)

@@ -1,9 +1,8 @@
 """Top-k, top-p and min-p without a sort: each keeps the logits from some value up, so each is a search for that value.
 
-One pass over the row notes the largest logit and the mass of each group of GROUP logits. From these follow a value that the
-threshold cannot be under, and with it the few groups that can hold the threshold: only they are searched, by halving the range of
-floats twice at a time. Of a distribution so flat that no group can be left out, the search reads the whole row each time.
-Rows that ask for no filter end at once.
+One pass over the row notes the largest logit and the mass of each group of GROUP logits. They give a lower bound of the threshold,
+and with it the few groups that can hold the threshold. Only these are searched, by halving the range of floats twice at a time. In
+a distribution so flat that no group can be left out, the search reads the whole row each time. Rows without a filter end at once.
 """
 
 import torch
@@ -23,7 +22,7 @@ LEAST_KEY = tl.constexpr(-2139095041)  # of -inf
 
 @triton.jit
 def _settings(row, vocab, temperature, top_k, top_p, min_p):
-    """The row's temperature, top_k (0: off), top_p and min_p, and whether any of these filters."""
+    """Returns the row's temperature, top_k (0: off), top_p and min_p, and whether the row has a filter."""
     degrees, k, p, m = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     k = tl.where(k < vocab, k, 0)
     return degrees, k, p, m, (degrees != 0) & ((k > 0) | (p < 1) | (m > 0))
@@ -31,7 +30,7 @@ def _settings(row, vocab, temperature, top_k, top_p, min_p):
 
 @triton.jit
 def _survey(logits, stride, vocab, temperature, top_k, top_p, min_p, maxima, masses, groups):
-    """The largest of each group of scaled logits, and the sum of exp(logit - that)."""
+    """Writes the largest of each group of scaled logits, and the sum of exp(logit - largest)."""
     row = tl.program_id(0)
     degrees, _, _, _, filtered = _settings(row, vocab, temperature, top_k, top_p, min_p)
     if not filtered:
@@ -49,7 +48,7 @@ def _survey(logits, stride, vocab, temperature, top_k, top_p, min_p, maxima, mas
 
 @triton.jit
 def _from_pivots(row_logits, degrees, vocab, listed, count, top, first, second, third, BY_MASS: tl.constexpr):
-    """How many logits of the listed groups are at least each of three keys; or with BY_MASS, the sum of their exp(logit - top)."""
+    """Counts the logits of the listed groups from each of three keys up; with BY_MASS, sums their exp(logit - top)."""
     kind: tl.constexpr = tl.float64 if BY_MASS else tl.int32
     first, second, third = first.to(tl.int32), second.to(tl.int32), third.to(tl.int32)
     from_first = tl.zeros((CHUNK, GROUP), kind)
@@ -72,7 +71,7 @@ def _from_pivots(row_logits, degrees, vocab, listed, count, top, first, second, 
 
 @triton.jit
 def _search(row_logits, degrees, vocab, listed, count, top, wanted, low, BY_MASS: tl.constexpr):
-    """The largest key such that the logits from it up count, or weigh, at least `wanted`; those from `low` up do."""
+    """Returns the largest key such that the logits from it up count, or weigh, at least `wanted`; those from `low` up do."""
     high = key_of(top).to(tl.int64) + 1
     while high - low > 1:
         gap = high - low
@@ -87,7 +86,7 @@ def _search(row_logits, degrees, vocab, listed, count, top, wanted, low, BY_MASS
 
 @triton.jit
 def _floor(keys, weights, wanted, top):
-    """A key, within COARSE of the largest, such that the groups whose largest logit is from it up weigh at least `wanted`."""
+    """Returns a key, within COARSE of the largest, such that groups whose largest logit is from it up weigh at least `wanted`."""
     low = tl.full((), LEAST_KEY, tl.int64)
     high = key_of(top).to(tl.int64) + 1
     while high - low > COARSE:
@@ -100,7 +99,7 @@ def _floor(keys, weights, wanted, top):
 
 @triton.jit
 def _list_groups(maxima, listed, floor, groups, BLOCK: tl.constexpr):
-    """Writes the groups whose largest logit is from `floor` up; returns how many."""
+    """Writes the groups whose largest logit is at least `floor`, and returns their number."""
     group = tl.arange(0, BLOCK)
     chosen = (key_of(maxima) >= floor.to(tl.int32)) & (group < groups)
     tl.store(listed + tl.cumsum(chosen.to(tl.int32), 0) - 1, group, mask=chosen)
@@ -113,7 +112,7 @@ def _list_groups(maxima, listed, floor, groups, BLOCK: tl.constexpr):
 def _thresholds(
     logits, stride, vocab, temperature, top_k, top_p, min_p, maxima, masses, lists, groups, lowest, BLOCK: tl.constexpr
 ):
-    """The lowest scaled logit of the row that all filters keep; -inf where there are none."""
+    """Writes the lowest scaled logit of the row that all filters keep; -inf where there are none."""
     row = tl.program_id(0).to(tl.int64)
     degrees, k, p, m, filtered = _settings(row, vocab, temperature, top_k, top_p, min_p)
     if not filtered:
@@ -130,7 +129,7 @@ def _thresholds(
         row_logits, listed = logits + row * stride, lists + row * groups
         relative = tl.exp(largest - top).to(tl.float64)
         mass = tl.sum(relative * tl.load(masses + row * groups + group, mask=group < groups, other=0.0), 0)
-        # What is among the k largest comes before what is among the likeliest of these.
+        # Top-k comes first: top-p then takes the likeliest of those.
         counted = k > 0
         wanted = tl.where(counted, k.to(tl.float64), p.to(tl.float64) * mass)
         low = _floor(key_of(largest), tl.where(counted, 1.0, relative), wanted, top)
@@ -149,12 +148,13 @@ def _thresholds(
 
 
 def thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The lowest logit / temperature that the filters of each row of logits [S, V] fp32 keep: [S] fp32; -inf where there are none.
+    """Returns the lowest logit / temperature that the filters of each row keep, [S] fp32; -inf where there are none.
 
-    For the arguments see `sample`.
-    Reads a row with a filter once, and then its listed groups some 12 times from the L2 cache; the others not at all.
-    Masses are of fp32 exponentials, summed in double in an order that depends on the row alone. So a set may differ from the
-    reference's where the mass from some logit up is within 1e-6 of top_p, by the logits of that value.
+    logits [S, V] fp32; for the other arguments see `sample`. Reads a row with a filter once, and then its listed groups some 12
+    times from the L2 cache. Rows without a filter are not read.
+
+    Masses are fp32 exponentials, summed in double in an order that depends on the row alone. So the kept tokens may differ from the
+    reference's: by the logits of one value, where the mass from it up is within 1e-6 of top_p.
     """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)

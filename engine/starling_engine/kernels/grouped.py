@@ -1,7 +1,7 @@
 """All experts of a layer in three launches: gate and up with the gate applied, down with the routing weight, and each token's sum.
 
-Pairs of token and expert come sorted into blocks of one expert each (`grouping.py`), and a program multiplies one block by one tile
-of its expert's matrix. The grid is the most blocks that there can be; programs past those there are leave at once.
+Pairs of token and expert are sorted into blocks of one expert each (`grouping.py`). A program multiplies one block by one tile of
+its expert's matrix. The grid has the most blocks that there can be; programs without a block end at once.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from starling_engine.kernels.grouping import Blocks, cut
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
-    """Columns and depth of a program's tile, and how it is run."""
+    """Columns and depth of a program's tile, and its warps and stages."""
 
     columns: int
     depth: int
@@ -33,23 +33,25 @@ class ExpertTiles:
 
 
 FEW = ExpertTiles(16, ProgramTile(32, 128, 4, 4), ProgramTile(64, 128, 4, 4))
-"""Bound by the weights' bytes: narrow tiles make programs enough to keep all of memory busy even for one token (8 experts of
-[2 * 768, 2048] make 192), and three stages of 16 KiB are on their way in each."""
+"""Bound by the weights' bytes: narrow tiles make enough programs to keep all of memory busy, even for one token.
+
+8 experts of [2 * 768, 2048] make 192 programs, and each has three stages of 16 KiB on their way.
+"""
 
 SOME = ExpertTiles(64, ProgramTile(64, 64, 4, 4), ProgramTile(128, 64, 4, 4))
-"""The fewest rows that Hopper's wgmma takes; still about as long reading as multiplying."""
+"""Fewest rows that Hopper's wgmma takes. Reading still takes about as long as multiplying."""
 
 MANY = ExpertTiles(128, ProgramTile(128, 64, 8, 3), ProgramTile(256, 64, 8, 3))
-"""Bound by multiplying: 128 x 256 sums are as many as two warpgroups hold, and each weight read serves 128 rows."""
+"""Bound by multiplying: two warpgroups hold 128 x 256 sums, and each weight that is read serves 128 rows."""
 
 WIDE = ExpertTiles(16, ProgramTile(32, 32, 4, 2), ProgramTile(64, 32, 4, 2))
-"""fp32 has no matrix units without loss; tiles are what registers hold."""
+"""Tiles for fp32, which has no matrix units without loss: registers limit their size."""
 
 
 def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> ExpertTiles:
-    """By the rows that an expert gets on average.
+    """Chooses tiles by the rows that an expert gets on average.
 
-    An expert with more rows than a block has is read again, though from the cache; one with fewer multiplies for nothing.
+    An expert with more rows than a block is read again, though from the cache. One with fewer rows multiplies padding.
     """
     if dtype == torch.float32:
         return WIDE
@@ -67,10 +69,10 @@ def experts(
     down: torch.Tensor,
     tiles: ExpertTiles,
 ) -> torch.Tensor:
-    """As `ExpertsMethod.apply`, of gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype.
+    """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype.
 
-    Sums of products are fp32; what lies between the matrices and what each expert gives is rounded to x's dtype; each token's sum
-    is fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
+    Sums of products are fp32. Values between the matrices, and each expert's result, are rounded to x's dtype. Each token's sum is
+    fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
     """
     (tokens, top_k), hidden = slots.shape, x.shape[1]
     slots, weights = slots.contiguous(), weights.contiguous()
@@ -87,7 +89,7 @@ def experts(
 
 
 def _one_each(slots: torch.Tensor) -> Blocks:
-    """Tensors that no kernel reads: block n is pair n."""
+    """Returns blocks for a single token: block n is pair n, and no kernel reads these tensors."""
     return Blocks(slots, slots.expand(3, -1), slots)
 
 
@@ -103,7 +105,7 @@ def _launch(
     *more: torch.Tensor | int,
     **constants: int,
 ) -> None:
-    """Programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own."""
+    """Starts programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own arguments."""
     width = out.shape[1]
     kernel[(blocks.most * triton.cdiv(width, tile.columns),)](
         rows,
@@ -157,7 +159,7 @@ def _gate_up(
     k = tl.arange(0, STEP)
     x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + k[None, :]
     matrix = weight + slot.to(tl.int64) * (2 * WIDTH * DEPTH)
-    # The last tile's columns past the end read the last one: cheaper than a mask, and never stored.
+    # Columns past the end read the last one: cheaper than a mask, and never stored.
     gate_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -210,8 +212,10 @@ def _down(
 
 @triton.jit
 def _place(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """This program's block and columns. All tiles of a block are neighbours, and so are the blocks of a slot: what they share is
-    read once and found in the cache."""
+    """Returns this program's block and columns.
+
+    All tiles of a block are neighbours, and so are the blocks of a slot: their common rows and weights stay in the cache.
+    """
     tiles: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
     return program // tiles, program % tiles * COLUMNS + tl.arange(0, COLUMNS)
@@ -219,7 +223,7 @@ def _place(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE: tl.constexpr, ROWS: tl.constexpr):
-    """(slot, rows of the sorted pairs [ROWS], which of them are the block's); slot `num_slots` where there is no such block."""
+    """Returns (slot, rows of the sorted pairs [ROWS], which of them are the block's); slot `num_slots` where there is no block."""
     if SINGLE:
         slot, first, end = tl.load(slots + block).to(tl.int32), block, block + 1
     else:
@@ -233,7 +237,7 @@ def _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE: tl.constex
 
 @triton.jit
 def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
-    """Zeros past the depth; no mask at all where the steps come out even and none is given."""
+    """Loads, with zeros past the depth; without a mask where the depth is a multiple of STEP and none is given."""
     if DEPTH % STEP != 0:
         inside = k < DEPTH - first
         if mask is not None:
@@ -247,7 +251,7 @@ def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _sum(parts, slots, out, num_slots, TOP_K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """parts [T * TOP_K, WIDTH] -> out [T, WIDTH], without those of experts that are not here: nobody wrote them."""
+    """Sums parts [T * TOP_K, WIDTH] -> out [T, WIDTH]. Parts of experts that are not here were never written, and are left out."""
     token = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)

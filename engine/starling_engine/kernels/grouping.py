@@ -1,4 +1,4 @@
-"""Sorts a step's pairs of token and expert by the expert's slot, and cuts them into blocks of one slot each, on the device alone.
+"""Sorts a step's pairs of token and expert by the expert's slot, and cuts them into blocks of one slot each, all on the device.
 
 A counting sort: each program counts its chunk of pairs by slot, then each places its own behind those of the chunks before it.
 It is stable. A step of one chunk takes one launch, any other two.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 512
-"""Pairs of one program: 64 tokens with 8 experts each are sorted by one."""
+"""Pairs of one program: one sorts 64 tokens with 8 experts each."""
 
 STEP = 128
 """Pairs that are compared with each other at once, to rank those of equal slots."""
@@ -19,11 +19,11 @@ STEP = 128
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """P pairs, numbered as in the [T, top_k] they stand in; those of experts that are not here are left out.
+    """P pairs, numbered as in their [T, top_k]. Pairs of experts that are not here are left out.
 
     order    [P] int32: the pairs, sorted by slot
     bounds   [3, M] int32: of each block its slot, and where in `order` it starts and ends
-    used     [1] int32: how many of the M blocks there are; what else is in the tensors is undefined
+    used     [1] int32: the number of blocks, of at most M; the rest of the tensors is undefined
     """
 
     order: torch.Tensor
@@ -32,19 +32,19 @@ class Blocks:
 
     @property
     def most(self) -> int:
-        """M, the most blocks that so many pairs can need."""
+        """M, the most blocks that P pairs can need."""
         return self.bounds.shape[1]
 
 
 def most_blocks(pairs: int, slots: int, block: int) -> int:
-    """Every slot that has pairs may leave all but one place of its last block empty."""
+    """Returns the most blocks of `pairs`: the last block of every slot may have one pair only."""
     return (pairs + min(pairs, slots) * (block - 1)) // block
 
 
 def cut(slots: torch.Tensor, count: int, block: int) -> Blocks:
-    """slots [T, top_k] int64, contiguous, of `count`; `count` itself stands for an expert that is not here.
+    """Cuts pairs into blocks of `block`, the last of each slot with the rest.
 
-    Blocks have `block` pairs, and the last of each slot what is left.
+    slots [T, top_k] int64, contiguous, of `count`; `count` itself stands for an expert that is not here.
     """
     pairs, device = slots.numel(), slots.device
     chunks, bins = triton.cdiv(pairs, CHUNK), max(32, triton.next_power_of_2(count + 1))
@@ -75,14 +75,14 @@ def cut(slots: torch.Tensor, count: int, block: int) -> Blocks:
 
 @triton.jit(do_not_specialize=["pairs"])
 def _count(slots, counts, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """counts [chunks, BINS]: of this program's chunk."""
+    """Writes this program's chunk of counts [chunks, BINS]."""
     chunk = tl.program_id(0)
     tl.store(counts + chunk * BINS + tl.arange(0, BINS), _histogram(slots, chunk, pairs, num_slots, CHUNK, BINS))
 
 
 @triton.jit
 def _histogram(slots, chunk, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """What lies past the end counts as not here."""
+    """Counts a chunk's pairs by slot. Pairs past the end count as not here."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     return tl.histogram(tl.load(slots + at, mask=at < pairs, other=num_slots).to(tl.int32), BINS)
 

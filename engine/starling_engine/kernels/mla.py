@@ -1,8 +1,8 @@
 """Attention over the latents themselves (the absorbed form of `model_config/mla_shape.py`), for decode and mixed steps.
 
-All heads share one key and value, so heads of a token are the rows of one matrix product: a program takes ROWS of them, or some
-tokens' where a token has fewer, and reads each latent once for all its rows, as key and as value. Where sequences are too few to
-fill the GPU, each one's context is split; a second launch joins the parts.
+All heads share one key and value, so the heads of a token are the rows of one matrix product. A program takes ROWS of them, of
+several tokens where one has fewer heads. It reads each latent once for all its rows, as key and as value. Where sequences are too
+few to fill the GPU, each context is split, and a second launch joins the parts.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ import triton.language as tl
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 
 LEAST_KEYS = 128
-"""Of a part of a split context: fewer would write and read again, in fp32, more than they attend to."""
+"""Fewest keys of a part of a split context: the parts' results in fp32 would take more traffic than fewer keys."""
 
 LOG2_E = 1.4426950408889634
 
 TINY = tl.constexpr(1e-30)
-"""Keeps what no key adds to from dividing by zero."""
+"""Avoids division by zero for rows without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a launch is cut: `heads` times `tokens` are the rows of a program, `keys` are read at a time."""
+    """Sizes of a launch: `heads` times `tokens` are the rows of a program, which reads `keys` at a time."""
 
     heads: int
     tokens: int
@@ -34,15 +34,15 @@ class Form:
 
 
 def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
-    """Rows up to the 64 of Hopper's wgmma, of further tokens where one has fewer heads; 16 are the fewest of any matrix product.
+    """Chooses the sizes: up to the 64 rows of Hopper's wgmma, of several tokens where one has fewer heads, and at least 16.
 
-    32 keys of 576 elements leave room for two programs of 16 rows a processor, or for one of 64, whose sums [64, 512] are what two
-    warpgroups hold; with more keys or fewer warps they spill. Three stages: page numbers are on their way before the keys that they
-    name. fp32 has no matrix units without loss, and its latents take twice the room.
+    32 keys of 576 elements leave room for two programs of 16 rows a processor, or for one of 64. Its sums [64, 512] fill two
+    warpgroups; with more keys or fewer warps they spill. Three stages: page numbers are loaded before their keys. fp32 has no
+    matrix units without loss, and its latents take twice the room.
 
-    With 64 rows both warpgroups work out the same scores, a third of all products for nothing: Triton shares the first of two
-    chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but works out the softmax in
-    two layouts and spills; keys as rows would need 128 of them, which leave no room for the next ones.
+    With 64 rows both warpgroups compute the same scores, a third of all products for nothing: Triton shares the first of two
+    chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but computes the softmax in
+    two layouts and spills. Keys as rows would need 128 of them, which leave no room for the next ones.
     """
     most = 16 if dtype == torch.float32 else 64
     heads = max(1, min(most, triton.next_power_of_2(num_heads)))
@@ -53,9 +53,9 @@ def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
 
 
 def splits_for(programs: int, longest: int, processors: int) -> int:
-    """Parts of each context, so that all processors have a program; a power of two, as kernels are made for each number.
+    """Returns the parts of each context, so that all processors have a program: a power of two, since each number is a kernel.
 
-    `programs` without splitting; `longest` possible context. Neither depends on what is on the device.
+    `programs` are those without splitting, `longest` is the longest possible context. Neither depends on values on the device.
     """
     wanted = min(processors // max(1, programs), longest // LEAST_KEYS)
     return 1 << max(0, wanted.bit_length() - 1)
@@ -71,11 +71,11 @@ def attend(
     processors: int,
     form: Form | None = None,
 ) -> torch.Tensor:
-    """q_latent [H, T, kv_rank], contiguous: queries that went through W_UK; q_rope [T, H, rope_dim], contiguous; kv [num_blocks,
-    block_size, kv_rank + rope_dim], contiguous, with the step's latents stored.
+    """Attends to latents. Returns [H, T, kv_rank], to go through W_UV.
 
-    Returns [H, T, kv_rank], to go through W_UV. Rows of tokens that belong to no sequence are undefined; those of a sequence with a
-    context of 0 are zero.
+    q_latent [H, T, kv_rank]: queries that went through W_UK; q_rope [T, H, rope_dim]; kv [num_blocks, block_size, kv_rank +
+    rope_dim], with the step's latents stored. All are contiguous. Rows of tokens that belong to no sequence are undefined; those of
+    a sequence with a context of 0 are zero.
     """
     heads, tokens, rank = q_latent.shape
     rope, page = q_rope.shape[2], kv.shape[1]
@@ -165,7 +165,7 @@ def _attend(
     latent = tl.load(q_latent + row[:, None] * RANK + rank[None, :], mask=latent_mask, other=0.0)
     turned_at = (token.to(tl.int64) * num_heads + head)[:, None] * ROPE + rope[None, :]
     turned = tl.load(q_rope + turned_at, mask=rope_mask, other=0.0)
-    # Not -inf, whose difference to itself is NaN: a part may begin past what its first rows see.
+    # Not -inf, whose difference to itself is NaN: a part may begin past the keys that its first rows see.
     most = tl.full([ROWS], -1e38, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, RANK_LANES], tl.float32)
@@ -180,7 +180,7 @@ def _attend(
         inside = key < high
         page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
         source = kv + (page * PAGE + key % PAGE)[:, None] * (RANK + ROPE)
-        # What lies past the end of the last page may be anything, even NaN.
+        # The rest of the last page may be anything, even NaN.
         latents = tl.load(source + rank[None, :], mask=inside[:, None] & (rank < RANK)[None, :], other=0.0)
         turns = tl.load(source + RANK + rope[None, :], mask=inside[:, None] & (rope < ROPE)[None, :], other=0.0)
         scores = tl.dot(latent, tl.trans(latents), input_precision="ieee")
@@ -202,9 +202,9 @@ def _attend(
 
 @triton.jit
 def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.constexpr):
-    """(the sequence of a block of TOKENS tokens, the block's first token). In a decode step sequence n has block n.
+    """Returns (the sequence of a block of TOKENS tokens, the block's first token). In a decode step sequence n has block n.
 
-    Else sequence n starts at block query_start[n] // TOKENS + n, which leaves room for the last block of each not to be full.
+    Else sequence n starts at block query_start[n] // TOKENS + n, so that the last block of each need not be full.
     """
     if DECODE:
         return block, tl.load(query_start + block)
@@ -222,7 +222,7 @@ def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.con
 
 @triton.jit
 def _join(parts, logs, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SPLITS: tl.constexpr):
-    """parts [SPLITS, rows, RANK] and the log2 of each one's weight -> out [rows, RANK]."""
+    """Joins parts [SPLITS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
     row, lane, split = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SPLITS)
     log = tl.load(logs + split * rows + row)
     most = tl.max(log, 0)

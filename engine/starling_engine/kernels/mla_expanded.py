@@ -1,4 +1,4 @@
-"""Attention over keys and values made of latents: the expanded form of `model_config/mla_shape.py`, for long prompts."""
+"""Attention over keys and values that are made of latents: the expanded form of `model_config/mla_shape.py`, for long prompts."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def attend(
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    """The last M tokens of a sequence of N, causally -> out [M, H, value_dim].
+    """Attends causally from the last M tokens of a sequence of N -> out [M, H, value_dim].
 
     q_nope and k_nope [M or N, H, nope_dim], q_rope [M, H, rope_dim], k_rope [N, rope_dim] of all heads, v [N, H, value_dim]; the
     last dimension of each has stride 1.
@@ -89,7 +89,7 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Grid [blocks of ROWS queries, heads]; the blocks that see most come first, so that the last to start end soon."""
+    """Grid [blocks of ROWS queries, heads]; the blocks that see the most keys come first, so that the last to start are short."""
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live, sees = row < queries, context - queries + row + 1
@@ -121,5 +121,5 @@ def _attend(
 
 @triton.jit
 def _rows(base, row, stride, mask, lane, WIDTH: tl.constexpr):
-    """[rows, lanes]; zeros where the mask or the width ends."""
+    """Loads [rows, lanes]; zeros where the mask or the width ends."""
     return tl.load(base + row[:, None] * stride + lane[None, :], mask=mask[:, None] & (lane < WIDTH)[None, :], other=0.0)

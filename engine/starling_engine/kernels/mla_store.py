@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 HEADS = 16
-"""That one program rotates."""
+"""Heads that one program rotates."""
 
 
 def rotate_and_store(
@@ -19,10 +19,12 @@ def rotate_and_store(
     *,
     interleaved: bool,
 ) -> torch.Tensor:
-    """q [T, H, key_dim], its last rope_dim to be rotated; c [T, kv_rank]; k_rope [T, rope_dim]; positions and slots as in
-    `AttentionMetadata`; cos_sin [max_position, rope_dim] fp32; kv [num_blocks, block_size, kv_rank + rope_dim], contiguous.
+    """Stores the step's latents in kv [num_blocks, block_size, kv_rank + rope_dim], contiguous.
 
-    Returns the rotated queries [T, H, rope_dim]. Pairs that lie side by side (`interleaved`) come out in two halves, in queries and
+    q [T, H, key_dim], of which the last rope_dim are rotated; c [T, kv_rank]; k_rope [T, rope_dim]; cos_sin [max_position,
+    rope_dim] fp32; positions and slots as in `AttentionMetadata`.
+
+    Returns the rotated queries [T, H, rope_dim]. `interleaved` pairs lie side by side. They come out in two halves, in queries and
     keys alike: the order does not matter to a dot product.
     """
     (tokens, heads, key_dim), rank, rope = q.shape, c.shape[1], k_rope.shape[1]

@@ -1,4 +1,4 @@
-"""RMSNorm of rows, with the residual's addition in the same pass. Bound by memory: each element is read and written once."""
+"""RMSNorm of rows, which also adds the residual. Bound by memory: each element is read and written once."""
 
 import torch
 import triton
@@ -14,14 +14,14 @@ MIN_WARPS, MAX_WARPS = 4, 32
 def _rms_norm_rows(
     x, residual, weight, out, rows, eps, SIZE: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A program has ROWS rows of SIZE elements, wholly in registers (BLOCK is the power of two that holds one)."""
+    """Each program holds ROWS rows of SIZE elements in registers (BLOCK is the power of two that holds one row)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * SIZE + column[None, :]
     here = (row < rows)[:, None] & (column < SIZE)[None, :]
     values = tl.load(x + at, mask=here, other=0.0)
     if ADD:
-        # Rounded to the residual's type before the norm, for that is what the next layer adds to.
+        # Rounded to the residual's type before the norm: the next layer adds to the rounded value.
         values = (values.to(tl.float32) + tl.load(residual + at, mask=here, other=0.0).to(tl.float32)).to(values.dtype)
         tl.store(residual + at, values, mask=here)
     wide = values.to(tl.float32)
@@ -59,7 +59,12 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
     block, rows_each, warps = row_shape(size)
     added = x if residual is None else residual
     _rms_norm_rows[(triton.cdiv(rows, rows_each),)](
-        *(x, added, weight, out, rows, eps),
+        x,
+        added,
+        weight,
+        out,
+        rows,
+        eps,
         SIZE=size,
         ADD=residual is not None,
         ROWS=rows_each,
@@ -69,10 +74,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
 
 
 def row_shape(size: int) -> tuple[int, int, int]:
-    """(block, rows of a program, warps) for rows of `size` elements.
+    """Returns (block, rows of a program, warps) for rows of `size` elements.
 
-    A thread has PER_THREAD elements, so that one row's loads are all in flight at once; rows too short for MIN_WARPS share a
-    program. Rows past MAX_WARPS' worth (16,384) take more registers a thread; past 32,768 of fp32 they spill.
+    A thread has PER_THREAD elements, so that one row's loads are all in flight at once. Rows too short for MIN_WARPS share a
+    program. Rows of more than 16,384 (MAX_WARPS) take more registers a thread; from 32,768 of fp32 on they spill.
     """
     block = triton.next_power_of_2(size)
     rows = max(1, MIN_WARPS * LANES * PER_THREAD // block)

@@ -4,10 +4,12 @@ A rank's region, which all others read and write:
 
     | flags [BLOCKS, ranks] int32 | counts [BLOCKS] int32 | two slots of SLOT_BYTES |
 
-Block b of a rank copies its piece into a slot, tells block b of every rank so by a flag, waits for theirs, and adds up. Slots take
-turns: a rank that begins a sum has ended the one before, and so every other has ended the one before that and no longer reads its
-slot. Each block counts the sums on the device, so that a captured graph goes on counting; the grid is the same for every size, so
-that all blocks count alike.
+Block b of a rank copies its piece into a slot and sets a flag for block b of every rank. It waits for their flags, and adds up.
+Slots take turns. A rank that begins a sum has ended the one before; so all others have ended the one before that, and no longer
+read its slot.
+
+Each block counts the sums on the device, so that a captured graph goes on counting. The grid is the same for every size, so that
+all blocks count alike.
 """
 
 import torch
@@ -16,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCKS = 32
-"""Few enough that all of them run at once beside other kernels: a block waits for its like on other ranks alone."""
+"""Few enough to run at once beside other kernels: a block waits for the same block of other ranks."""
 
 TILE = 2048
 SLOT_BYTES = 1 << 20
@@ -27,7 +29,7 @@ def region_bytes(ranks: int) -> int:
 
 
 def _slots_at(ranks: int) -> int:
-    """Behind flags and counts, where a line of the cache begins."""
+    """Returns the offset behind flags and counts where a cache line begins."""
     return -(-BLOCKS * (ranks + 1) * 4 // 128) * 128
 
 
@@ -36,7 +38,7 @@ def _one_shot(
     x, regions, size, rank, RANKS: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr, SLOTS_AT: tl.constexpr,
     SLOT_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Program (block). See above."""
+    """Program (block). See the module's docstring."""
     block = tl.program_id(0)
     own = tl.load(regions + rank)
     flags = own.to(tl.pointer_type(tl.int32)) + block * RANKS
@@ -47,13 +49,13 @@ def _one_shot(
     for first in range(block * TILE, size, BLOCKS * TILE):
         at = first + tl.arange(0, TILE)
         tl.store(mine + at, tl.load(x + at, mask=at < size), mask=at < size)
-    # One thread tells of what all of the block have written.
+    # One thread sets the flags for what all threads of the block have written.
     tl.debug_barrier()
     for peer in tl.static_range(RANKS):
-        told = tl.load(regions + peer).to(tl.pointer_type(tl.int32)) + block * RANKS + rank
-        tl.atomic_xchg(told, number, sem="release", scope="sys")
+        their_flag = tl.load(regions + peer).to(tl.pointer_type(tl.int32)) + block * RANKS + rank
+        tl.atomic_xchg(their_flag, number, sem="release", scope="sys")
     for peer in tl.static_range(RANKS):
-        # A difference, for the count begins again below zero after 2^31 sums.
+        # A difference, since the count wraps to negative numbers after 2^31 sums.
         while tl.atomic_add(flags + peer, 0, sem="acquire", scope="sys") - number < 0:
             pass
     for first in range(block * TILE, size, BLOCKS * TILE):
@@ -67,10 +69,10 @@ def _one_shot(
 
 
 def one_shot_sum(x: Tensor, regions: Tensor, rank: int) -> None:
-    """x, contiguous and of at most SLOT_BYTES, becomes the sum over the ranks, added in their order in fp32.
+    """Sums x over the ranks, in place, in their order and in fp32. x is contiguous and has at most SLOT_BYTES.
 
-    regions [ranks] int64: addresses of every rank's `region_bytes(ranks)`, which are zero before the first sum. All ranks call it
-    with tensors of one size and dtype, in the same order.
+    regions [ranks] int64: addresses of every rank's region of `region_bytes(ranks)`, zero before the first sum. All ranks make the
+    same calls in the same order, with tensors of one size and dtype.
     """
     assert x.is_contiguous() and x.nbytes <= SLOT_BYTES and regions.dtype == torch.int64
     ranks = len(regions)

@@ -1,7 +1,7 @@
-"""Attention over the paged cache: what of `attention_kernel` is launched for a step.
+"""Attention over the paged cache: launches `attention_kernel` for a step.
 
-`attention_plan` says how large its tiles are. Where a grid of query blocks is too small, or a prefix is attended to apart, programs
-write partial results that `split_attention` merges.
+`attention_plan` chooses the tiles. Where there are too few query blocks, or a prefix is attended to apart, programs write partial
+results that `split_attention` merges.
 """
 
 import functools
@@ -22,7 +22,7 @@ SMS_OF_H200 = 132
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What every launch for one layer and step has in common; for the fields see `paged_attention`."""
+    """Arguments of all launches for one layer and step; for the fields see `paged_attention`."""
 
     q: Tensor
     kv: Tensor
@@ -66,16 +66,16 @@ class AttentionCall:
 
     @property
     def longest(self) -> int:
-        """Keys that a query may see, as far as the host knows."""
+        """Most keys that a query may see, by what the host knows."""
         room = self.block_tables.shape[1] * self.kv.shape[3]
         return min(room, self.window) if self.window else room
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionScope:
-    """Which queries and keys a launch is for; all of them unless said otherwise.
+    """Queries and keys of a launch; the default is all.
 
-    Sequences whose queries count from `shortest` to `longest`, and their keys from `suffix` on; or, with `prefix`, all tokens and
+    Sequences with `shortest` to `longest` queries attend to their keys from `suffix` on. Or, with `prefix`, all tokens attend to
     the first `prefix` keys of the first sequence. `one_block`: each of these sequences fits in one query block.
     """
 
@@ -100,11 +100,11 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Causal attention of q [T, H, D] over kv [num_blocks, 2, KVH, block_size, D] -> [T, H, D] of q's dtype, summed in fp32.
+    """Attends causally from q [T, H, D] to kv [num_blocks, 2, KVH, block_size, D] -> [T, H, D] of q's dtype, summed in fp32.
 
-    block_tables [S, max_blocks], query_start [S + 1] and context_lens [S] int32, as in `AttentionMetadata`; scale > 0. kv may be of
-    float8_e4m3fn: its keys and values are worth that times key_scale and value_scale. What is launched depends on shapes and on
-    max_query_len (at most T, where it is not known) alone. Tokens that no sequence owns are left as they come.
+    block_tables [S, max_blocks], query_start [S + 1] and context_lens [S] int32, as in `AttentionMetadata`; scale > 0. Keys and
+    values of float8_e4m3fn are multiplied by key_scale and value_scale. Launches depend on shapes alone, and on max_query_len,
+    whose default is T. Rows of tokens without a sequence are undefined.
     """
     call = AttentionCall(
         q=q,
@@ -122,13 +122,13 @@ def paged_attention(
 
 
 def attend(call: AttentionCall, max_query_len: int) -> Tensor:
-    """As `paged_attention`."""
+    """Does the same as `paged_attention`."""
     tiles = decode_tiles(call.q.shape[2], call.q.itemsize, max_query_len * call.group)
     return _attend_mixed(call) if tiles is None else _attend_short(call, tiles)
 
 
 def _attend_short(call: AttentionCall, tiles: AttentionTiles) -> Tensor:
-    """Every sequence fits in one query block; its context is split where that leaves the device idle."""
+    """Attends where every sequence fits in one query block. Contexts are split where the device would be idle."""
     part = AttentionScope(one_block=True)
     segments = decode_segments(call.shape, call.longest, sms(call.q.device))
     if segments == 1:
@@ -141,7 +141,7 @@ def _attend_short(call: AttentionCall, tiles: AttentionTiles) -> Tensor:
 
 
 def _attend_mixed(call: AttentionCall) -> Tensor:
-    """Long queries in tiles for prefill, and beside them, in tiles of their own, sequences that fit in one small block."""
+    """Attends in two launches: long queries in tiles for prefill, and sequences that fit in one small block in tiles for decode."""
     dim, itemsize = call.q.shape[2], call.q.itemsize
     out = torch.empty_like(call.q)
     small = decode_tiles(dim, itemsize, call.group)
@@ -161,7 +161,7 @@ def launch(
     segments: int = 1,
     segment_base: int = 0,
 ) -> None:
-    """Starts the kernel. Results go to out [T, H, D], or to the segments from segment_base on of partial results."""
+    """Starts the kernel. Results go to out [T, H, D], or to segments of partial results, from segment_base on."""
     tokens, heads, dim = call.q.shape
     kv_heads, block_size = call.kv.shape[2:4]
     block_q = tiles.tokens(call.group)
@@ -214,5 +214,5 @@ def launch(
 
 @functools.cache
 def sms(device: torch.device) -> int:
-    """Streaming multiprocessors of the device; an H200's where kernels are not run on one."""
+    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else SMS_OF_H200

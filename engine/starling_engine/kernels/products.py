@@ -1,6 +1,6 @@
-"""torch's matrix products, in float32 where a CPU has none of its own for a half dtype.
+"""Matrix products by torch, in float32 where a CPU has no products of a half dtype.
 
-torch emulates those: on a CPU with AVX2 alone, products of bfloat16 with 256 rows take 4 times as long, batched ones 50 times.
+Torch emulates those: on a CPU with AVX2 alone, products of bfloat16 with 256 rows take 4 times as long, batched ones 50 times.
 """
 
 import functools
@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 FEW_ROWS = 4
-"""Up to here torch reads the half weights themselves, row by row: 2.4 ms at one row where widening takes 4.6, and equal at 5."""
+"""Rows up to which torch reads the half weights themselves: 2.4 ms at one row where widening takes 4.6, and equal at 5."""
 SCRATCH = 1 << 20
-"""Elements of a weight that are float32 at a time: 4 MiB. Smaller pieces are slower, larger ones no faster."""
+"""Elements of a weight that are widened at a time: 4 MiB. Smaller pieces are slower, larger ones no faster."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,7 +37,7 @@ def bmm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def is_emulated(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether torch has no fast products of `dtype` there."""
+    """Returns whether torch lacks fast products of `dtype` there."""
     if device_type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return not (has_mkldnn_bf16() if dtype == torch.bfloat16 else _has_mkldnn_fp16())
@@ -53,13 +53,13 @@ def _has_mkldnn_fp16() -> bool:
 
 @functools.cache
 def _has_mkldnn() -> bool:
-    """Builds of torch for other processors may lack oneDNN, and with it the questions about dtypes."""
+    """Returns whether torch has oneDNN. Builds for other processors may lack it, and its functions that check dtypes."""
     built_in: bool = torch.backends.mkldnn.is_available()
     return built_in
 
 
 def _wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """In float32 oneDNN is 1.1 to 2 times as fast as what F.linear takes."""
+    """Multiplies by oneDNN, which is 1.1 to 2 times as fast in float32 as F.linear."""
     if not _has_mkldnn():
         return F.linear(x, weight, bias)
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -7,16 +7,16 @@ import triton.language as tl
 from starling_engine.model_config.moe import Routing
 
 LOWEST = tl.constexpr(-1e38)
-"""Stands for NaN and less: worse than any affinity, better than what cannot be chosen (-inf), and two of them do not overflow."""
+"""Replaces NaN and anything lower: worse than any affinity, better than an expert that is excluded (-inf). Two do not overflow."""
 
 TINY = tl.constexpr(1e-20)
-"""As in `layers/router.py`."""
+"""Same as TINY in `layers/router.py`."""
 
 
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `layers.router.route`, each token's best expert first. A token's experts are distinct even where its logits are NaN."""
+    """Does what `layers.router.route` does, each token's best expert first. Experts are distinct even where logits are NaN."""
     tokens = len(logits)
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=logits.device)
     ids = torch.empty(tokens, routing.top_k, dtype=torch.int64, device=logits.device)
@@ -36,7 +36,7 @@ def route(
 
 
 def constants(routing: Routing) -> dict[str, int | bool]:
-    """What the kernel is compiled for; `GROUP_LANES` and `MEMBER_LANES` are the sizes of its tile."""
+    """Returns the kernel's compile-time constants; `GROUP_LANES` and `MEMBER_LANES` are the sizes of its tile."""
     limited = routing.top_groups < routing.num_groups
     groups = routing.num_groups if limited else 1
     members = routing.num_experts // groups
@@ -78,7 +78,7 @@ def _route(
     MEMBER_LANES: tl.constexpr,
     CHOICE_LANES: tl.constexpr,
 ):
-    """One token. Its experts lie in a tile [GROUP_LANES, MEMBER_LANES], flat, so that groups of any size start at a row."""
+    """Program (token). The experts are a tile [GROUP_LANES, MEMBER_LANES], flat, so that groups of any size start at a row."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, GROUP_LANES * MEMBER_LANES)
     group, member = lane // MEMBER_LANES, lane % MEMBER_LANES

@@ -1,7 +1,7 @@
 """The draw: the largest of scaled logit + Gumbel noise among the tokens that the filters keep. Reads each logit once.
 
-A row is shared by several programs, whose best are compared by a second kernel; of equals the lowest token wins, so what is
-chosen does not depend on how many there are.
+Several programs share a row, and a second kernel compares their best. Of equals the lowest token wins, so the result does not
+depend on the number of programs.
 """
 
 import torch
@@ -15,8 +15,8 @@ from starling_engine.kernels.logits import scaled_logits
 
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
 TILE = tl.constexpr(2048)
-WARPS = 8  # 8 logits a thread, whose noise in double is 16 registers
-PROGRAMS = 1024  # eight or so for each of a large GPU's multiprocessors
+WARPS = 8  # 8 logits a thread: their noise, in double, takes 16 registers
+PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU
 SLACK = tl.constexpr(1e-3)
 
 
@@ -35,16 +35,16 @@ def _random(key, token):
 
 @triton.jit
 def _gumbel(random):
-    """As `rng.gumbel`, in double: of 53 bits, fp32 would lose the ones near 1, whose noise is the largest."""
+    """Computes `rng.gumbel` in double: fp32 would lose the numbers near 1, whose noise is the largest."""
     uniform = ((random >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
     return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
 def _most(scaled, random):
-    """At least scaled + noise, in fp32 and with one logarithm: -log(-log u) <= -log(1 - u). Close to it where it is large.
+    """Returns an upper bound of scaled + noise, in fp32, with one logarithm: -log(-log u) <= -log(1 - u).
 
-    SLACK is more than a logarithm's error, and four roundings of the logit are more than the sum's.
+    It is close where the noise is large. SLACK covers a logarithm's error, and four roundings of the logit cover the sum's.
     """
     rest = ((random ^ 0xFFFFFFFFFFFFFFFF) >> 11).to(tl.float32) * 1.1102230246251565e-16
     return tl.maximum(scaled * 1.00000024, scaled * 0.99999976) + (SLACK - tl.log(rest))
@@ -52,7 +52,7 @@ def _most(scaled, random):
 
 @triton.jit
 def _draw(logits, stride, vocab, temperature, lowest, seed, position, values, tokens, span, FILTERED: tl.constexpr):
-    """The best of tokens [part * span, + span) of a row: its value in double, and the token."""
+    """Program (row, part): writes the best of tokens [part * span, + span), its value in double and the token."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     degrees = tl.load(temperature + row)
     floor = float("-inf")
@@ -69,7 +69,7 @@ def _draw(logits, stride, vocab, temperature, lowest, seed, position, values, to
             most = scaled
         else:
             most = tl.where(kept, _most(scaled, _random(key, token)), float("-inf"))
-        # Two logarithms in double are dear, and needed of the few tiles that can hold a better one.
+        # Two logarithms in double are slow: only the few tiles that can hold a better token need them.
         if tl.max(most, 0) > best:
             value = scaled.to(tl.float64)
             if degrees != 0:
@@ -84,7 +84,7 @@ def _draw(logits, stride, vocab, temperature, lowest, seed, position, values, to
 
 @triton.jit(do_not_specialize=["parts"])
 def _pick(values, tokens, out, parts, BLOCK: tl.constexpr):
-    """The best of a row's parts."""
+    """Program (row): writes the best token of a row's parts."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     value = tl.load(values + row * parts + part, mask=part < parts, other=float("-inf"))
@@ -103,12 +103,13 @@ def sample(
     *,
     filtered: bool = True,
 ) -> Tensor:
-    """One token [S] int64 for each row of logits [S, V] fp32; `native.reference.sample` says what the filters mean.
+    """Samples one token [S] int64 for each row of logits [S, V] fp32; `native.reference.sample` defines the filters.
 
     temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32; seed, position [S]
-    int64. `filtered` False says that no row has a filter, and saves two launches. The noise is the reference's to a rounding of
-    doubles, so the token is too, but where `thresholds` says that a filter may differ. A row with a logit that is not a number,
-    or is +inf, gives the first of these.
+    int64. `filtered` is False where no row has a filter, which saves two launches.
+
+    The noise is that of the reference, to a rounding of doubles. So is the token, unless a filter differs (see `thresholds`). A row
+    with NaN or +inf gives the first of these.
 
     Moves 4 S V bytes, and 4 V more for each row with a filter.
     """
@@ -125,18 +126,27 @@ def sample(
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     _draw[(rows, parts)](
-        *(logits, logits.stride(0), vocab, temperature, lowest, seed, position, values, tokens, span),
+        logits,
+        logits.stride(0),
+        vocab,
+        temperature,
+        lowest,
+        seed,
+        position,
+        values,
+        tokens,
+        span,
         FILTERED=filtered,
         num_warps=WARPS,
     )
-    # Of the most parts that a row may have, so that there is one kernel for any number of rows.
+    # Sized for the most parts of a row, so that one kernel serves any number of rows.
     block = triton.next_power_of_2(triton.cdiv(vocab, TILE.value))
     _pick[(rows,)](values, tokens, out, parts, BLOCK=block, num_warps=1)
     return out
 
 
 def split_row(rows: int, vocab: int) -> tuple[int, int]:
-    """(tokens of a part, a multiple of TILE; parts of a row), such that a few rows keep all multiprocessors busy."""
+    """Returns (tokens of a part, a multiple of TILE; parts of a row), such that a few rows keep all multiprocessors busy."""
     tiles = triton.cdiv(vocab, TILE.value)
     tiles_each = triton.cdiv(tiles, min(tiles, triton.cdiv(PROGRAMS, rows)))
     return tiles_each * TILE.value, triton.cdiv(tiles, tiles_each)

@@ -1,6 +1,6 @@
 """Merges attention over parts of the keys: split contexts (Flash-Decoding) and the two passes of cascade attention.
 
-Each part left its own softmax's result and the logarithm of that softmax's denominator (LSE), which says how much it counts
+Each part has the result of its own softmax, and the logarithm of that softmax's denominator (LSE), which is its weight
 (arXiv 2501.01005, section 2.2).
 """
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Partial:
-    """out [T, H, segments, D] and lse [T, H, segments], to the base 2, both fp32. A segment without keys has an lse of -inf."""
+    """Partial results: out [T, H, segments, D], and lse [T, H, segments] to the base 2, both fp32. Without keys an lse is -inf."""
 
     out: Tensor
     lse: Tensor
 
     @staticmethod
     def empty(q: Tensor, segments: int) -> "Partial":
-        """Room for the results of q [T, H, D]."""
+        """Allocates the results of q [T, H, D]."""
         tokens, heads, dim = q.shape
         lse = torch.empty(tokens, heads, segments, dtype=torch.float32, device=q.device)
         return Partial(lse.new_empty(tokens, heads, segments, dim), lse)
@@ -41,7 +41,7 @@ def _merge(
     segments = tl.arange(0, PADDED_SEGMENTS)
     dims = tl.arange(0, PADDED_DIM)
     lse = tl.load(partial_lse + row * SEGMENTS + segments, mask=segments < SEGMENTS, other=float("-inf"))
-    # What a segment without keys holds is not read: it was never written.
+    # A segment without keys was never written, and is not read.
     some = lse > float("-inf")
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
@@ -53,7 +53,7 @@ def _merge(
 
 
 def merge(partial: Partial, dtype: torch.dtype) -> Tensor:
-    """The attention [T, H, D] over all segments together."""
+    """Returns the attention [T, H, D] over all segments."""
     tokens, heads, segments, dim = partial.out.shape
     out = partial.out.new_empty(tokens, heads, dim, dtype=dtype)
     _merge[(tokens * heads,)](

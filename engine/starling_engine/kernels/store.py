@@ -1,20 +1,19 @@
-"""What happens between the projection of queries, keys and values and attention, in one pass over them."""
+"""The pass between the projection of queries, keys and values, and attention: normalises, rotates, stores."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 HEADS_AT_ONCE = 16
-"""Heads of a program: one of 128 elements and 4 warps has then two loads of 16 bytes a thread, and a step of one token still fills
-several SMs."""
+"""Heads of a program. With 128 elements and 4 warps that is two loads of 16 bytes a thread; one token still fills several SMs."""
 
 FP8_MAX = tl.constexpr(448.0)
-"""The largest number of float8_e4m3fn; what is larger must not become NaN."""
+"""Largest number of float8_e4m3fn. Larger values are clamped, or they would become NaN."""
 
 
 @triton.jit
 def _normalised(low, high, rest, w_low, w_high, w_rest, eps, HEAD_DIM: tl.constexpr):
-    """Each row's three parts over the root of its mean square, rounded to the type of the input before and after the weight."""
+    """Divides each row's three parts by the root of its mean square, rounded to the input's type before and after the weight."""
     squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
     inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
     kind: tl.constexpr = w_low.dtype
@@ -26,7 +25,7 @@ def _normalised(low, high, rest, w_low, w_high, w_rest, eps, HEAD_DIM: tl.conste
 
 @triton.jit
 def _weights(q_norm, k_norm, at, real, is_key):
-    """[heads, at]: the row of k_norm for keys, of q_norm for all else."""
+    """Returns [heads, at]: k_norm for keys, q_norm for all other heads."""
     q_weight = tl.load(q_norm + at, mask=real, other=0.0)
     k_weight = tl.load(k_norm + at, mask=real, other=0.0)
     return tl.where(is_key[:, None], k_weight[None, :], q_weight[None, :])
@@ -34,11 +33,11 @@ def _weights(q_norm, k_norm, at, real, is_key):
 
 @triton.jit
 def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
-    """Rows x of queries to q_out and of keys and values to kv_out, both pointers [heads], at the elements `at`."""
+    """Stores rows x at the elements `at`: queries to q_out, keys and values to kv_out, both pointers [heads]."""
     mask = real[None, :]
     tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=mask & is_query[:, None])
     if kv_out.dtype.element_ty == tl.float8e4nv:
-        # What is not a number stays so, and shows where it is read.
+        # NaN stays NaN, so that it shows where it is read.
         x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
     tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
@@ -51,7 +50,7 @@ def _qk_norm_rope_store(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, AT_ONCE heads). A head has three parts: two halves that turn with one another, and what does not turn."""
+    """Program (token, AT_ONCE heads). A head has three parts: two halves that rotate with one another, and the rest."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     exists = head < HEADS + 2 * KV_HEADS
@@ -110,9 +109,9 @@ def qk_norm_rope_store(
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to kv [num_blocks, 2, KVH, block_size, D], queries come back [T, H, D].
 
-    positions and slots [T] (a slot of -1 stores nothing), cos_sin [max_position, rotary_dim] fp32 and the norms [D], or None, as in
-    `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as `native.reference` does. Into a cache of
-    float8_e4m3fn goes what lies in qkv over key_scale or value_scale, held to the largest number that it has.
+    positions and slots [T] (a slot of -1 stores nothing). cos_sin [max_position, rotary_dim] fp32 and the norms [D], or None, as in
+    `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as in `native.reference`. A cache of
+    float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number.
     """
     tokens, width = qkv.shape
     kv_heads, block_size, dim = kv.shape[2:]

@@ -1,6 +1,6 @@
-"""A word for each token of the vocabulary: what a request's adjustments have to know of the token, as a device keeps it.
+"""A word of 4 bytes for each token of the vocabulary, with all that a request's adjustments need to know of the token.
 
-So a device adjusts a row by what it has itself, and counts the tokens that it samples before the host knows of them.
+The words are on the device. So it adjusts a row by itself, and counts the tokens that it samples before the host knows them.
 """
 
 import numpy as np
@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 
 PROMPT, NEVER, ENDS = 1, 2, 4
-"""Bits: in the prompt; banned, or not among the allowed; would end the output."""
+"""Bits: the token is in the prompt; it is banned, or not allowed; it would end the output."""
 COUNT_SHIFT = 3
 ONE = 1 << COUNT_SHIFT
-"""Once in the output; the bits from here on count it."""
+"""One occurrence in the output: the bits from COUNT_SHIFT on count them."""
 
 
 def words(
@@ -23,7 +23,7 @@ def words(
     banned: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int32]:
-    """[vocab]. All are token ids; no `allowed` allow all."""
+    """Returns the words [vocab]. All arguments are token ids; an empty `allowed` allows all tokens."""
     found = (np.bincount(output, minlength=vocab) << COUNT_SHIFT).astype(np.int32)
     found[prompt] |= PROMPT
     if len(allowed):
@@ -43,10 +43,10 @@ def adjust(
     penalties: torch.Tensor,
     short: torch.Tensor,
 ) -> torch.Tensor:
-    """Rows [R] int64 of logits [N, vocab] fp32, adjusted -> [R, vocab].
+    """Adjusts the rows [R] int64 of logits [N, vocab] fp32 -> [R, vocab].
 
-    words [S, vocab] int32, of which row r has `slots[r]`, int64; penalties [R, 3] fp32: repetition, presence, frequency, as
-    SamplingParams has them; short [R] bool: an output that may not end yet.
+    words [S, vocab] int32; `slots[r]`, int64, is the row of words for row r. penalties [R, 3] fp32: repetition, presence,
+    frequency, as in SamplingParams. short [R] bool: outputs that may not end yet.
     """
     own, word = logits.index_select(0, rows), words.index_select(0, slots)
     repetition, presence, frequency = penalties[:, :, None].unbind(1)

@@ -1,7 +1,7 @@
-"""Names for cached blocks: a chain of SHA-256 over granules of eight tokens.
+"""Prefix hashes of cached blocks: a chain of SHA-256 over granules of eight tokens.
 
-A block's name is the chain's value at its end, so it stands for the whole prefix, and blocks of 8, 16 and 32 tokens draw on one
-chain. SHA-256 makes a hit proof enough: nobody can make another prefix with the same name.
+A block's hash is the chain's value at its end, so it stands for the whole prefix. Blocks of 8, 16 and 32 tokens share one chain.
+SHA-256 is safe against forged hits: nobody can make another prefix with the same hash.
 """
 
 from array import array
@@ -12,38 +12,38 @@ GRANULE = 8
 
 
 def chain_root(*keys: str | None) -> bytes:
-    """The chain's first value: what makes a prefix valid besides its tokens (adapter, cache salt)."""
+    """Returns the chain's first value, from what a prefix depends on apart from its tokens: adapter, cache salt."""
     return sha256(repr(keys).encode()).digest()
 
 
 class HashChain:
-    """The chain over one growing token sequence. Media hashes are part of the root, as their tokens are placeholders."""
+    """The chain over a growing token sequence."""
 
-    __slots__ = ("_at", "_head", "_stride", "names")
+    __slots__ = ("_at", "_head", "_stride", "hashes")
 
     def __init__(self, root: bytes, block_size: int) -> None:
         self._head = root
         self._stride = block_size // GRANULE
         self._at = 0
-        self.names: list[bytes] = []
-        """names[i] is the name of logical block i, for every block that has been full at `extend`."""
+        self.hashes: list[bytes] = []
+        """hashes[i] is the hash of logical block i, for every block that was full at `extend`."""
 
     @property
     def length(self) -> int:
-        """Tokens of the named blocks."""
+        """Tokens of the hashed blocks."""
         return self._at
 
     def covers(self, count: int) -> bool:
-        """Whether the blocks that are full within `count` tokens have names."""
+        """Returns whether all blocks that are full within `count` tokens have hashes."""
         return count - self._at < self._stride * GRANULE
 
     def extend(self, tokens: Sequence[int], count: int) -> None:
-        """Names the blocks that are full within the first `count` tokens."""
+        """Hashes the blocks that are full within the first `count` tokens."""
         packed = array("I", tokens[self._at : count - count % (self._stride * GRANULE)]).tobytes()
         head, width = self._head, 4 * GRANULE
         for number, start in enumerate(range(0, len(packed), width), 1):
             head = sha256(head + packed[start : start + width]).digest()
             if number % self._stride == 0:
-                self.names.append(head)
+                self.hashes.append(head)
         self._at += len(packed) // 4
         self._head = head

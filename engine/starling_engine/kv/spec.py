@@ -1,6 +1,6 @@
-"""What one layer keeps in the paged cache.
+"""The form of a layer's pages in the paged cache.
 
-Layers of equal spec form a KV group with block tables of its own; all groups draw pages of equal bytes from one pool.
+Layers of equal spec form a KV group with its own block tables; all groups take pages of equal bytes from one pool.
 """
 
 import math
@@ -22,7 +22,7 @@ class KVSpec:
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """One layer's page, in elements."""
+        """Shape of a layer's page, in elements."""
         return (2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
@@ -35,7 +35,7 @@ class KVSpec:
         return 0
 
     def first_needed_block(self, num_computed: int) -> int:  # noqa: ARG002 - full attention reads all, wherever it stands
-        """Index of the first logical block that the token at position `num_computed` or a later one can read."""
+        """Returns the first logical block that the token at position `num_computed` or a later one can read."""
         return 0
 
 
@@ -55,7 +55,7 @@ class WindowSpec(KVSpec):
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec(KVSpec):
-    """One latent of every token of a sequence, of which all heads make their keys and values (arXiv 2405.04434, section 2.1).
+    """A latent of every token of a sequence, from which all heads make their keys and values (arXiv 2405.04434, section 2.1).
 
     `num_kv_heads` is 1 and `head_dim` kv_lora_rank + rope_dim. A page of one layer is [block_size, head_dim], a token's row
 
@@ -69,14 +69,14 @@ class LatentSpec(KVSpec):
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers that share one block table; `layers[i]` keeps its pages in the pool's storage tensor i."""
+    """The layers that share one block table; `layers[i]` has its pages in the pool's storage tensor i."""
 
     spec: KVSpec
     layers: tuple[int, ...]
 
 
 def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, chunk: int) -> int:
-    """Blocks that a sequence of `num_tokens` holds at its peak, over all groups, when `chunk` tokens are in flight at once."""
+    """Returns the blocks of a sequence of `num_tokens` at its peak, over all groups, with `chunk` tokens in flight at once."""
     logical = -(-num_tokens // groups[0].spec.block_size)
     peak = 0
     for group in groups:
@@ -88,8 +88,8 @@ def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, chunk: int) -> int:
 def group_layers(specs: list[KVSpec]) -> list[KVGroup]:
     """Groups layers by spec into groups of at most `size` layers, where `size` is the smallest number of layers of one kind.
 
-    A page then has `size` times page_bytes in every group (a last, shorter group leaves the rest of its pages unused), so any
-    page can serve any group. Two kinds must agree in page_bytes; raises ValueError otherwise.
+    A page has `size` times page_bytes in every group, so any page can serve any group. A last, shorter group leaves the rest of its
+    pages unused. Raises ValueError if two kinds differ in page_bytes.
     """
     kinds: dict[KVSpec, list[int]] = {}
     for layer, spec in enumerate(specs):

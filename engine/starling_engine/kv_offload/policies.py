@@ -12,7 +12,7 @@ MIN_TOKENS = 32
 PATIENCE = 0.01
 """Seconds that lookups may take on average without finding anything."""
 PROBE_EVERY = 16
-"""While requests pass the secondary tiers by, one in so many looks up beside its computing."""
+"""Requests of which one looks up beside its computing, while they pass the secondary tiers by."""
 WRITE_SHARE = 1 / 100
 """Share of the steps' time that write-back may take."""
 BURST = 0.2

@@ -1,11 +1,11 @@
-"""From the secondary tiers to the primary one: while a request waits, its chunks are looked up there and promoted."""
+"""Promotes chunks from the secondary tiers to the primary one: while a request waits, they are looked up and brought."""
 
 import logging
 from dataclasses import dataclass, field
 
+from starling_engine.ipc.log_throttle import LogThrottle
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
-from starling_engine.kv_offload.log_throttle import LogThrottle
 from starling_engine.kv_offload.orders import ChunkSlot, LookUpChunks, PromoteChunks
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import PROBE_EVERY, LookupPolicy, TransferCosts, WriteBackBudget

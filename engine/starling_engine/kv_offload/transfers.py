@@ -44,7 +44,7 @@ HUNG_SECONDS = 60.0
 """A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
 
 REPORT_SECONDS = 1.0
-"""Between two checks whether the secondary tiers' counters have changed."""
+"""Time between two checks whether the secondary tiers' counters have changed."""
 
 CopyOrder = TypeVar("CopyOrder", StoreChunks, LoadChunks)
 WorkQueue = queue.SimpleQueue[Callable[[], None]]

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from starling_engine.layers.fits import elementwise_kernels
+from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
 
 
 def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function x [T, 2 * size], gate then up -> silu(gate) * up [T, size] for this dtype and device."""
+    """Returns a function for this dtype and device: x [T, 2 * size], gate then up -> silu(gate) * up [T, size]."""
     match elementwise_kernels(dtype, device):
         case "triton":
             from starling_engine.kernels import activation

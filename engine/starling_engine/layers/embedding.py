@@ -14,7 +14,7 @@ Lookup = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TokenEmbedding:
-    """The rows `share` of a table [vocab_size, hidden_size] that is not tied to the head; a tied one is the head's `lookup`."""
+    """Rows `share` of a table [vocab_size, hidden_size] that is not tied to the head. A tied one is the head's `lookup`."""
 
     _table: torch.Tensor
 
@@ -27,8 +27,8 @@ class TokenEmbedding:
 
     def slots(self) -> dict[str, Slot]:
         share = self._share
-        take = (share.slice,) if share.size < share.whole else ()
-        return {f"{self._name}.weight": Slot((share.whole, self._hidden_size), self._load, take)}
+        part = (share.slice,) if share.size < share.whole else ()
+        return {f"{self._name}.weight": Slot((share.whole, self._hidden_size), self._load, part)}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Lookup`."""
@@ -39,7 +39,7 @@ class TokenEmbedding:
 
 
 class Vocabulary:
-    """The rows of embedding and head that each rank holds, and how what they give becomes whole (arXiv 1909.08053, section 3)."""
+    """Splits the rows of embedding and head over ranks, and makes their outputs whole (arXiv 1909.08053, section 3)."""
 
     def __init__(self, size: int, ranks: Communicator) -> None:
         self.share = ranks.shard.rounded(size)
@@ -47,7 +47,7 @@ class Vocabulary:
         self._ranks = ranks
 
     def lookup(self, local: Lookup) -> Lookup:
-        """`local` serves this rank's rows; what comes out takes every id and gives the same on all ranks."""
+        """Returns a lookup of any id, with the same result on all ranks. `local` looks up this rank's rows."""
         if self._ranks.shard.count == 1:
             return local
         first, size = self.share.start, self.share.size
@@ -60,7 +60,7 @@ class Vocabulary:
         return whole
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """This rank's logits [S, share] fp32 -> [S, vocab_size], contiguous, the same on all ranks."""
+        """Joins this rank's logits [S, share] fp32 with the others' -> [S, vocab_size], contiguous, the same on all ranks."""
         if self._ranks.shard.count == 1:
             return logits
         padded = F.pad(logits, (0, self._width - self.share.size))

@@ -1,4 +1,4 @@
-"""The experts of one layer, with their weights' storage behind one seam, as `layers/linear.py` has it for a matrix."""
+"""The experts of one layer. An `ExpertsMethod` stores and multiplies their weights, as a `LinearMethod` does for a matrix."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ Shard = Literal["gate", "up", "down"]
 class ExpertsShape:
     """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
-    A layer has `num_experts`, and this rank has `slots` places for one of them each. Of every expert it has the share
-    `intermediate`: with less than all, what comes out is one of several parts of a sum.
+    A layer has `num_experts`, and this rank has `slots` for one of them each. It has the share `intermediate` of every expert; if
+    that is less than all, its output is one of several parts of a sum.
     """
 
     num_experts: int
@@ -31,20 +31,20 @@ class ExpertsShape:
 
     @property
     def intermediate_size(self) -> int:
-        """Of this rank's share."""
+        """Width of this rank's share."""
         return self.intermediate.size
 
     def shard(self, shard: Shard) -> tuple[Share, Share]:
-        """What is wanted of each dimension of one expert's matrix."""
+        """Returns this rank's share of each dimension of one expert's matrix."""
         hidden = Share.all(self.hidden_size)
         return (hidden, self.intermediate) if shard == "down" else (self.intermediate, hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One tensor that a method wants of each expert: matrix `shard`, named `name` after the module ("weight").
+    """One tensor that a method loads for each expert: matrix `shard`, named `name` after the module ("weight").
 
-    `shares` is what it wants of each dimension of the checkpoint's tensor.
+    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
     """
 
     shard: Shard
@@ -53,15 +53,15 @@ class ExpertPart:
 
 
 class ExpertsMethod(Protocol):
-    """How the experts of one layer are stored and multiplied. Each `Experts` has a method object of its own.
+    """Stores and multiplies the experts of one layer. Each `Experts` has a method object of its own.
 
-    `create` comes first. An expert can be used when all parts of its slot are loaded. Slots may be loaded, by one thread, while
-    another computes with others.
+    `create` comes first. An expert can be used when all parts of its slot are loaded. One thread may load slots while another one
+    computes with other slots.
     """
 
     name: str
     capturable: bool
-    """Whether `apply` asks nothing of the host, so that it can be recorded and replayed."""
+    """True where the host has no part in `apply`, so that a step can be recorded and replayed."""
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         """Names the parts of an expert. Allocates nothing yet."""
@@ -72,20 +72,21 @@ class ExpertsMethod(Protocol):
         ...
 
     def release(self, slot: int) -> None:
-        """What was loaded into the slot, all of it or a part, is of no use any more."""
+        """Forgets what was loaded into the slot, all of it or a part."""
         ...
 
     def memory(self, slot: int) -> list[torch.Tensor]:
-        """All that is kept of the expert in a slot, as the method keeps it: contiguous tensors, alike for every slot, that stay
-        where they are. A copy of them is the same expert, in a slot of another method of the same name and shape.
+        """Returns the memory of a slot: contiguous tensors, alike for every slot, that stay where they are.
+
+        A copy of them is the same expert, in a slot of another method of the same name and shape.
         """
         ...
 
     def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Each token's sum of what its experts make of it, times their weights.
+        """Sums each token's experts, times their weights: x [T, hidden_size] -> [T, hidden_size] in x's dtype.
 
-        x [T, hidden_size], its rows may be strided; slots [T, top_k] int64, those of a token distinct, or `shape.slots` for an
-        expert that is not here and adds nothing; weights [T, top_k] fp32 -> [T, hidden_size] in x's dtype.
+        The rows of x may be strided. slots [T, top_k] int64 are distinct for each token; `shape.slots` stands for an expert that is
+        not here, and adds nothing. weights [T, top_k] fp32.
         """
         ...
 
@@ -96,10 +97,10 @@ ExpertsSelector = Callable[[ExpertsShape], ExpertsMethod]
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Where a checkpoint keeps the experts of one layer.
+    """Names of one layer's experts in a checkpoint.
 
     prefix   expert n is the module `prefix`.n, and `shards` are its gate, up and down
-    fused    where transformers keeps all of them as two tensors: gate and up [E, 2 I, H], down [E, H, I]
+    fused    the module in which transformers keeps all of them as two tensors: gate and up [E, 2 I, H], down [E, H, I]
     """
 
     prefix: str
@@ -110,8 +111,7 @@ class ExpertNames:
 class Experts:
     """The experts of one layer: their checkpoint tensors on one side, their method on the other.
 
-    Those that are here may change while it computes with others: one thread takes and loads, the one that computes drops, and any
-    thread reads.
+    Experts may come and go while it computes with others: one thread reserves and loads, the one that computes drops, any reads.
     """
 
     def __init__(
@@ -122,92 +122,90 @@ class Experts:
         self._names = names
         self._parts = method.create(shape, dtype, device)
         self._free = [*reversed(range(shape.slots))]
-        self._taken: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
+        """Slot of each expert that has one."""
         self._missing: dict[int, int] = {}
-        self._here: dict[int, int] = {}
-        """By expert that is loaded, a number that no other loading has."""
-        self._loadings = count()
-        # One more, so that expert -1 has a place in it too.
+        """Parts that each expert still lacks."""
+        self._loaded: dict[int, int] = {}
+        """Number of the load that brought each expert; each load has another one."""
+        self._load_numbers = count()
+        # One more, for the expert -1.
         self._slot_of = torch.full((shape.num_experts + 1,), shape.slots, dtype=torch.int64, device=device)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """As `ExpertsMethod.apply`, with the numbers of experts in place of slots; those that are elsewhere add nothing, and so
-        does -1.
-        """
+        """Calls `ExpertsMethod.apply` with the slots of the experts `ids`. Experts that are elsewhere, and -1, add nothing."""
         return self.method.apply(x, self._slot_of[ids], weights)
 
-    def take(self, expert: int) -> dict[str, Slot]:
-        """Keeps a slot for an expert, and gives what is to be loaded. It is here from when all of that is.
+    def reserve(self, expert: int) -> dict[str, Slot]:
+        """Reserves a slot for an expert, and returns its tensors to load. It can be used once all of them are loaded.
 
         Raises ConfigError when all slots are taken.
         """
-        if expert not in self._taken:
+        if expert not in self._reserved:
             if not self._free:
                 raise ConfigError(f"no free slot for expert {expert}: all {self.shape.slots} of the rank are taken")
-            self._taken[expert] = self._free.pop()
+            self._reserved[expert] = self._free.pop()
             self._missing[expert] = len(self._parts)
         return {self._name(expert, part): self._slot(expert, part) for part in self._parts}
 
     def drop(self, expert: int) -> None:
-        """Frees its slot, also of one that is not loaded, or only in part. No token may be sent to it any more."""
-        self._here.pop(expert, None)  # first, for those that read it
+        """Frees its slot, whether it is loaded or not. No token may be sent to it any more."""
+        self._loaded.pop(expert, None)  # first, for threads that read it
         self._slot_of[expert] = self.shape.slots
         self._missing.pop(expert, None)
-        slot = self._taken.pop(expert)
+        slot = self._reserved.pop(expert)
         self.method.release(slot)
         self._free.append(slot)
 
     def has(self, expert: int) -> bool:
-        """Whether it is here, with all its parts."""
-        return expert in self._here
+        """Returns whether all its parts are loaded."""
+        return expert in self._loaded
 
     @property
-    def taken(self) -> frozenset[int]:
+    def reserved(self) -> frozenset[int]:
         """The experts that have a slot."""
-        return frozenset(self._taken)
+        return frozenset(self._reserved)
 
     @property
-    def here(self) -> frozenset[int]:
-        """The experts that are loaded."""
-        return frozenset(self._here)
+    def loaded(self) -> frozenset[int]:
+        """The experts that are loaded with all their parts."""
+        return frozenset(self._loaded)
 
-    # ---- experts as they are kept ----
+    # ---- copies between ranks ----
 
     @property
     def layout(self) -> str:
-        """What an expert is kept as. Ranks of which this is the same can copy each other's."""
+        """Describes an expert's memory. Ranks of the same layout can copy each other's experts."""
         share = self.shape.intermediate
         kept = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in self.method.memory(0))
         return f"{self.method.name}: {kept}; {share.start} to {share.start + share.size} of {share.whole}"
 
     @property
     def bytes_each(self) -> int:
-        """That an expert takes."""
+        """Memory of one expert."""
         return sum(tensor.nbytes for tensor in self.method.memory(0))
 
-    def place(self, expert: int) -> list[torch.Tensor]:
-        """Keeps a slot, as `take`, and gives its memory, flat, as bytes, to be filled with another rank's; then `arrive`."""
-        self.take(expert)
-        self.method.release(self._taken[expert])
-        return _as_bytes(self.method.memory(self._taken[expert]))
+    def reserve_memory(self, expert: int) -> list[torch.Tensor]:
+        """Reserves a slot, and returns its memory as flat bytes, for a copy of another rank's expert; then comes `mark_loaded`."""
+        self.reserve(expert)
+        self.method.release(self._reserved[expert])
+        return _as_bytes(self.method.memory(self._reserved[expert]))
 
-    def arrive(self, expert: int) -> None:
-        """All is there that it takes to use the expert."""
+    def mark_loaded(self, expert: int) -> None:
         self._missing.pop(expert, None)
-        self._here[expert] = next(self._loadings)
-        self._slot_of[expert] = self._taken[expert]
+        self._loaded[expert] = next(self._load_numbers)
+        self._slot_of[expert] = self._reserved[expert]
 
     def read(self, expert: int, part: int, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
-        """A copy of some bytes of one of an expert's tensors; None where it is not here, or went meanwhile.
+        """Copies some bytes of one of an expert's tensors. Returns None where it is not loaded, or was dropped meanwhile.
 
-        Nobody waits for who reads: whether the expert was here all the time is looked at afterwards. Raises IndexError for a tensor
-        that there is not.
+        No lock: it checks afterwards that the expert was here all the time. Raises IndexError for a tensor that does not exist.
         """
-        loading, slot = self._here.get(expert), self._taken.get(expert)
-        if loading is None or slot is None:
+        number, slot = self._loaded.get(expert), self._reserved.get(expert)
+        if number is None or slot is None:
             return None
         copied = _as_bytes(self.method.memory(slot))[part][start:stop].cpu().numpy().copy()
-        return copied if self._here.get(expert) == loading else None
+        return copied if self._loaded.get(expert) == number else None
 
     def _name(self, expert: int, part: ExpertPart) -> str:
         gate, up, down = self._names.shards
@@ -226,19 +224,19 @@ class Experts:
         return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        self.method.load_shard(self._taken[expert], part, tensor)
+        self.method.load_shard(self._reserved[expert], part, tensor)
         self._missing[expert] -= 1
         if not self._missing[expert]:
-            self.arrive(expert)
+            self.mark_loaded(expert)
 
 
 def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same memory."""
+    """Views the same memory as flat bytes."""
     return [tensor.view(-1).view(torch.uint8) for tensor in tensors]
 
 
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
-    """The parts of a method that wants every matrix as it stands in the checkpoint."""
+    """Returns the parts of a method that takes every matrix as it is in the checkpoint."""
     shards: tuple[Shard, ...] = ("gate", "up", "down")
     return [ExpertPart(shard, "weight", shape.shard(shard)) for shard in shards]
 
@@ -251,7 +249,7 @@ class Grouping:
 
     starts   [slots + 1] int64: the pairs of slot s are [starts[s], starts[s + 1])
     tokens   [S] int64: the token of each pair
-    order    [S] int64: where each pair stands in the [T, top_k] that it was sorted from
+    order    [S] int64: each pair's index in the [T, top_k] that it was sorted from
     """
 
     starts: torch.Tensor
@@ -260,7 +258,7 @@ class Grouping:
 
 
 def group_by_slot(slots: torch.Tensor, count: int) -> Grouping:
-    """slots [T, top_k] int64, of `count`; pairs of slot `count` are left out.
+    """Sorts pairs by slot. slots [T, top_k] int64, of `count`; pairs of slot `count` are left out.
 
     Stable: an expert's tokens stay in order, so that its sums do not depend on the other experts.
     """

@@ -10,25 +10,25 @@ from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_sl
 
 
 class StackedExperts:
-    """The storage of an `ExpertsMethod`: all slots' gates and ups in one tensor [S, 2 I, H], their downs in another [S, H, I]."""
+    """Storage of an `ExpertsMethod`: all slots' gates and ups in one tensor [S, 2 I, H], their downs in another one [S, H, I]."""
 
     shape: ExpertsShape
     loaded = False
-    """Whether there has been anything to multiply by."""
+    """True once a weight has been loaded."""
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self.shape, self._dtype, self._device = shape, dtype, device
         return plain_parts(shape)
 
     def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        self._place(slot, part).copy_(tensor)
+        self._memory_of(slot, part).copy_(tensor)
         self.loaded = True
 
     def release(self, slot: int) -> None:
-        """Its memory is kept for the next one."""
+        """Does nothing: the memory is kept for the next expert."""
 
     def memory(self, slot: int) -> list[torch.Tensor]:
-        self.loaded = True  # what is asked for may be written
+        self.loaded = True  # the caller may write to it
         return [self.gate_ups[slot], self.downs[slot]]
 
     @cached_property
@@ -40,8 +40,8 @@ class StackedExperts:
     def downs(self) -> torch.Tensor:
         return self._empty(self.shape.hidden_size, self.shape.intermediate_size)
 
-    def _place(self, slot: int, part: ExpertPart) -> torch.Tensor:
-        """Where the part lies."""
+    def _memory_of(self, slot: int, part: ExpertPart) -> torch.Tensor:
+        """Returns the memory of the part."""
         if part.shard == "down":
             return self.downs[slot]
         return self.gate_ups[slot].view(2, self.shape.intermediate_size, self.shape.hidden_size)[int(part.shard == "up")]
@@ -51,7 +51,7 @@ class StackedExperts:
 
 
 class DenseExperts(StackedExperts):
-    """One product after another, of the experts only that this step's tokens go to."""
+    """Multiplies one expert after another, and only those that this step's tokens go to."""
 
     name = "dense"
     capturable = False

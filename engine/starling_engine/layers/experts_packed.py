@@ -8,7 +8,7 @@ from starling_engine.native.packed import PackedExperts
 
 
 class NativeExperts:
-    """Each matrix is packed as it is loaded; besides the packed ones, only a gate that waits for its up is held."""
+    """Packs each matrix as it is loaded. Only a gate that waits for its up is held unpacked."""
 
     name = "native"
     capturable = False
@@ -46,7 +46,7 @@ class NativeExperts:
         ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._downs(), slot)
 
     def _load_half(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        """Gate and up are packed together, so the first of the two to come waits."""
+        """Packs gate and up together: the first of the two waits."""
         size, hidden = self._shape.intermediate_size, self._shape.hidden_size
         both = slot in self._staged
         whole = self._staged.pop(slot) if both else torch.empty(2, size, hidden, dtype=torch.bfloat16)

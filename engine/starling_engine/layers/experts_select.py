@@ -15,7 +15,7 @@ logger = logging.getLogger("starling.layers")
 
 
 def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSelector:
-    """The selector for the experts of a model of `dtype` on `device`; logs once for each shape what it takes and why."""
+    """Returns the selector for a model of `dtype` on `device`. Logs the choice for each shape once, with the reason."""
 
     @functools.cache
     def choose(shape: ExpertsShape) -> type[ExpertsMethod]:
@@ -40,7 +40,7 @@ def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tu
         return DenseExperts, f"{dtype}: only bfloat16 has a grouped kernel on a CPU"
     if native.load() is None:
         return DenseExperts, "no native kernels here"
-    # The kernel multiplies pairs of columns, and opens eight gates at a time.
+    # The kernel multiplies pairs of columns, and eight gates at a time.
     if shape.hidden_size % 2 or shape.intermediate_size % 8:
         sizes = f"{shape.hidden_size} and {shape.intermediate_size}"
         return DenseExperts, f"sizes of {sizes}: the grouped kernel needs multiples of 2 and 8"

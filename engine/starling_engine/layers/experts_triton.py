@@ -7,7 +7,7 @@ from starling_engine.layers.experts_dense import StackedExperts
 
 
 class TritonExperts(StackedExperts):
-    """Needs `triton_runs`. What a step's tokens go to is decided on the device: nothing waits for it, and graphs can hold it."""
+    """Needs `triton_runs`. The device sorts tokens by expert without the host, so nothing waits, and graphs can hold a step."""
 
     name = "triton"
     capturable = True

@@ -1,7 +1,7 @@
-"""y = x W^T + b, with the weights' storage behind one seam.
+"""Linear layers, y = x W^T + b.
 
-Quantization, LoRA, tensor parallel slices and packed CPU weights are each a `LinearMethod`; `Linear` knows only which tensors of
-a checkpoint make up the matrix.
+A `LinearMethod` stores and multiplies the weights: dense, packed for a CPU, or another form. `Linear` knows only which tensors of a
+checkpoint make up the matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,11 @@ class LinearShape:
     """A matrix [sum(out_sizes), in_size] whose rows come from several checkpoint modules, stacked: q, k, v or gate, up.
 
     names   the modules, as the checkpoint calls them
-    outs    the rows of each that this rank holds, and `ins` the columns: with all rows and some columns, its product is one of
-            several that have to be added up
+    outs    the rows of each that this rank holds
+    ins     the columns that this rank holds: if not all, its product is one of several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
-    gated   of two modules as large as each other: silu of the first one's product times the second's is what comes out
-    exact   the fp32 product is wanted as it is summed, not rounded to the weights' dtype on its way: a router's, whose near ties
-            would fall otherwise
+    gated   of two equal modules: the output is silu of the first one's product times the second's
+    exact   the product is not rounded to the weights' dtype on its way: for a router, whose near ties would fall otherwise
     """
 
     names: tuple[str, ...]
@@ -50,16 +49,16 @@ class LinearShape:
         return sum(self.out_sizes)
 
     def rows(self, shard: int) -> slice:
-        """Rows of the whole matrix that module `shard` fills."""
+        """Returns the rows of the whole matrix that module `shard` fills."""
         start = sum(self.out_sizes[:shard])
         return slice(start, start + self.out_sizes[shard])
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
-    """One tensor that a method wants for module `shard`, named `name` after the module ("weight", "bias").
+    """One tensor that a method loads for module `shard`, named `name` after the module ("weight", "bias").
 
-    `shares` is what it wants of each dimension of the checkpoint's tensor.
+    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
     """
 
     shard: int
@@ -68,7 +67,7 @@ class LinearPart:
 
 
 class LinearMethod(Protocol):
-    """How one matrix is stored and multiplied. Each `Linear` has a method object of its own.
+    """Stores and multiplies one matrix. Each `Linear` has a method object of its own.
 
     The calls come in this order: `create` once, `load_shard` for each part that it named, `finish` once, then `apply`.
     """
@@ -76,7 +75,7 @@ class LinearMethod(Protocol):
     name: str
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
-        """Names the parts to load. Allocates nothing yet: memory must not be taken for layers whose turn has not come."""
+        """Names the parts to load. Allocates nothing: layers whose turn has not come take no memory."""
         ...
 
     def load_shard(self, part: LinearPart, tensor: torch.Tensor) -> None:
@@ -84,7 +83,7 @@ class LinearMethod(Protocol):
         ...
 
     def finish(self) -> None:
-        """All parts are there: brings them to the form that `apply` reads and frees the rest."""
+        """Brings the parts to the form that `apply` reads, and frees the rest. Called when all are loaded."""
         ...
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -132,7 +131,7 @@ class Linear:
     def _load(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self.method.load_shard(part, tensor)
         self._missing -= 1
-        # At once, not when the whole model is loaded: a method that packs holds both forms of one matrix only.
+        # Not when the whole model is loaded: a method that packs then holds both forms of one matrix only.
         if not self._missing:
             self.method.finish()
 
@@ -147,7 +146,7 @@ def stacked(
     gated: bool = False,
     exact: bool = False,
 ) -> LinearShape:
-    """A plain number is a dimension that this rank holds whole."""
+    """Makes a shape. A plain number is a dimension that this rank holds whole."""
     return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact)
 
 

@@ -1,11 +1,11 @@
-"""RMSNorm, with the residual's addition in the same call."""
+"""RMSNorm, which also adds the residual."""
 
 from typing import Protocol
 
 import torch
 from torch.nn import functional as F
 
-from starling_engine.layers.fits import elementwise_kernels
+from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
 from starling_engine.weights.slot import Slot, copy_slot
 
@@ -30,8 +30,10 @@ class RMSNorm:
         self._size = (size,)
         self._kernels = _kernels(dtype, device)
         self.forward = self._fused if self._kernels is not None else self._torch
-        """(x, residual) -> (norm of their sum, the sum), all [T, size]. A residual of None is nothing to add. Both inputs may
-        be overwritten, so the caller must use the results only."""
+        """(x, residual) -> (norm of their sum, the sum), all [T, size]. With a residual of None nothing is added.
+
+        Both inputs may be overwritten, so the caller must use the results only.
+        """
 
     def slots(self) -> dict[str, Slot]:
         return {f"{self._name}.weight": copy_slot(self.weight)}
@@ -51,7 +53,7 @@ class RMSNorm:
 
 
 def _kernels(dtype: torch.dtype, device: torch.device) -> NormKernels | None:
-    """None for torch's own."""
+    """Returns the kernels; None for torch's own."""
     match elementwise_kernels(dtype, device):
         case "triton":
             from starling_engine.kernels import norm

@@ -8,7 +8,7 @@ from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, Rope
 
 
 def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> torch.Tensor:
-    """[max_position, rotary_dim] fp32 for half-split rotation: cosines in the first half, sines in the second."""
+    """Returns [max_position, rotary_dim] fp32 for half-split rotation: cosines in the first half, sines in the second."""
     frequencies, factor = rotary_frequencies(rope, rotary_dim)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
     table = torch.empty(max_position, rotary_dim, dtype=torch.float32)
@@ -18,7 +18,7 @@ def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: 
 
 
 def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
-    """Radians per position [rotary_dim / 2] fp32, and what multiplies the table.
+    """Returns radians per position [rotary_dim / 2] fp32, and the factor of the table.
 
     Written in the order of transformers' operations: one rounding apart, angles at position 100,000 differ by 0.01.
     """
@@ -36,7 +36,7 @@ def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor,
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Llama 3.1's rule (meta-llama/llama-models, `apply_scaling`), on wavelengths in tokens."""
+    """Scales by Llama 3.1's rule (meta-llama/llama-models, `apply_scaling`), on wavelengths in tokens."""
     wavelengths = 2 * math.pi / plain
     turns = scaling.original_max_position / wavelengths
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -47,7 +47,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(periods: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
-    """NTK-by-parts of arXiv 2309.00071, section 3.2: fast dimensions are kept, slow ones interpolated, with a ramp between."""
+    """Scales by parts (arXiv 2309.00071, section 3.2): fast dimensions stay, slow ones are interpolated, with a ramp between."""
 
     def dimension_that_turns(times: float) -> float:
         per_turn = scaling.original_max_position / (times * 2 * math.pi)
@@ -72,9 +72,9 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
 
 
 def mscale_all_dim(rope: RopeConfig) -> float:
-    """What multiplies queries, and keys as well, where a latent model scales by YaRN; 1 for all others.
+    """Returns the factor of queries, and of keys, where a latent model scales by YaRN; 1 for all others.
 
-    The published formula's "mscale" of all dimensions (DeepSeek-V2): rotated ones have their part of it in the table already.
+    This is "mscale" of all dimensions in DeepSeek-V2's formula. Rotated dimensions have their part of it in the table already.
     """
     match rope.scaling:
         case YarnScaling(factor=factor, mscale_all_dim=weight) if weight:

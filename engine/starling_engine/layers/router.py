@@ -1,4 +1,4 @@
-"""Which experts each token goes to."""
+"""The router: chooses the experts that each token goes to."""
 
 import functools
 import logging
@@ -16,14 +16,13 @@ Route = Callable[[torch.Tensor, Routing, torch.Tensor | None, torch.Tensor | Non
 """`route`, or a kernel that does the same."""
 
 TINY = 1e-20
-"""Keeps a sum of affinities that are all zero from dividing by zero; lost beside any other."""
-
+"""Avoids division by zero where all affinities are zero. Too small to change any other sum."""
 
 logger = logging.getLogger("starling.layers")
 
 
 def select_route(device: torch.device) -> Route:
-    """One launch where Triton runs; logs once what it takes and why."""
+    """Returns Triton's kernel where it runs, else torch's. Logs the choice and its reason once."""
     reason = why_not_triton(device)
     _log("torch" if reason else "triton", reason or "one launch")
     if reason:
@@ -35,17 +34,17 @@ def select_route(device: torch.device) -> Route:
 
 @functools.cache
 def _log(name: str, reason: str) -> None:
-    """Once, however many layers there are."""
+    """Logs once, and not for each layer."""
     logger.info("routing: %s (%s)", name, reason)
 
 
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [T, num_experts] fp32 -> (weights [T, top_k] fp32, ids [T, top_k] int64) of the experts that each token goes to.
+    """Chooses each token's experts: logits [T, num_experts] fp32 -> (weights [T, top_k] fp32, ids [T, top_k] int64).
 
-    `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order; those of a token
-    whose slot is negative, in `slots` [T], are -1.
+    `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order. They are -1 for
+    a token whose slot, in `slots` [T], is negative.
     """
     affinities = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     wanted = affinities if bias is None else affinities + bias
@@ -61,11 +60,11 @@ def route(
 
 
 def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """`wanted` [T, num_experts] with -inf for the experts outside of each token's `top_groups` best groups."""
+    """Sets `wanted` [T, num_experts] to -inf for experts that are not in the `top_groups` best groups of a token."""
     grouped = wanted.view(-1, routing.num_groups, routing.group_size)
     worth = grouped.amax(-1) if routing.group_score == "best" else grouped.topk(2, dim=-1).values.sum(-1)
-    outside = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, worth.topk(routing.top_groups, dim=-1).indices, False)
-    return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2)
+    excluded = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, worth.topk(routing.top_groups, dim=-1).indices, False)
+    return grouped.masked_fill(excluded.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 class Router:

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model, read from its config.json and generation_config.json. Imports no torch."""
+"""A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,13 @@ ACTIVATIONS = ("silu",)
 class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
-    intermediate_size   of a plain MLP; where `moe` says so, a layer has experts instead
+    intermediate_size   of a plain MLP; layers of `moe` have experts instead
     windows             per layer the tokens that a query sees, itself included; 0 means all
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
-    qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress); `mlp_bias` of the MLP's
+    qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress)
+    mlp_bias            biases of the MLP's projections
     qk_norm             RMSNorm of each query and key head before rotation
-    num_draft_layers    layers that a checkpoint may hold behind the last one; not loaded
+    num_draft_layers    layers for drafts that a checkpoint may hold behind the last one; not loaded
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     """
 
@@ -74,7 +75,7 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
-    """As `load_model_config`, from what the two files hold."""
+    """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
     _refuse_quantized(config)
     num_layers = config.integer("num_hidden_layers")
@@ -113,7 +114,10 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
 
 
 def _refuse_quantized(config: Fields) -> None:
-    """But for what llm-compressor writes where it has only measured scales for a cache in fp8, one for all heads."""
+    """Raises UnsupportedModel for quantized weights.
+
+    llm-compressor writes a quantization_config also where it has only measured scales of a cache in fp8: that is allowed.
+    """
     if not config.has("quantization_config"):
         return
     quantization = config.child("quantization_config")
@@ -161,7 +165,7 @@ def _read_activation(config: Fields) -> str:
 
 
 def _read_dtype(config: Fields) -> str:
-    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`; without either the weights are float32."""
+    """Reads `dtype` of transformers 5, or `torch_dtype` of 4. Without either the weights are float32."""
     name = config.text("dtype", config.text("torch_dtype", "float32")).removeprefix("torch.")
     if name not in DTYPES:
         raise UnsupportedModel(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
@@ -169,7 +173,7 @@ def _read_dtype(config: Fields) -> str:
 
 
 def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
-    """Both files' ids: chat models often list the end of a turn only in generation_config.json."""
+    """Reads the ids of both files: chat models often list the end of a turn only in generation_config.json."""
     ids = config.token_ids("eos_token_id") + generation.token_ids("eos_token_id")
     return tuple(dict.fromkeys(token for token in ids if token < config.integer("vocab_size")))
 

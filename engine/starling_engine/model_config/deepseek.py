@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite and V3 (and R1): multi-head latent attention, and experts of which some serve every token."""
+"""DeepSeek-V2, V2-Lite and V3 (and R1): multi-head latent attention, and experts, some of which every token takes."""
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, Traits
@@ -10,7 +10,7 @@ DEFAULT_KV_RANK, DEFAULT_NOPE_DIM, DEFAULT_ROPE_DIM, DEFAULT_VALUE_DIM = 512, 12
 
 
 def _shape(config: Fields, num_heads: int, *, interleaved: bool) -> MlaShape:
-    """Raises ModelError for heads that are no heads of latent attention."""
+    """Raises ModelError for sizes that latent attention cannot have."""
     if config.integer("num_key_value_heads", num_heads) != num_heads:
         raise config.error("num_key_value_heads", f"must be num_attention_heads ({num_heads}): latents serve all heads")
     rope_dim = config.integer("qk_rope_head_dim", DEFAULT_ROPE_DIM)
@@ -46,7 +46,7 @@ def _v3_traits(config: Fields) -> Traits:
 
 
 def _v2_moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    """Softmax over all experts; the best of all, or of the groups whose best expert is best."""
+    """Reads V2's routing: softmax over all experts, then the best of all, or of the groups with the best experts."""
     layers = _expert_layers(config, num_layers, default_first=0)
     if not layers:
         return None
@@ -67,7 +67,7 @@ def _v2_moe(config: Fields, num_layers: int) -> MoeConfig | None:
 
 
 def _v3_moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    """Each expert's sigmoid, with a learnt bias for the choice; of the groups whose best two experts are best."""
+    """Reads V3's routing: a sigmoid for each expert, with a learnt bias, in the groups whose best two experts are best."""
     layers = _expert_layers(config, num_layers, default_first=3)
     if not layers:
         return None
@@ -88,7 +88,7 @@ def _v3_moe(config: Fields, num_layers: int) -> MoeConfig | None:
 
 
 def _expert_layers(config: Fields, num_layers: int, default_first: int) -> tuple[int, ...]:
-    """From `first_k_dense_replace` on those whose index `moe_layer_freq` divides."""
+    """Returns the layers from `first_k_dense_replace` on whose index `moe_layer_freq` divides."""
     first = config.integer("first_k_dense_replace", default_first, low=0)
     step = config.integer("moe_layer_freq", 1)
     return tuple(layer for layer in range(first, num_layers) if layer % step == 0)
@@ -101,7 +101,7 @@ def _moe(config: Fields, layers: tuple[int, ...], routing: Routing) -> MoeConfig
 
 
 def _one_of(config: Fields, name: str, *possible: str) -> str:
-    """The field's value, by default the first possible one. Raises UnsupportedModel for any other."""
+    """Returns the field's value; the default is the first possible one. Raises UnsupportedModel for any other."""
     value = config.text(name, possible[0])
     if value not in possible:
         raise UnsupportedModel(f"{config.source}: {name} {value!r} is not supported; supported: {', '.join(possible)}")

@@ -1,4 +1,4 @@
-"""What tells one architecture from another: a small file of each family fills in a `ModelDefinition`."""
+"""The definition of an architecture: a small file of each family fills in a `ModelDefinition`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The small differences between decoders; see `ModelSourceConfig`."""
+    """The small differences between decoders; see `ModelConfig`."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -25,12 +25,12 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """Where a checkpoint keeps its tensors: names of modules, to which ".weight" or ".bias" is added.
+    """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
-    Expert n is `experts`.n, its gate, up and down are `expert_shards`; `router_bias` is a tensor's whole name. The two that begin
-    with `fused` are where transformers keeps the same when it holds all experts in one tensor.
+    Expert n is `experts`.n, its gate, up and down are `expert_shards`; `router_bias` is a tensor's whole name. Names that begin
+    with `fused` are those of transformers, which may hold all experts in one tensor.
 
-    `ignored` are endings of names that hold nothing to load (older checkpoints saved computed buffers).
+    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers.
     """
 
     embedding: str = "model.embed_tokens"
@@ -65,20 +65,20 @@ class TensorNames:
 
 
 def full_attention(_config: Fields, num_layers: int) -> tuple[int, ...]:
-    """Windows of a family that knows no sliding window."""
+    """Returns the windows of a family without a sliding window."""
     return (0,) * num_layers
 
 
 def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
-    """The `MlaShape` of a family that caches keys and values."""
+    """Returns None, for a family that caches keys and values."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
-    """One architecture. `head_dim`, `rope_theta` and `rms_eps` are what the family takes when the config has none.
+    """One architecture. `head_dim`, `rope_theta` and `rms_eps` are defaults for configs without them.
 
-    No head_dim means hidden size / heads.
+    Without any head_dim it is hidden size / heads.
     """
 
     architecture: str
@@ -93,7 +93,7 @@ class ModelDefinition:
 
 
 def listed_windows(config: Fields, num_layers: int, window: int) -> tuple[int, ...] | None:
-    """Windows by the config's `layer_types`, None when it has no such list.
+    """Returns the windows by the config's `layer_types`; None when it has no such list.
 
     Raises ModelError for a list of the wrong length, UnsupportedModel for a type that is not attention.
     """

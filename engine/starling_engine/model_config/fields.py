@@ -1,4 +1,4 @@
-"""Reads a checkpoint's JSON files with checks, so that a bad field is named and not met later as a shape error."""
+"""Reads a checkpoint's JSON files with checks, so that errors name the bad field, and not a shape later on."""
 
 import json
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Fields:
         return self._values.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """The raw value, None when absent."""
+        """Returns the raw value; None when absent."""
         return self._values.get(name)
 
     def names(self) -> list[str]:
@@ -68,28 +68,28 @@ class Fields:
         return value
 
     def child(self, name: str) -> "Fields":
-        """The object under `name`; empty when absent."""
+        """Returns the object under `name`; empty when absent."""
         value = self._values.get(name) or {}
         if not isinstance(value, dict):
             raise self.error(name, "must be an object")
         return Fields(value, f"{self.source}: {name}")
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings; empty when absent."""
+        """Returns a list of strings; empty when absent."""
         value = self._values.get(name) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(name, "must be a list of strings")
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers of at least 0; empty when absent."""
+        """Returns a list of integers of at least 0; empty when absent."""
         value = self._values.get(name) or []
         if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in value):
             raise self.error(name, "must be a list of integers of at least 0")
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of them; empty when absent."""
+        """Returns one id or a list of them; empty when absent."""
         value = self._values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):

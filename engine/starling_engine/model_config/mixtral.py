@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts in every layer, under names of its own."""
+"""Mixtral: Mistral with experts in every layer, under tensor names of its own."""
 
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, Traits
 from starling_engine.model_config.fields import Fields

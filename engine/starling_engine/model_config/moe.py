@@ -1,4 +1,4 @@
-"""Mixture of experts as a config describes it: which layers, how large, and how tokens find their experts. Imports no torch."""
+"""Mixture of experts as a config describes it: layers, sizes, and routing. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,15 @@ from starling_engine.model_config.fields import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How each token chooses `top_k` of `num_experts`, and how much each of them counts.
+    """Rules by which each token chooses `top_k` of `num_experts`, and weighs them.
 
-    score         what makes affinities of a token's logits: softmax over all experts, or the sigmoid of each
-    bias          a learnt bias is added to the affinities for the choice alone; it does not weigh (DeepSeek-V3, arXiv 2408.15664)
-    num_groups    the experts stand in so many equal groups, and only those in the `top_groups` best can be chosen
+    score         turns a token's logits into affinities: softmax over all experts, or the sigmoid of each
+    bias          a learnt bias is added to the affinities for the choice alone, not for the weights (DeepSeek-V3, arXiv 2408.15664)
+    num_groups    number of equal groups of experts; only those in the `top_groups` best can be chosen
                   (DeepSeek-V2, arXiv 2405.04434, section 2.2.2)
-    group_score   what a group is worth: its best expert, or the sum of its best two
-    renormalize   the affinities of those chosen are divided by their sum; `scaling` multiplies them after that
+    group_score   the worth of a group: its best expert, or the sum of its best two
+    renormalize   the affinities of the chosen experts are divided by their sum
+    scaling       multiplies them after that
     """
 
     num_experts: int
@@ -39,7 +40,7 @@ class MoeConfig:
 
     layers              indices of the layers that have experts, ascending; the others have a plain MLP
     intermediate_size   of one expert
-    shared_size         of the MLP that every token takes besides its experts; 0 means none
+    shared_size         of the MLP that every token takes in addition to its experts; 0 means none
     """
 
     layers: tuple[int, ...]
@@ -53,12 +54,12 @@ class MoeConfig:
 
 
 def read_num_experts(config: Fields, *names: str) -> int:
-    """From the first of `names` that is there: transformers may write another name than the model's authors did."""
+    """Reads the first of `names` that is there: transformers may write another name than the model's authors did."""
     return config.integer(next((name for name in names if config.has(name)), names[0]))
 
 
 def checked(config: Fields, routing: Routing) -> Routing:
-    """`routing`, if tokens can choose by it. Raises ModelError naming the field of `config` that says otherwise."""
+    """Returns `routing`, if tokens can choose by it. Else raises ModelError naming the bad field of `config`."""
     experts, groups, top_k = routing.num_experts, routing.num_groups, routing.top_k
     if experts % groups:
         raise config.error("n_group", f"must divide the number of experts ({experts})")
@@ -73,5 +74,5 @@ def checked(config: Fields, routing: Routing) -> Routing:
 
 
 def no_experts(_config: Fields, _num_layers: int) -> MoeConfig | None:
-    """The `MoeConfig` of a family that has none."""
+    """Returns None, for a family without experts."""
     return None

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; a window in the upper layers when it is switched on."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; a sliding window in the upper layers, if switched on."""
 
 from starling_engine.model_config.definition import ModelDefinition, Traits, listed_windows
 from starling_engine.model_config.fields import Fields
@@ -8,7 +8,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def qwen_windows(config: Fields, num_layers: int) -> tuple[int, ...]:
-    """`layer_types` wins; else layers from `max_window_layers` on slide, if `use_sliding_window` is set."""
+    """Returns the windows by `layer_types`. Else layers from `max_window_layers` on slide, if `use_sliding_window` is set."""
     slides = config.boolean("use_sliding_window", False)
     window = config.integer("sliding_window", DEFAULT_WINDOW) if slides else 0
     listed = listed_windows(config, num_layers, window)

@@ -9,13 +9,13 @@ DEFAULT_WINDOW = 4096
 
 
 def _windows(config: Fields, num_layers: int) -> tuple[int, ...]:
-    """One window for all layers, if it is switched on: `max_window_layers` is of the dense models only."""
+    """Returns one window for all layers, if it is switched on: only dense models use `max_window_layers`."""
     slides = config.boolean("use_sliding_window", False)
     return (config.integer("sliding_window", DEFAULT_WINDOW) if slides else 0,) * num_layers
 
 
 def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    """Every `decoder_sparse_step`-th layer has experts, but for those in `mlp_only_layers`."""
+    """Reads the experts: every `decoder_sparse_step`-th layer has some, except those in `mlp_only_layers`."""
     step, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
     if not layers:

@@ -20,7 +20,7 @@ DEFINITIONS = {
 
 
 def find_definition(architectures: list[str]) -> ModelDefinition:
-    """The first of `architectures` that is known. Raises UnsupportedModel naming what was asked for and what there is."""
+    """Returns the first of `architectures` that is known. Raises UnsupportedModel naming these and the supported ones."""
     for name in architectures:
         if name in DEFINITIONS:
             return DEFINITIONS[name]

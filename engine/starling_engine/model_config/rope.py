@@ -1,6 +1,6 @@
-"""Which rotary embedding a config asks for. The tables themselves are made in `layers/rope.py`.
+"""The rotary embedding of a config. `layers/rope.py` makes the tables.
 
-Both ways of writing it are read: `rope_theta` beside `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+Both forms are read: `rope_theta` beside `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
 """
 
 from dataclasses import dataclass, field
@@ -53,10 +53,9 @@ class RopeConfig:
     scaling: Scaling = field(default=None)
 
     def max_position(self, written: int) -> int:
-        """Longest context in tokens, where the config's max_position_embeddings says `written`.
+        """Returns the longest context in tokens, where the config's max_position_embeddings is `written`.
 
-        Linear scaling is written beside the length before scaling. YaRN is found beside either length, and Llama 3.1 beside
-        the length after scaling.
+        With linear scaling that is the length before scaling, with Llama 3.1's the one after it. With YaRN it may be either.
         """
         match self.scaling:
             case LinearScaling(factor=factor):
@@ -68,7 +67,7 @@ class RopeConfig:
 
 
 def read_rope(config: Fields, default_theta: float = DEFAULT_THETA) -> RopeConfig:
-    """Raises UnsupportedModel for a kind of scaling that is not known, ModelError for a bad field."""
+    """Reads the rotary embedding. Raises UnsupportedModel for an unknown kind of scaling, ModelError for a bad field."""
     fields = _rope_fields(config)
     if config.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModel(f"{config.source}: partial_rotary_factor: only whole heads can be rotated")
@@ -121,7 +120,7 @@ def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
 
 
 def _original_max_position(fields: Fields, config: Fields) -> int:
-    """The length before scaling. As in transformers, the config's own field wins over the one in the scaling's object."""
+    """Reads the length before scaling. As in transformers, the config's own field wins over the one in the scaling's object."""
     if config.has("original_max_position_embeddings"):
         return config.integer("original_max_position_embeddings")
     return fields.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))

@@ -1,4 +1,4 @@
-"""Whether a model can be split over ranks. Imports no torch."""
+"""Checks whether a layout can split a model. Imports no torch."""
 
 from starling_engine.errors import ConfigError
 from starling_engine.model_config.config import ModelConfig
@@ -7,7 +7,7 @@ from starling_engine.topology.shard import Shard
 
 
 def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: bool = False) -> None:
-    """Raises ConfigError naming what does not divide, with the sizes that are possible."""
+    """Raises ConfigError naming the sizes that do not divide, and the sizes that are possible."""
     if expert_parallel and model.moe is None:
         raise ConfigError("this model has no experts; only false is possible", "enable_expert_parallel")
     tensor = layout.tensor
@@ -29,7 +29,7 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
 
 
 def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
-    """What every rank holds an equal part of, and how much of it there is."""
+    """Returns the sizes of which every rank holds an equal part, by their name in errors."""
     sizes = {"its attention heads": model.num_heads}
     if model.moe is None or len(model.moe.layers) < model.num_layers:
         sizes["the width of its MLP"] = model.intermediate_size

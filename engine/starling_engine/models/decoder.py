@@ -1,4 +1,4 @@
-"""The decoder: written once, driven by `ModelSourceConfig`; every architecture of the registry runs through it."""
+"""The decoder: one for all architectures of the registry, driven by `ModelConfig`."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 
 from starling_engine.attention.base import AttentionWeights
-from starling_engine.attention.selector import Backend
-from starling_engine.expert_parallel.expert_ranks import ExpertRanks
+from starling_engine.attention.select import Backend
+from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.kv.layer_specs import stage_layers
 from starling_engine.layers.embedding import TokenEmbedding, Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
@@ -16,9 +16,9 @@ from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import DEFINITIONS
-from starling_engine.models.blocks import Attention, DecoderLayer
-from starling_engine.models.build import BuildContext
-from starling_engine.models.context import ForwardContext, no_tick
+from starling_engine.models.build_context import BuildContext
+from starling_engine.models.decoder_layer import Attention, DecoderLayer
+from starling_engine.models.forward_context import ForwardContext, no_tick
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
@@ -34,11 +34,11 @@ class HasSlots(Protocol):
 class Decoder:
     """Embedding, layers, final norm and logits head. Built empty; `weights/loader.py` fills it.
 
-    `max_position` is the longest sequence that will be run, in tokens; without it the model's own limit. It bounds only the
-    table of rotations. Without `experts_method_selector` the experts of a model that has any are stored as this machine does best.
-    `tensor` are the ranks that split every matrix among them, all of which make the same calls; `stage` says which of its layers
-    are here: the first stage embeds, the last one has the final norm and the head. `expert_ranks` as in `BuildContext`; with them
-    `slots` names the experts that the placement in force gives this rank, and others are taken in `experts`.
+    max_position             the longest sequence, in tokens, that the table of rotations is for; default: the model's limit
+    experts_method_selector  default: the one that is best on this machine
+    tensor                   the ranks that split every matrix among them; all of them make the same calls
+    stage                    the layers that are here: the first stage embeds, the last one has the final norm and the head
+    expert_ranks             as in `BuildContext`; `slots` then names the experts that the placement in force gives this rank
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Decoder:
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
-        Stages but the first take what the one before gave, `arrived` [T, hidden_size], in place of ids; those but the last give
-        [T, hidden_size] for the next. Writes the step's keys and values to `ctx.kv`.
+        Later stages take the output of the stage before, `arrived` [T, hidden_size], in place of ids. All but the last return
+        [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
         """
         hidden = self._embed(ids) if arrived is None else arrived
         residual: torch.Tensor | None = None
@@ -93,7 +93,7 @@ class Decoder:
         return self._norm.forward(hidden, residual)[0]
 
     def serve_experts(self, tick: Callable[[], None] = no_tick) -> None:
-        """A step without tokens while other ranks have some: what `forward` exchanges with them, layer by layer, and no more."""
+        """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
         for layer in self._layers:
             if layer.moe is not None:
                 layer.moe.serve()
@@ -101,38 +101,36 @@ class Decoder:
 
     @property
     def experts(self) -> dict[int, Experts]:
-        """Of each layer here that has any, by its place among all such layers of the model."""
+        """The experts of each layer here that has any, by its index among all such layers of the model."""
         return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
 
     @property
     def kv_scaled(self) -> dict[str, AttentionWeights]:
-        """What a cache in fp8 has scales for, by the name of each layer's attention in the checkpoint."""
+        """Attention weights that have scales for a cache in fp8, by the name of the attention in the checkpoint."""
         kinds = [layer.attention for layer in self._layers]
         return {attention.name: attention.weights for attention in kinds if isinstance(attention, Attention)}
 
     @property
     def cascades(self) -> bool:
-        """Whether attention has use for what sequences share."""
+        """True where attention can read common blocks of sequences once for all of them."""
         return self._build.backend.cascades
 
     @property
-    def asks_host(self) -> str | None:
-        """Why a step cannot be recorded and replayed: something in it depends on what the host reads or sends meanwhile,
-        or may do so.
-        """
+    def eager_reason(self) -> str | None:
+        """The reason why a step cannot be recorded and replayed, since the host takes part in it; None where it can be."""
         build = self._build
         if not build.tensor.capturable:
-            return "what the ranks add up passes through the host"
+            return "sums over ranks pass through the host"
         if build.expert_ranks is not None and not build.expert_ranks.capturable:
-            return "experts of other ranks are told through the host how many tokens come"
+            return "the host exchanges the numbers of tokens that go to experts of other ranks"
         if not build.backend.capturable:
             return f"{build.backend.name} attention reads lengths on the host"
         methods = {experts.method.name for experts in self.experts.values() if not experts.method.capturable}
         return f"{', '.join(sorted(methods))} experts are counted on the host" if methods else None
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; `out` where they are to lie in memory that is there."""
-        # A GPU's product has the model's dtype: what widens it may as well write it where it is to lie.
+        """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
+        # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         dtype = None if out is not None and out.is_cuda else torch.float32
         logits = self._vocabulary.gather(self._head.forward(hidden, dtype))
         return logits if out is None else out.copy_(logits)
@@ -149,13 +147,15 @@ class Decoder:
         return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
-        """Also the layers behind the last one, which draft tokens for speculative decoding, what other ranks load, or this one
-        later, and scales of a cache in fp8, which are of use to no other.
+        """Returns whether a tensor without a slot is harmless.
+
+        Tensors of other ranks are, and experts that this rank may load later. So are draft layers behind the last one, and scales
+        of a cache in fp8.
         """
         return name.endswith((*self._names.ignored, *ENDINGS)) or name.startswith(self._elsewhere)
 
     def _held_elsewhere(self, build: BuildContext) -> tuple[str, ...]:
-        """How the names begin of tensors that this rank has no part of."""
+        """Returns prefixes of the names of tensors that this rank does not load with the model."""
         config, names = self.config, self._names
         behind = range(config.num_layers, config.num_layers + config.num_draft_layers)
         layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
@@ -165,13 +165,13 @@ class Decoder:
         if not self.stage.last:
             others += [f"{names.norm}.", f"{names.head}."]
         if config.moe is not None and build.expert_ranks is not None:
-            # Of these, the ones that this rank has are known by their slots.
+            # Experts that this rank has are known by their slots, in spite of the prefix.
             experts = (names.experts, names.fused_experts)
             others += [f"{names.layer.format(i)}.{name}." for i in self.layers for name in experts]
         return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:
-        """The embedding and the head; tied, they are one matrix under the embedding's name. Those of other stages stay empty."""
+        """Builds embedding and head. Tied, they are one matrix under the embedding's name. Those of other stages stay empty."""
         config, names = self.config, self._names
         tied = config.tie_word_embeddings
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)

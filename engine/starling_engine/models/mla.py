@@ -9,19 +9,19 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
 from starling_engine.model_config.mla_shape import MlaShape
-from starling_engine.models.build import BuildContext
+from starling_engine.models.build_context import BuildContext
 from starling_engine.topology.shard import Share
 from starling_engine.weights.slot import Slot, part_slot
 
 LATENT_EPS = 1e-6
-"""Of the norms of compressed queries, keys and values, whatever the model's other norms have: so the authors' code has it."""
+"""Epsilon of the norms of compressed queries, keys and values, as in the authors' code; the model's other norms may differ."""
 
 
 class LatentAttention:
-    """Queries, keys and values through narrow bottlenecks; only the one of keys and values is cached, for all heads together.
+    """Compresses queries, keys and values; only the latent of keys and values is cached, one for all heads.
 
-    What all heads share is one matrix: the compression of keys and values, and of queries where the model has it. It and the cache
-    are whole on every rank; the heads are split.
+    One matrix compresses keys and values, and queries where the model does so. It and the cache are whole on every rank; the heads
+    are split.
     """
 
     _weights: MlaWeights

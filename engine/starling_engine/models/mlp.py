@@ -1,14 +1,16 @@
-"""The plain MLP of a layer, which is also that of shared experts."""
+"""The plain MLP of a layer. Shared experts are one, too."""
 
 import torch
 
 from starling_engine.layers.linear import stacked
-from starling_engine.models.build import BuildContext
+from starling_engine.models.build_context import BuildContext
 from starling_engine.weights.slot import Slot
 
 CACHED_ROWS = 512
-"""Tokens that a CPU takes through the MLP at once: what lies between its two matrices then stays in the processor's cache, and the
-weights are read no more often, for the matrix product goes through them once for as many rows anyway."""
+"""Tokens that a CPU takes through the MLP at once, so that the values between its two matrices stay in the processor's cache.
+
+The weights are not read more often: the matrix product reads them once for as many rows anyway.
+"""
 
 
 class Mlp:
@@ -22,7 +24,7 @@ class Mlp:
 
     @classmethod
     def plain(cls, build: BuildContext, prefix: str) -> "Mlp":
-        """That of a layer without experts."""
+        """Makes the MLP of a layer without experts."""
         gate, up, down = (f"{prefix}.{name}" for name in (build.names.gate, build.names.up, build.names.down))
         return cls(build, (gate, up, down), build.config.intermediate_size)
 

@@ -6,13 +6,13 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.router import Router
 from starling_engine.model_config.moe import MoeConfig
-from starling_engine.models.build import BuildContext
+from starling_engine.models.build_context import BuildContext
 from starling_engine.models.mlp import Mlp
 from starling_engine.weights.slot import Slot
 
 
 class MoeBlock:
-    """Each token's sum over the experts that the router sends it to, and over those that all tokens share, if there are any.
+    """Sums each token over the experts that the router chooses, and over the experts that all tokens share, if there are any.
 
     `index` is the decoder layer's.
     """
@@ -20,19 +20,18 @@ class MoeBlock:
     def __init__(self, build: BuildContext, moe: MoeConfig, index: int, prefix: str) -> None:
         self.experts = _experts(build, moe, prefix)
         self.row = moe.layers.index(index)
-        """Among the model's layers with experts."""
+        """Index of the layer among the model's layers with experts."""
         self._router = _router(build, moe, prefix)
         self._shared = _shared(build, moe, prefix) if moe.shared_size else None
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
         self._num_experts = moe.num_experts
-        # Else a step's memory depends on where its tokens go, and it is measured with tokens that only fill one up.
+        # Not where a step's memory depends on its tokens' experts: that memory is measured with padding.
         self._skips = build.expert_ranks is None and self.experts.method.capturable
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]. With `slots` [T], as AttentionMetadata has them, no expert is read for tokens
-        that only fill the step up, where that can be told.
+        """x [T, hidden_size] -> [T, hidden_size]. `slots` [T] as in `AttentionMetadata`: padding then reads no expert, if possible.
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
@@ -46,20 +45,20 @@ class MoeBlock:
         return out if shared is None else out.add_(shared)
 
     def serve(self) -> None:
-        """The same exchanges without tokens of its own: this rank's experts for the others' tokens."""
-        assert self._ranks is not None, "ranks that share no experts owe each other nothing"
+        """Makes the same exchanges without tokens of its own: this rank's experts compute the others' tokens."""
+        assert self._ranks is not None, "ranks that share no experts exchange nothing"
         weights, ids = self._router.forward(self._no_tokens)
         self._ranks.dispatch(self.row, self._no_tokens, ids, weights)(self.experts.forward)
 
     def slots(self) -> dict[str, Slot]:
-        """Of the experts those that are here by the placement in force."""
+        """Returns the slots, of experts only for those that the placement in force gives this rank."""
         slots = self._router.slots()
         for expert in range(self._num_experts) if self._ranks is None else self._ranks.held(self.row):
-            slots.update(self.experts.take(expert))
+            slots.update(self.experts.reserve(expert))
         return slots if self._shared is None else {**slots, **self._shared.slots()}
 
     def _add_up(self, part: torch.Tensor) -> torch.Tensor:
-        """Where every rank has a part of the width of each expert."""
+        """Sums the parts, where every rank has a part of the width of each expert."""
         return part if self._tensor.shard.count == 1 else self._tensor.all_reduce(part.float()).to(part.dtype)
 
 

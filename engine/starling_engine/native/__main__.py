@@ -1,6 +1,6 @@
 """`python -m starling_engine.native`: builds the CPU kernels now, so that the first server does not wait for the compiler.
 
-With a folder, for any CPU that can run them: an image builds them so, and names the folder in STARLING_KERNELS.
+With a folder, it builds for any CPU that can run them. An image does so, and names the folder in STARLING_KERNELS.
 """
 
 import logging

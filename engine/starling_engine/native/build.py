@@ -1,8 +1,8 @@
 """Compiles the kernels into the cache folder, once per source, compiler and CPU, and loads them.
 
-An image brings them built ahead, in the folder that STARLING_KERNELS names: it has no compiler, and no folder to write to.
+An image has them prebuilt, in the folder that STARLING_KERNELS names: it has no compiler, and no folder to write to.
 
-The library has a plain C interface and no torch headers, so a build takes seconds. It brings its own threads (team.cpp says why).
+The library has a plain C interface and no torch headers, so a build takes seconds. It has its own threads (team.cpp says why).
 """
 
 import ctypes
@@ -39,12 +39,12 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Unavailable(Exception):
-    """Why this machine has no native kernels."""
+    """Raised with the reason why this machine has no native kernels."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The kernel library, built if need be; None, and one logged line why, where it cannot be had."""
+    """Returns the kernel library, built if necessary. None where there is none; then it logs the reason once."""
     try:
         return ctypes.CDLL(str(_library()))
     except (Unavailable, OSError) as error:
@@ -53,14 +53,14 @@ def load() -> ctypes.CDLL | None:
 
 
 def _library() -> Path:
-    """Path of the built library. Raises `Unavailable`."""
+    """Returns the path of the built library. Raises `Unavailable`."""
     if not env.native_enabled():
         raise Unavailable("STARLING_NATIVE=0")
     cpu = _cpu_flags()
     if missing := REQUIRED_CPU_FLAGS - cpu:
         raise Unavailable(f"the CPU lacks {', '.join(sorted(missing))}")
-    ahead = env.kernels_dir()
-    if ahead is not None and (built := _ahead(ahead)).exists():
+    prebuilt = env.kernels_dir()
+    if prebuilt is not None and (built := _prebuilt(prebuilt)).exists():
         return built
     compiler = _compiler()
     target = env.cache_dir() / "native" / f"{_fingerprint(compiler, cpu)}.so"
@@ -71,14 +71,14 @@ def _library() -> Path:
 
 def build_ahead(folder: Path) -> Path:
     """Builds for any CPU that can run the kernels, under a name that `STARLING_KERNELS` finds. Raises `Unavailable`."""
-    target = _ahead(folder)
+    target = _prebuilt(folder)
     if not target.exists():
         _compile(_compiler(), PORTABLE, target)
     return target
 
 
-def _ahead(folder: Path) -> Path:
-    """Named by the sources, so that a library of other sources is never taken for this one."""
+def _prebuilt(folder: Path) -> Path:
+    """Returns a name made of the sources, so that a library of other sources is never loaded."""
     return folder / f"{_digest_sources(hashlib.sha256()).hexdigest()[:20]}.so"
 
 
@@ -90,7 +90,7 @@ def _compiler() -> str:
 
 
 def _cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags as Linux names them; empty on other systems and architectures."""
+    """Returns the CPU's feature flags as Linux names them; empty on other systems and architectures."""
     if os.uname().machine != "x86_64" or not CPU_INFO.exists():
         return frozenset()
     with CPU_INFO.open() as lines:
@@ -99,7 +99,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _fingerprint(compiler: str, cpu: frozenset[str]) -> str:
-    """Hash of everything that the built library depends on."""
+    """Hashes everything that the built library depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256("\n".join((version, *FLAGS, *NATIVE, *sorted(cpu))).encode())
     return _digest_sources(digest).hexdigest()[:20]
@@ -113,7 +113,7 @@ def _digest_sources(digest: "hashlib._Hash") -> "hashlib._Hash":
 
 
 def _compile(compiler: str, machine: tuple[str, ...], target: Path) -> None:
-    """Builds under a temporary name and renames, so that processes which start together do not see halves."""
+    """Builds under a temporary name and renames, so that no process loads an unfinished library."""
     target.parent.mkdir(parents=True, exist_ok=True)
     sources = sorted(str(path) for path in KERNELS.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

@@ -1,4 +1,4 @@
-"""Keys and values in float8_e4m3fn (arXiv 2209.05433): a number over its scale, and what is then too large as the largest."""
+"""Keys and values in float8_e4m3fn (arXiv 2209.05433): divided by a scale, and clamped to the largest number."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def cached(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """x as a cache of `dtype` holds it, which is float8_e4m3fn, or x's own and then without a scale."""
+    """Returns x as a cache of `dtype` holds it: float8_e4m3fn, or x's own dtype, without a scale."""
     if dtype != FP8:
         return x
     most = torch.finfo(FP8).max

@@ -1,7 +1,7 @@
-"""The native kernels on torch tensors. What each computes is defined by its namesake in `reference`.
+"""The native kernels on torch tensors. The function of the same name in `reference` defines the result of each.
 
-Shapes: T tokens, K model width, H query heads, KVH key-value heads, D head dimension, S sequences. Tensors
-are on the CPU; shapes, types and contiguity are invariants of the caller, so they are asserted.
+Shapes: T tokens, K model width, H query heads, KVH key-value heads, D head dimension, S sequences. Tensors are on the CPU. Callers
+guarantee shapes, types and contiguity, so these are asserted.
 """
 
 import ctypes
@@ -17,69 +17,50 @@ from starling_engine.native.build import load
 from starling_engine.native.fp8 import FP8
 from starling_engine.native.packed import BLOCK_COLUMNS, PackedExperts, PackedWeight
 
-_ANSWERS: dict[str, type] = {"starling_exchange_bytes": c_int64, "starling_exchange": c_int64, "starling_exchange_parts": c_int64}
-"""What functions return; those that are not here return nothing."""
-
-_SIGNATURES: dict[str, tuple[type, ...]] = {
-    "starling_huge_pages": (c_void_p, c_int64),
-    "starling_pack_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int),
-    "starling_linear": (
-        *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64),
-        *(c_void_p, c_int, c_void_p, c_int, c_int),
-    ),
-    "starling_grouped_linear": (
-        *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_int64, c_int64, c_int, c_void_p, c_int),
-    ),
-    "starling_grouped_sum": (
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int),
-    ),
-    "starling_embedding_packed": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
-    "starling_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
-    "starling_silu_mul": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
-    "starling_qk_norm_rope_store": (
-        *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int64),
-        *(c_void_p, c_void_p, c_float, c_void_p, c_int64, c_void_p, c_void_p, c_float, c_float),
-        *(c_int, c_int, c_int),
-    ),
-    "starling_paged_attention": (
-        *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
-        *(c_int64, c_int64, c_int64, c_int64, c_float, c_int64, c_float, c_float, c_float, c_void_p, c_int, c_int, c_int),
-    ),
-    "starling_sample": (
-        *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_void_p, c_void_p, c_void_p, c_int),
-    ),
-    "starling_copy_chunk": (*(c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int),),
-    "starling_exchange_bytes": (c_int64, c_int64),
-    "starling_exchange": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_double),
-    "starling_exchange_parts": (
-        *(c_void_p, c_int64, c_int64, c_int64),
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_double),
-    ),
+_TYPES = {"p": c_void_p, "n": c_int64, "i": c_int, "f": c_float, "d": c_double}
+_SIGNATURES = {
+    "starling_huge_pages": "pn",
+    "starling_pack_linear": "pnnpii",
+    "starling_linear": "pnnpnnpipii",
+    "starling_grouped_linear": "pnppnpnnipi",
+    "starling_grouped_sum": "ppppnpnnpni",
+    "starling_embedding_packed": "pnpnpi",
+    "starling_rms_norm": "pppfpnnii",
+    "starling_silu_mul": "ppnnii",
+    "starling_qk_norm_rope_store": "pnnnnpipnppfpnppffiii",
+    "starling_paged_attention": "pppnppnnnnnfnfffpiii",
+    "starling_sample": "pnnpppppppi",
+    "starling_copy_chunk": "pnnnpnnnpi",
+    "starling_exchange_bytes": "nn",
+    "starling_exchange": "pnnnpnpd",
+    "starling_exchange_parts": "pnnnppppd",
 }
+"""The arguments of each function, by the letters of `_TYPES`."""
+
+_RETURNS_INT64 = ("starling_exchange_bytes", "starling_exchange", "starling_exchange_parts")
+"""Functions that return a number. The others return nothing."""
 
 
 @functools.cache
 def _lib() -> ctypes.CDLL:
-    """The loaded library with its signatures set. Raises RuntimeError where there is none (see `load`)."""
+    """Returns the loaded library with its signatures. Raises RuntimeError where there is none (see `load`)."""
     lib = load()
     if lib is None:
         raise RuntimeError("no native CPU kernels here; use starling_engine.native.reference")
-    for name, arguments in _SIGNATURES.items():
+    for name, letters in _SIGNATURES.items():
         function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, _ANSWERS.get(name)
+        function.argtypes = [_TYPES[letter] for letter in letters]
+        function.restype = c_int64 if name in _RETURNS_INT64 else None
     return lib
 
 
 def _is_float(tensor: Tensor) -> bool:
-    """Of a type that the kernels compute on."""
+    """Returns whether the kernels compute on its type."""
     return tensor.dtype in (torch.float32, torch.bfloat16)
 
 
 def _is_cache_of(tensor: Tensor, kv: Tensor) -> bool:
-    """Of its type, or of float8_e4m3fn."""
+    """Returns whether the cache `kv` has the tensor's type, or float8_e4m3fn."""
     return _is_float(tensor) and kv.dtype in (tensor.dtype, FP8)
 
 
@@ -92,12 +73,12 @@ def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
 
 
 def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
-    """Memory for the weights [n, k] of so many experts, each to be filled by `pack_expert`; taken when it is written."""
+    """Reserves memory for the weights [n, k] of `experts`, which `pack_expert` fills. The system gives it when it is written."""
     return PackedExperts(_empty_packed(n, k, gated, experts), n, k, gated)
 
 
 def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
-    """Packs the weight [N, K] bf16 of one expert to its place."""
+    """Packs the weight [N, K] bf16 of one expert into its part of the memory."""
     _pack(weight, experts.expert(index))
 
 
@@ -114,9 +95,9 @@ def _pack(weight: Tensor, to: PackedWeight) -> None:
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x [M, K] bf16 (rows may be strided) times the weight, plus bias [N] bf16 -> [M, N] bf16 or fp32.
+    """Multiplies x [M, K] bf16 (rows may be strided) by the weight, plus bias [N] bf16 -> [M, N] bf16 or fp32.
 
-    Gated, silu of the product's first half times the second: [M, N / 2].
+    A gated weight gives silu of the product's first half times the second, [M, N / 2].
     """
     m, k = x.shape
     assert x.dtype == torch.bfloat16 and k == packed.k and x.stride(1) == 1
@@ -124,31 +105,48 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
     assert out_dtype in (torch.float32, torch.bfloat16)
     out = torch.empty(m, packed.width, dtype=out_dtype)
     _lib().starling_linear(
-        *(x.data_ptr(), x.stride(0), m, packed.data.data_ptr(), packed.n, k),
-        *(None if bias is None else bias.data_ptr(), packed.gated, out.data_ptr()),
-        *(out_dtype is torch.float32, torch.get_num_threads()),
+        x.data_ptr(),
+        x.stride(0),
+        m,
+        packed.data.data_ptr(),
+        packed.n,
+        k,
+        None if bias is None else bias.data_ptr(),
+        packed.gated,
+        out.data_ptr(),
+        out_dtype is torch.float32,
+        torch.get_num_threads(),
     )
     return out
 
 
 def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
-    """Each of S pairs of a token and an expert: x[token] times the expert's weight -> [S, N] bf16, or gated as `linear` [S, N / 2].
+    """Multiplies x[token] by the expert's weight, for S pairs of token and expert -> [S, N] bf16, or gated [S, N / 2].
 
-    x [T, K] bf16 (rows may be strided). Pairs are sorted by expert: those of e are [starts[e], starts[e + 1]) of [E + 1] int64,
-    and tokens [S] int64.
+    x [T, K] bf16 (rows may be strided); tokens [S] int64. Pairs are sorted by expert: those of e are [starts[e], starts[e + 1]), of
+    starts [E + 1] int64.
     """
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
     _check_pairs(tokens, starts, experts)
     out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
     _lib().starling_grouped_linear(
-        *(x.data_ptr(), x.stride(0), tokens.data_ptr(), starts.data_ptr(), starts.shape[0] - 1, experts.data.data_ptr()),
-        *(experts.n, experts.k, experts.gated, out.data_ptr(), torch.get_num_threads()),
+        x.data_ptr(),
+        x.stride(0),
+        tokens.data_ptr(),
+        starts.data_ptr(),
+        starts.shape[0] - 1,
+        experts.data.data_ptr(),
+        experts.n,
+        experts.k,
+        experts.gated,
+        out.data_ptr(),
+        torch.get_num_threads(),
     )
     return out
 
 
 def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
-    """Each pair's x [S, K] bf16 times its expert's weight, times weights [S] fp32, summed by token -> [num_tokens, N] bf16.
+    """Sums by token each pair's x [S, K] bf16 times its expert's weight, times weights [S] fp32 -> [num_tokens, N] bf16.
 
     For the pairs see `grouped_linear`. Summed in fp32, in the order of the experts.
     """
@@ -157,8 +155,17 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
     _check_pairs(tokens, starts, experts)
     out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
     _lib().starling_grouped_sum(
-        *(x.data_ptr(), tokens.data_ptr(), weights.data_ptr(), starts.data_ptr(), starts.shape[0] - 1, experts.data.data_ptr()),
-        *(experts.n, experts.k, out.data_ptr(), num_tokens, torch.get_num_threads()),
+        x.data_ptr(),
+        tokens.data_ptr(),
+        weights.data_ptr(),
+        starts.data_ptr(),
+        starts.shape[0] - 1,
+        experts.data.data_ptr(),
+        experts.n,
+        experts.k,
+        out.data_ptr(),
+        num_tokens,
+        torch.get_num_threads(),
     )
     return out
 
@@ -169,7 +176,7 @@ def _check_pairs(tokens: Tensor, starts: Tensor, experts: PackedExperts) -> None
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
-    """Rows ids [T] int64 of the weight -> out [T, K] bf16. So tied embeddings need no second copy."""
+    """Copies the rows ids [T] int64 of the weight -> out [T, K] bf16, so that tied embeddings need no second copy."""
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not packed.gated
     assert out.dtype == torch.bfloat16 and out.is_contiguous() and out.shape == (ids.shape[0], packed.k)
     _lib().starling_embedding_packed(
@@ -183,12 +190,12 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16."""
+    """Normalises x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16."""
     _rms_norm(x, None, weight, eps, out)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """residual += x, in place; then residual / rms(residual) * weight [K] -> out [T, K], which may be x."""
+    """Adds residual += x, in place; then residual / rms(residual) * weight [K] -> out [T, K], which may be x."""
     assert residual.dtype == x.dtype and residual.shape == x.shape and residual.is_contiguous()
     _rms_norm(x, residual.data_ptr(), weight, eps, out)
 
@@ -198,19 +205,30 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
     assert _is_float(x) and x.dtype == weight.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     _lib().starling_rms_norm(
-        *(x.data_ptr(), residual, weight.data_ptr(), eps, out.data_ptr(), tokens, k),
-        *(x.dtype is torch.float32, torch.get_num_threads()),
+        x.data_ptr(),
+        residual,
+        weight.data_ptr(),
+        eps,
+        out.data_ptr(),
+        tokens,
+        k,
+        x.dtype is torch.float32,
+        torch.get_num_threads(),
     )
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 I] -> [T, I]: silu of the first half times the second. fp32 or bf16."""
+    """Multiplies silu of the first half by the second: gate_up [T, 2 I] -> [T, I]. fp32 or bf16."""
     tokens, both = gate_up.shape
     assert _is_float(gate_up) and gate_up.is_contiguous() and both % 2 == 0
     out = torch.empty(tokens, both // 2, dtype=gate_up.dtype)
     _lib().starling_silu_mul(
-        *(gate_up.data_ptr(), out.data_ptr(), tokens, both // 2),
-        *(gate_up.dtype is torch.float32, torch.get_num_threads()),
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        tokens,
+        both // 2,
+        gate_up.dtype is torch.float32,
+        torch.get_num_threads(),
     )
     return out
 
@@ -229,11 +247,10 @@ def qk_norm_rope_store(
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
 
-    Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, then rotated by their
-    position [T] (int32 or int64), element i with i + rotary / 2: cos_sin [max_positions, rotary] fp32 has the
-    cosines, then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64 =
-    block * block_size + offset, and not where a slot is -1. fp32 or bf16; D at most 256. A cache of
-    float8_e4m3fn gets keys and values over their scales, held to the largest number that it has.
+    Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given. Then they are rotated by their position [T]
+    (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines, then the sines.
+    kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset; not where a slot is -1. fp32
+    or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by their scales, clamped to its largest number.
     """
     tokens, width = qkv.shape
     _, _, kv_heads, block_size, dim = kv.shape
@@ -248,11 +265,27 @@ def qk_norm_rope_store(
         assert norm is None or (norm.dtype == qkv.dtype and norm.shape == (dim,) and norm.is_contiguous())
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype)
     _lib().starling_qk_norm_rope_store(
-        *(qkv.data_ptr(), tokens, heads, kv_heads, dim),
-        *(positions.data_ptr(), positions.dtype is torch.int64, cos_sin.data_ptr(), rotary),
-        *(None if q_norm is None else q_norm.data_ptr(), None if k_norm is None else k_norm.data_ptr(), eps),
-        *(kv.data_ptr(), block_size, slots.data_ptr(), q.data_ptr(), 1 / key_scale, 1 / value_scale),
-        *(qkv.dtype is torch.float32, kv.dtype is FP8, torch.get_num_threads()),
+        qkv.data_ptr(),
+        tokens,
+        heads,
+        kv_heads,
+        dim,
+        positions.data_ptr(),
+        positions.dtype is torch.int64,
+        cos_sin.data_ptr(),
+        rotary,
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        eps,
+        kv.data_ptr(),
+        block_size,
+        slots.data_ptr(),
+        q.data_ptr(),
+        1 / key_scale,
+        1 / value_scale,
+        qkv.dtype is torch.float32,
+        kv.dtype is FP8,
+        torch.get_num_threads(),
     )
     return q
 
@@ -269,14 +302,13 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Causal attention of q [T, H, D] over the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
+    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
 
-    kv [num_blocks, 2, KVH, block_size, D] has q's type, fp32 or bf16, and holds this step's keys already; or
-    float8_e4m3fn, whose keys and values are worth that times their scales (of another type these are 1).
-    Sequence s owns q's rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens; all
-    the indices are int32, block_tables [S, max_blocks]. With a window, a token sees itself and the window - 1
-    before it, and blocks wholly before that are not read. soft_cap bounds the scaled scores, by
-    soft_cap * tanh(score / soft_cap).
+    kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. It has q's type, fp32 or bf16, or float8_e4m3fn, whose
+    keys and values are multiplied by their scales (1 for other types). Sequence s has q's rows [query_start[s], query_start[s +
+    1]), the last of its context_lens[s] tokens. All indices are int32, block_tables [S, max_blocks]. With a window, a token sees
+    itself and the window - 1 before it; blocks before the window are not read. soft_cap turns scores into soft_cap * tanh(score /
+    soft_cap).
     """
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
@@ -289,10 +321,26 @@ def paged_attention(
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)
     out = torch.empty_like(q)
     _lib().starling_paged_attention(
-        *(q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), max_blocks),
-        *(query_start.data_ptr(), context_lens.data_ptr(), sequences),
-        *(heads, kv_heads, dim, block_size, scale, window, soft_cap, key_scale, value_scale),
-        *(out.data_ptr(), q.dtype is torch.float32, kv.dtype is FP8, torch.get_num_threads()),
+        q.data_ptr(),
+        kv.data_ptr(),
+        block_tables.data_ptr(),
+        max_blocks,
+        query_start.data_ptr(),
+        context_lens.data_ptr(),
+        sequences,
+        heads,
+        kv_heads,
+        dim,
+        block_size,
+        scale,
+        window,
+        soft_cap,
+        key_scale,
+        value_scale,
+        out.data_ptr(),
+        q.dtype is torch.float32,
+        kv.dtype is FP8,
+        torch.get_num_threads(),
     )
     return out
 
@@ -306,10 +354,10 @@ def sample(
     seed: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """One token [S] int64 for each row of logits [S, V] fp32; `reference.sample` says what the filters mean.
+    """Samples one token [S] int64 for each row of logits [S, V] fp32; `reference.sample` defines the filters.
 
-    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32;
-    seed, position [S] int64. The same seed and position draw the same noise, on every device.
+    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32; seed, position [S] int64.
+    The same seed and position draw the same noise, on every device.
     """
     rows, vocab = logits.shape
     assert logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
@@ -319,24 +367,32 @@ def sample(
         assert column.shape == (rows,) and column.is_contiguous()
     token = torch.empty(rows, dtype=torch.int64)
     _lib().starling_sample(
-        *(logits.data_ptr(), rows, vocab, temperature.data_ptr(), top_k.data_ptr()),
-        *(top_p.data_ptr(), min_p.data_ptr(), seed.data_ptr(), position.data_ptr()),
-        *(token.data_ptr(), torch.get_num_threads()),
+        logits.data_ptr(),
+        rows,
+        vocab,
+        temperature.data_ptr(),
+        top_k.data_ptr(),
+        top_p.data_ptr(),
+        min_p.data_ptr(),
+        seed.data_ptr(),
+        position.data_ptr(),
+        token.data_ptr(),
+        torch.get_num_threads(),
     )
     return token
 
 
 def exchange_bytes(count: int, slot_bytes: int) -> int:
-    """Bytes of memory, zeroed, that `count` ranks must share for `exchange`."""
+    """Returns the bytes of zeroed memory that `count` ranks must share for `exchange`."""
     size: int = _lib().starling_exchange_bytes(count, slot_bytes)
     return size
 
 
 def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: Tensor | None, seconds: float) -> int | None:
-    """x of each of `count` ranks -> out [count, ...] of x's dtype; without `out`, their fp32 sum, in place, the same on all.
+    """Gathers x of each of `count` ranks -> out [count, ...] of x's dtype. Without `out` it sums x in place, in fp32.
 
-    `area` is the address of the shared memory. Every rank makes the same calls. Gives a rank that did not come within `seconds`,
-    if there is one.
+    `area` is the address of the shared memory. Every rank makes the same calls, and has the same result. Returns a rank that did
+    not come within `seconds`, if there is one.
     """
     assert x.is_contiguous() and slot_bytes % 64 == 0
     if out is None:
@@ -358,9 +414,10 @@ def exchange_parts(
     received: Sequence[int],
     seconds: float,
 ) -> int | None:
-    """The first sent[0] rows of x [N, ...] go to rank 0, the next to rank 1; out [M, ...] gets received[r] rows of each, in order.
+    """Sends rows of x [N, ...] to each rank: sent[0] to rank 0, the next sent[1] to rank 1.
 
-    Every rank makes the same call, with a row of the same size. Otherwise as `exchange`.
+    out [M, ...] gets received[r] rows of each rank r, in order. Every rank makes the same call, with rows of the same size.
+    Otherwise as `exchange`.
     """
     count, row = len(sent), x.itemsize * math.prod(x.shape[1:])
     assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype and x.shape[1:] == out.shape[1:]
@@ -368,8 +425,15 @@ def exchange_parts(
     assert slot_bytes % 64 == 0 and slot_bytes > 16 * count
     sizes = c_int64 * count
     lost: int = _lib().starling_exchange_parts(
-        *(area, rank, count, slot_bytes, x.data_ptr(), sizes(*(n * row for n in sent))),
-        *(out.data_ptr(), sizes(*(n * row for n in received)), seconds),
+        area,
+        rank,
+        count,
+        slot_bytes,
+        x.data_ptr(),
+        sizes(*(n * row for n in sent)),
+        out.data_ptr(),
+        sizes(*(n * row for n in received)),
+        seconds,
     )
     assert lost >= ALL_CAME, "a rank sends another number of rows than this one expects"
     return _missing(lost)
@@ -385,8 +449,8 @@ def _missing(lost: int) -> int | None:
 def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
     """Copies a chunk of the paged cache to a slot of host memory, or back. Other threads run meanwhile.
 
-    layers are uint8 [num_blocks, runs, run_bytes], contiguous; `blocks` those of the chunk from its `first`-th on; slot is uint8,
-    [layers, runs, blocks_per_chunk, run_bytes] flat, and may be longer.
+    layers are uint8 [num_blocks, runs, run_bytes], contiguous; `blocks` are those of the chunk from number `first` on. slot is
+    uint8, [layers, runs, blocks_per_chunk, run_bytes] flat, and may be longer.
     """
     _, runs, run_bytes = layers[0].shape
     assert all(layer.is_contiguous() for layer in layers) and first + len(blocks) <= blocks_per_chunk
@@ -394,5 +458,14 @@ def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_c
     pointers = (c_void_p * len(layers))(*(layer.data_ptr() for layer in layers))
     numbers = (c_int64 * len(blocks))(*blocks)
     _lib().starling_copy_chunk(
-        *(pointers, len(layers), runs, run_bytes, numbers, len(blocks), first, blocks_per_chunk, slot.data_ptr(), to_pages)
+        pointers,
+        len(layers),
+        runs,
+        run_bytes,
+        numbers,
+        len(blocks),
+        first,
+        blocks_per_chunk,
+        slot.data_ptr(),
+        to_pages,
     )

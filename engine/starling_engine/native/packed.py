@@ -1,4 +1,4 @@
-"""Weights in the layout that the matrix kernel reads: a linear layer's, and those of a layer's experts."""
+"""Weights in the layout that the matrix kernel reads, of a linear layer or of a layer's experts."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ BLOCK_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Weight [n, k] bf16; gated, its rows are a gate's and then as many that it opens.
+    """Weight [n, k] bf16. If gated, the first half of its rows is the gate, the second half is `up`.
 
-    `data` is [ceil(n / 16), k / 2, 16, 2] as the kernels pack it (zeros past n), and plainly [n, k] as the reference does: a packed
-    weight belongs to the module that made it.
+    `data` is [ceil(n / 16), k / 2, 16, 2] where the kernels pack it (zeros past n), and [n, k] in the reference. So only the module
+    that packed a weight can use it.
     """
 
     data: Tensor
@@ -22,14 +22,14 @@ class PackedWeight:
 
     @property
     def width(self) -> int:
-        """Columns of what `linear` makes of it."""
+        """Columns of the output of `linear`."""
         return self.n // 2 if self.gated else self.n
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts(PackedWeight):
-    """One such weight [n, k] for each expert: `data` has the experts as its first dimension."""
+    """Weights [n, k] of several experts, which are the first dimension of `data`."""
 
     def expert(self, index: int) -> PackedWeight:
-        """The weight of one expert, in the same memory."""
+        """Returns the weight of one expert, in the same memory."""
         return PackedWeight(self.data[index], self.n, self.k, self.gated)

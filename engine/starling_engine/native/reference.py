@@ -1,4 +1,4 @@
-"""What each kernel of `ops` computes, in plain torch with the same signatures. It runs on any device."""
+"""Defines each kernel of `ops` in plain torch, with the same signature. Runs on any device."""
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x [M, K] times the weight, plus bias [N], summed in fp32 -> [M, N] of `out_dtype`; gated, as `silu_mul` of that."""
+    """Multiplies x [M, K] by the weight, plus bias [N], in fp32 -> [M, N] of `out_dtype`; gated, then applies `silu_mul`."""
     sums = F.linear(x.float(), packed.data.float(), None if bias is None else bias.float())
     return (silu_mul(sums) if packed.gated else sums).to(out_dtype)
 
 
 def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
-    """Memory for the weights [n, k] of so many experts."""
+    """Allocates the weights [n, k] of `experts` experts."""
     return PackedExperts(torch.empty(experts, n, k, dtype=torch.bfloat16), n, k, gated)
 
 
@@ -32,13 +32,13 @@ def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
 
 
 def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
-    """x[token] times the weight of the expert, as `linear` of that expert alone. For the arguments see `ops`."""
+    """Applies `linear` of each pair's expert to x[token]. For the arguments see `ops`."""
     pieces = x[tokens].split_with_sizes(starts.diff().tolist())
     return torch.cat([linear(piece, experts.expert(index)) for index, piece in enumerate(pieces)])
 
 
 def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
-    """x times the weight of the expert, times `weights`, summed by token in fp32. For the arguments see `ops`."""
+    """Sums by token, in fp32, x times the weight of the expert, times `weights`. For the arguments see `ops`."""
     pieces = x.split_with_sizes(starts.diff().tolist())
     each = [linear(piece, experts.expert(index), out_dtype=torch.float32) for index, piece in enumerate(pieces)]
     out = torch.zeros(num_tokens, experts.n)
@@ -46,17 +46,17 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
-    """Rows ids [T] int64 of the weight -> out [T, K]."""
+    """Copies the rows ids [T] int64 of the weight -> out [T, K]."""
     torch.index_select(packed.data, 0, ids, out=out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, K] / rms(x) * weight [K] -> out. In fp32, rounded to x's type before the weight."""
+    """Normalises x [T, K] / rms(x) * weight [K] -> out. In fp32, rounded to x's type before the weight."""
     out.copy_(_normalised(x, weight, eps))
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """residual += x, in place; then `rms_norm` of residual."""
+    """Adds residual += x, in place; then applies `rms_norm` to residual."""
     residual += x
     rms_norm(residual, weight, eps, out)
 
@@ -67,7 +67,7 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 I] -> [T, I]: silu of the first half times the second."""
+    """Multiplies silu of the first half by the second: gate_up [T, 2 I] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -101,7 +101,7 @@ def qk_norm_rope_store(
 
 
 def _rotated(x: Tensor, turns: Tensor) -> Tensor:
-    """x [T, heads, D] by turns [T, 1, rotary]; what lies past rotary stays. In fp32, rounded once."""
+    """Rotates x [T, heads, D] by turns [T, 1, rotary]. Elements past rotary stay. In fp32, rounded once."""
     rotary = turns.shape[-1]
     (low, high), (cosine, sine) = x[..., :rotary].float().chunk(2, -1), turns.chunk(2, -1)
     turned = torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1)
@@ -120,9 +120,9 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Causal attention of q [T, H, D] over the paged cache -> [T, H, D]. For the arguments see `ops`.
+    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]. For the arguments see `ops`.
 
-    One sequence after another: gathers its keys and values, then masks, softmax in fp32.
+    One sequence after another: gathers keys and values, masks scores, softmax in fp32.
     """
     out = torch.empty_like(q)
     starts = query_start.tolist()
@@ -135,7 +135,7 @@ def paged_attention(
 
 
 def _gather(kv: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [KVH, context, D] of one sequence."""
+    """Returns keys and values [KVH, context, D] of one sequence."""
     block_size = kv.shape[3]
     blocks = kv[block_table[: -(-context // block_size)].long()]
     both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context]
@@ -143,7 +143,7 @@ def _gather(kv: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tens
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, soft_cap: float) -> Tensor:
-    """q [T, H, D], the last T positions, over keys and values [KVH, context, D] -> [T, H, D]."""
+    """Attends from q [T, H, D], the last T positions, to keys and values [KVH, context, D] -> [T, H, D]."""
     tokens, heads, dim = q.shape
     kv_heads, context, _ = keys.shape
     grouped = q.float().view(tokens, kv_heads, heads // kv_heads, dim)
@@ -156,7 +156,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, 
     if window > 0:
         hidden = hidden | (key <= position - window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    # Keys before the window may lie in blocks that hold anything by now, not-a-numbers too.
+    # Keys before the window may lie in blocks that hold anything by now, even NaN.
     seen = values.float().masked_fill(hidden.all(0)[None, :, None], 0.0)
     return torch.einsum("kgtc,kcd->tkgd", weights, seen).reshape(q.shape).to(q.dtype)
 
@@ -170,13 +170,16 @@ def sample(
     seed: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """One token [S] int64 for each row of logits [S, V] fp32.
+    """Samples one token [S] int64 for each row of logits [S, V] fp32: the largest logit, where the temperature is 0.
 
-    With temperature 0, the largest logit. Else from the softmax of logits / temperature, among the tokens
-    that all of these keep, ties at a threshold included: the top_k largest (0: all); of what those leave,
-    renormalised, the smallest set with a probability of at least top_p (1: all); those at least min_p times
-    as likely as the likeliest (0: all). The draw is the largest of scaled logit + Gumbel noise
-    (`rng`). A logit that is not a number counts as +inf, so a row with one chooses what is not finite.
+    Else it draws from the softmax of logits / temperature, among the tokens that all filters keep, ties at a threshold included:
+
+    top_k  the top_k largest (0: all)
+    top_p  of those, renormalised, the smallest set with a probability of at least top_p (1: all)
+    min_p  tokens at least min_p times as likely as the likeliest (0: all)
+
+    The draw is the largest of scaled logit + Gumbel noise (`rng`). NaN counts as +inf, so a row with NaN gives a token whose logit
+    is not finite.
     """
     logits = torch.where(logits.isnan(), torch.inf, logits)
     greedy = temperature == 0
@@ -187,7 +190,7 @@ def sample(
 
 
 def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Which tokens [S, V] the filters keep. Each keeps those from some logit up."""
+    """Returns which tokens [S, V] the filters keep. Each keeps those from some logit up."""
     vocab = scaled.shape[1]
     descending = scaled.sort(-1, descending=True).values
     k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
@@ -202,7 +205,7 @@ def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 
 
 def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
-    """A chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
+    """Copies a chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
     _, runs, run_bytes = layers[0].shape
     size = len(layers) * runs * run_bytes * blocks_per_chunk
     chunk = slot[:size].view(len(layers), runs, blocks_per_chunk, run_bytes)[:, :, first : first + len(blocks)]

@@ -1,1 +1,1 @@
-"""How a model is split over ranks, and how the ranks talk."""
+"""Communicators: the ranks that share one model exchange tensors through them."""

@@ -1,4 +1,4 @@
-"""What ranks that share work ask of each other."""
+"""The exchanges that ranks which share work can make."""
 
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
@@ -10,13 +10,14 @@ from starling_engine.topology.shard import Shard
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Arriving = Callable[[], torch.Tensor]
-"""Waits for what is under way, and gives it. Called once, before the next exchange of the same communicator."""
+PendingTensor = Callable[[], torch.Tensor]
+"""Waits for a tensor that is on its way, and returns it. Called once, before the next exchange of the same communicator."""
 
 
-def of_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """What a process group's `call` gives. It says that another rank is gone, at once or when waited for, by a RuntimeError: here
-    that is PeerLost. A fault of this rank's own device is raised as it is.
+def call_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Calls a method of a process group, or waits for its work. Raises PeerLost where torch raises RuntimeError: a rank is gone.
+
+    A fault of this rank's own device is raised as it is.
     """
     try:
         return call(*args, **options)
@@ -27,49 +28,51 @@ def of_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 class Communicator(Protocol):
-    """The ranks that split one thing among them; `shard` says which of them this one is.
+    """Ranks that split one thing among them; `shard` says which of them this one is.
 
-    Every rank makes the same calls in the same order. A call raises RankLost when another rank is gone or does not come in time:
-    PeerLost where it cannot tell which one.
+    Every rank makes the same calls in the same order. A call raises RankLost when another rank is gone or late, and its subclass
+    PeerLost where it is not known which one.
     """
 
     shard: Shard
 
     @property
     def capturable(self) -> bool:
-        """Whether `all_reduce` and `all_gather` may be recorded with a step: the host has no part in them."""
+        """True where `all_reduce` and `all_gather` may be recorded with a step, since the host has no part in them."""
         ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in x's shape and dtype; x may be overwritten."""
+        """Sums over the ranks, in x's shape and dtype. May overwrite x."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [...] of every rank -> [count, ...], in the order of the ranks."""
+        """Stacks x [...] of every rank -> [count, ...], in the order of the ranks."""
         ...
 
-    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
-        """x [N, ...]: the first sent[0] rows go to rank 0, the next sent[1] to rank 1 -> [M, ...], received[r] rows of each rank r.
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingTensor:
+        """Sends rows of x [N, ...]: the first sent[0] to rank 0, the next sent[1] to rank 1, and so on.
 
-        All ranks give rows of the same shape and dtype; x must not be changed before all have arrived.
+        Returns [M, ...], with received[r] rows of each rank r, in the order of the ranks.
+
+        All ranks give rows of the same shape and dtype. x must not change before the result has come.
         """
         ...
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Returns at once; x must not be changed any more."""
+        """Returns at once. x must not change any more."""
         ...
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Fills x, of the shape and dtype that `source` sends next."""
+        """Fills x, which has the shape and dtype that `source` sends next."""
         ...
 
     def tick(self) -> None:
-        """Counts progress, before each wait for the others: of ranks that wait, the one that is missing has counted fewest."""
+        """Counts progress before each wait for other ranks: the rank that is missing has counted the fewest."""
         ...
 
 
 class SingleRank:
-    """One rank: nothing to exchange."""
+    """A rank alone, with nothing to exchange."""
 
     shard = Shard()
     capturable = True
@@ -80,7 +83,7 @@ class SingleRank:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
-    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingTensor:
         assert list(sent) == list(received) == [len(x)]
         return lambda: x
 
@@ -91,7 +94,7 @@ class SingleRank:
         raise AssertionError(f"{source} is no rank to receive {tuple(x.shape)} from")
 
     def tick(self) -> None:
-        """It never waits."""
+        """Does nothing: a rank alone never waits."""
 
 
 ALONE = SingleRank()

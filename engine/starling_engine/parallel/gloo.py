@@ -1,4 +1,4 @@
-"""Ranks that talk through gloo, over TCP: on one machine or many, on CPUs."""
+"""Exchange through gloo, over TCP: between CPUs of one machine or of many. Also the TCPStore where ranks meet."""
 
 import ctypes
 import datetime
@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from torch.distributed import DistError
 
 from starling_engine.errors import PeerLost
-from starling_engine.parallel.communicator import Arriving, of_group
+from starling_engine.parallel.communicator import PendingTensor, call_group
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
@@ -24,10 +24,10 @@ MAX_SENT = 4
 
 @functools.cache
 def _look_up_no_names() -> None:
-    """For this process, whose ranks have addresses: names are those of /etc/hosts alone.
+    """Limits name lookups of this process to /etc/hosts: its ranks have addresses.
 
-    TCPStore looks up the name of whoever connects, to say it in its log, and waits as long as the network's resolver does: five
-    seconds for each answer that is lost. https://github.com/pytorch/pytorch/issues/159007
+    TCPStore looks up the name of each client for its log, and waits for the network's resolver: five seconds for each answer that
+    is lost. https://github.com/pytorch/pytorch/issues/159007
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # the GNU C library's
     if configure is not None:
@@ -35,13 +35,13 @@ def _look_up_no_names() -> None:
 
 
 def serve_store(host: str, timeout: float) -> TCPStore:
-    """The store itself, on a free port of `host`. It lives as long as the object."""
+    """Serves a store on a free port of `host`, as long as the object lives."""
     _look_up_no_names()
     return TCPStore(host, 0, is_master=True, timeout=datetime.timedelta(seconds=timeout), wait_for_workers=False)
 
 
 def join_store(rendezvous: Rendezvous) -> TCPStore:
-    """Raises PeerLost when nobody serves it, or whoever does has stopped: then TCPStore itself would wait for ever."""
+    """Connects to a store. Raises PeerLost when nobody serves it, or its process is stopped: TCPStore would wait for ever."""
     _look_up_no_names()
     joined: SimpleQueue[TCPStore | DistError] = SimpleQueue()
     Thread(target=_join_store, args=(rendezvous, joined.put), name="rendezvous", daemon=True).start()
@@ -55,23 +55,23 @@ def join_store(rendezvous: Rendezvous) -> TCPStore:
     return store
 
 
-def _join_store(rendezvous: Rendezvous, tell: Callable[[TCPStore | DistError], None]) -> None:
+def _join_store(rendezvous: Rendezvous, report: Callable[[TCPStore | DistError], None]) -> None:
     wait = datetime.timedelta(seconds=rendezvous.timeout)
     try:
-        tell(TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=wait))
+        report(TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=wait))
     except DistError as error:
-        tell(error)
+        report(error)
 
 
 class GlooCommunicator:
-    """One process group, made without any default group, so that one can be built beside another."""
+    """A process group without torch's default group, so that several can exist side by side."""
 
     capturable = False
 
     def __init__(self, store: Store, name: str, shard: Shard, rendezvous: Rendezvous, tick: Callable[[], None]) -> None:
-        """`name` must be the group's own within the store. Blocks until all ranks are there; raises PeerLost if one does not come.
+        """Blocks until all ranks are there. Raises PeerLost if one does not come.
 
-        `tick` as in `Communicator`.
+        `name` must be unique within the store; `tick` as in `Communicator`.
         """
         self.shard = shard
         self.tick = tick
@@ -86,17 +86,17 @@ class GlooCommunicator:
             raise PeerLost(f"the ranks of {name} did not all come: {error}") from error
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._wait(of_group(self._group.allreduce, [x]))
+        self._wait(call_group(self._group.allreduce, [x]))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty((self.shard.count, *x.shape), dtype=x.dtype)
-        self._wait(of_group(self._group.allgather, [list(out)], [x.contiguous()]))
+        self._wait(call_group(self._group.allgather, [list(out)], [x.contiguous()]))
         return out
 
-    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingTensor:
         x, out = x.contiguous(), torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype)
-        work = of_group(self._group.alltoall_base, out, x, list(received), list(sent))
+        work = call_group(self._group.alltoall_base, out, x, list(received), list(sent))
 
         def arrived() -> torch.Tensor:
             self._wait(work)
@@ -107,12 +107,12 @@ class GlooCommunicator:
     def send(self, x: torch.Tensor, to: int) -> None:
         while len(self._sent) >= MAX_SENT:
             self._wait(self._sent.popleft()[0])
-        self._sent.append((of_group(self._group.send, [x], to, 0), x))
+        self._sent.append((call_group(self._group.send, [x], to, 0), x))
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        self._wait(of_group(self._group.recv, [x], source, 0))
+        self._wait(call_group(self._group.recv, [x], source, 0))
         return x
 
     def _wait(self, work: Work) -> None:
         self.tick()
-        of_group(work.wait)
+        call_group(work.wait)

@@ -1,4 +1,4 @@
-"""Ranks with a GPU each: NCCL for what is on the device, another communicator for the little that is on the host.
+"""Exchange between ranks with a GPU each: NCCL for tensors on the device, another communicator for the few on the host.
 
 Not run yet on two GPUs: one GPU takes no second rank. Tests run its calls over gloo's process group, which has the same ones.
 """
@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
 from starling_engine.errors import ConfigError, PeerLost
-from starling_engine.parallel.communicator import Arriving, Communicator, of_group
+from starling_engine.parallel.communicator import Communicator, PendingTensor, call_group
 from starling_engine.parallel.gloo import MAX_SENT
 from starling_engine.parallel.one_shot import OneShotAllReduce
 from starling_engine.topology.rendezvous import Rendezvous
@@ -26,7 +26,7 @@ def join_nccl(
     device: torch.device,
     one_shot: OneShotAllReduce | None = None,
 ) -> "NcclCommunicator":
-    """The ranks of `host` once more, for tensors on `device`; `name` as in `GlooCommunicator`.
+    """Joins the ranks of `host` by NCCL too, for tensors on `device`; `name` as in `GlooCommunicator`.
 
     Raises ConfigError where this torch has no NCCL, PeerLost where a rank does not come.
     """
@@ -46,10 +46,10 @@ def join_nccl(
 
 
 class NcclCommunicator:
-    """Calls on the device's tensors are ordered with its current stream and return before they are carried out, so a rank that is
-    gone shows later, or not here at all: whoever counts the ranks' progress notices.
+    """Queues exchanges of device tensors on the current stream, and returns before they are done.
 
-    Sums that are small enough go to `one_shot`, which the ranks of one machine may have.
+    So a rank that is gone shows later, or not here at all: the supervisor, which counts the ranks' progress, finds it. Small sums
+    go to `one_shot`, which the ranks of one machine may have.
     """
 
     capturable = True
@@ -70,7 +70,7 @@ class NcclCommunicator:
         if self._one_shot is not None and self._one_shot.takes(x):
             return self._one_shot.all_reduce(x)
         x = x.contiguous()
-        self._wait(of_group(self._group.allreduce, [x]))
+        self._wait(call_group(self._group.allreduce, [x]))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,15 +78,15 @@ class NcclCommunicator:
             return self._host.all_gather(x)
         self.tick()
         out = x.new_empty((self.shard.count, *x.shape))
-        self._wait(of_group(self._group._allgather_base, out.view(-1), x.contiguous().view(-1)))
+        self._wait(call_group(self._group._allgather_base, out.view(-1), x.contiguous().view(-1)))
         return out
 
-    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingTensor:
         if not self._has(x):
             return self._host.all_to_all(x, sent, received)
         self.tick()
         x, out = x.contiguous(), x.new_empty((sum(received), *x.shape[1:]))
-        work = of_group(self._group.alltoall_base, out, x, list(received), list(sent))
+        work = call_group(self._group.alltoall_base, out, x, list(received), list(sent))
 
         def arrived() -> torch.Tensor:
             self._wait(work)
@@ -101,20 +101,20 @@ class NcclCommunicator:
         while len(self._sent) >= MAX_SENT:
             self._wait(self._sent.popleft()[0])
         x = x.contiguous()
-        self._sent.append((of_group(self._group.send, [x], to, 0), x))
+        self._sent.append((call_group(self._group.send, [x], to, 0), x))
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
         if not self._has(x):
             return self._host.receive(x, source)
         self.tick()
-        self._wait(of_group(self._group.recv, [x], source, 0))
+        self._wait(call_group(self._group.recv, [x], source, 0))
         return x
 
     def tick(self) -> None:
         self._host.tick()
 
     def close(self) -> None:
-        """Once nothing more is asked of it; what has been asked is done first."""
+        """Waits for the calls that are queued. No call may follow."""
         torch.cuda.synchronize(self._device)
         self._group.shutdown()
 
@@ -122,5 +122,5 @@ class NcclCommunicator:
         return x.device.type == self._device.type
 
     def _wait(self, work: Work) -> None:
-        """On the device: what comes next on its stream waits, not this thread."""
-        of_group(work.wait)
+        """Makes the device's stream wait for the work, not this thread."""
+        call_group(work.wait)

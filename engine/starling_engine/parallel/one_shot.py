@@ -1,7 +1,6 @@
-"""Small sums over the GPUs of one machine: each reads every other's part itself, in one kernel (`kernels.one_shot`).
+"""Small sums over the GPUs of one machine, in one kernel: each GPU reads every other's part (`kernels.one_shot`).
 
-A ring passes each part on as often as there are ranks, and each hop costs a few microseconds, whatever the size. Not run yet on
-two GPUs.
+A ring passes each part on once for each rank, and each hop costs a few microseconds, whatever the size. Not run yet on two GPUs.
 """
 
 import logging
@@ -10,31 +9,31 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.peer_memory import PeerMemory
+from starling_engine.parallel.shared_memory import can_share_memory
 from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.parallel")
 
 MAX_BYTES = 512 << 10
-"""Past this, reading everything everywhere takes longer than a ring: its bytes grow with the ranks, a ring's do not."""
+"""A ring is faster for larger sums: the bytes that each rank reads here grow with the ranks, a ring's do not."""
 
 MAX_RANKS = 8
-"""GPUs of a machine; the kernel reads one after another."""
+"""The kernel reads one rank after another."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class OneShotAllReduce:
-    """Capturable, and the same for all ranks to the last bit: parts are added in their order, in fp32.
+    """Sums in the order of the ranks, in fp32, so that all get the same result to the last bit. Can be captured.
 
-    A rank that is gone lets the others' kernels wait for ever; whoever counts the ranks' progress ends them.
+    When a rank is gone, the others' kernels wait for ever; the supervisor, which counts the ranks' progress, ends them.
     """
 
     def __init__(self, regions: torch.Tensor, rank: int, memory: PeerMemory | None = None) -> None:
-        """`regions` [ranks] int64 on the device: the addresses of `region_bytes(ranks)` of each rank, zero at first.
+        """`regions` [ranks] int64 on the device: the address of each rank's region of `region_bytes(ranks)` bytes, zero at first.
 
-        They must stay as long as this object; `memory`, which has them, is kept with it.
+        `memory`, to which the regions belong, lives as long as this object.
         """
         self._regions = regions
         self._rank = rank
@@ -44,7 +43,7 @@ class OneShotAllReduce:
         return x.dtype in DTYPES and x.is_contiguous() and 0 < x.nbytes <= MAX_BYTES
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum, in x."""
+        """Sums in place, and returns x."""
         from starling_engine.kernels.one_shot import one_shot_sum
 
         one_shot_sum(x, self._regions, self._rank)
@@ -52,7 +51,7 @@ class OneShotAllReduce:
 
 
 def join_one_shot(host: Communicator, device: torch.device) -> OneShotAllReduce | None:
-    """All ranks of `host` get one, or none does; logs which, and why."""
+    """Joins the ranks of `host`. All get a result, or none does; logs which, and why."""
     memory, reason = _join(host, device)
     if memory is None:
         logger.info("%d ranks sum by NCCL alone: %s", host.shard.count, reason)
@@ -62,8 +61,8 @@ def join_one_shot(host: Communicator, device: torch.device) -> OneShotAllReduce 
 
 
 def _join(host: Communicator, device: torch.device) -> tuple[PeerMemory | None, str]:
-    """Every rank asks the same of the others, so that none waits for an exchange that another leaves out."""
-    if not share_memory(host):
+    """Makes the same exchanges on every rank, whatever fails, so that none waits for one that another leaves out."""
+    if not can_share_memory(host):
         return None, "they are not on one machine"
     if host.shard.count > MAX_RANKS:
         return None, f"more than {MAX_RANKS}"

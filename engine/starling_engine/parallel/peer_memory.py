@@ -1,4 +1,4 @@
-"""Device memory that other processes of the machine can read and write, through CUDA's handles for that.
+"""Device memory that other processes of the machine can read and write, through CUDA's IPC handles.
 
 https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaIpcGetMemHandle). Not run yet.
 """
@@ -20,7 +20,7 @@ class _Handle(ctypes.Structure):
 
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    """The runtime that torch has loaded. Raises ConfigError where there is none."""
+    """Returns the CUDA runtime that torch has loaded. Raises ConfigError where there is none."""
     major = (torch.version.cuda or "").partition(".")[0]
     try:
         return ctypes.CDLL(f"libcudart.so.{major}")
@@ -29,12 +29,12 @@ def _runtime() -> ctypes.CDLL:
 
 
 class PeerMemory:
-    """`size` bytes on the current device, zero at first. Given back when the process ends: others may use it until then."""
+    """Memory of `size` bytes on the current device, zero at first. Freed when the process ends, since other ranks may use it."""
 
     HANDLE_BYTES = ctypes.sizeof(_Handle)
 
     def __init__(self, size: int) -> None:
-        """Raises ConfigError with CUDA's words."""
+        """Raises ConfigError with CUDA's message."""
         memory = ctypes.c_void_p()
         _check(_runtime().cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(size)), "cudaMalloc")
         _check(_runtime().cudaMemset(memory, 0, ctypes.c_size_t(size)), "cudaMemset")
@@ -42,13 +42,13 @@ class PeerMemory:
         handle = _Handle()
         _check(_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), memory), "cudaIpcGetMemHandle")
         self.handle = bytes(handle)
-        """What another process opens."""
+        """Opened by other processes."""
         self.address = memory.value or 0
         self.addresses: list[int] = []
-        """Of every rank's, as this process sees them; once they are open."""
+        """Addresses of all ranks' memory in this process, by rank. Empty before `open`."""
 
     def open(self, handles: list[bytes], own: int) -> None:
-        """Opens the others', by rank. Raises ConfigError when this device cannot reach one of them."""
+        """Opens the memory of the other ranks. Raises ConfigError when this device cannot reach one of them."""
         self.addresses = [self.address if rank == own else _open(handle) for rank, handle in enumerate(handles)]
 
 

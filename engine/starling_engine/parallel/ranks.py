@@ -1,4 +1,4 @@
-"""The communicators of one rank, by what the ranks in each of them split."""
+"""Joins one rank to the others: a communicator for each thing that ranks split."""
 
 import logging
 from collections.abc import Callable
@@ -11,9 +11,8 @@ from starling_engine.config import WorkerConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
-from starling_engine.parallel.nearby import share_memory
 from starling_engine.parallel.one_shot import join_one_shot
-from starling_engine.parallel.shared import SharedCommunicator
+from starling_engine.parallel.shared_memory import SharedMemoryCommunicator, can_share_memory
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
@@ -22,42 +21,46 @@ logger = logging.getLogger("starling.parallel")
 
 @dataclass(frozen=True, slots=True)
 class RankCommunicators:
-    """tensor: the ranks that split each matrix. pipeline: those that split the layers."""
+    """`tensor` has the ranks that split each matrix, `pipeline` those that split the layers."""
 
     tensor: Communicator = ALONE
     pipeline: Communicator = ALONE
 
 
 def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.device) -> RankCommunicators:
-    """Meets the other ranks of the layout, each with a device of its own where `device` is a GPU; raises RankLost when one does not
-    come. `tick` as in `GlooCommunicator`.
+    """Meets the other ranks of the layout. Each has its own GPU, if `device` is one.
+
+    Raises RankLost when one does not come. `tick` as in `Communicator`.
     """
     if config.layout.world_size == 1:
         return RankCommunicators()
-    assert config.rendezvous is not None, "ranks need a place to meet"
+    assert config.rendezvous is not None, "several ranks need a rendezvous"
     rendezvous, layout = config.rendezvous, config.layout
-    place = layout.coordinates(config.rank)
+    at = layout.coordinates(config.rank)
     store = join_store(rendezvous)
 
     def join(name: str, index: int, count: int, *, sums: bool) -> Communicator:
         if count == 1:
             return ALONE
-        name = f"{name}/{place.dp}"
+        name = f"{name}/{at.dp}"
         gloo = GlooCommunicator(store, name, Shard(index, count), rendezvous, tick)
         if device.type == "cuda":
             one_shot = join_one_shot(gloo, device) if sums else None
             return join_nccl(gloo, store, name, rendezvous, device, one_shot)
-        return nearby(gloo, rendezvous) if sums else gloo
+        return with_shared_memory(gloo, rendezvous) if sums else gloo
 
     return RankCommunicators(
-        tensor=join(f"tensor/{place.pp}", place.tp, layout.tensor, sums=True),
-        pipeline=join(f"pipeline/{place.tp}", place.pp, layout.pipeline, sums=False),
+        tensor=join(f"tensor/{at.pp}", at.tp, layout.tensor, sums=True),
+        pipeline=join(f"pipeline/{at.tp}", at.pp, layout.pipeline, sums=False),
     )
 
 
-def nearby(ranks: Communicator, rendezvous: Rendezvous, call: Callable[[int], str] | None = None) -> Communicator:
-    """Through shared memory where that can be. `call` as in `SharedCommunicator`."""
-    if ranks.shard.count == 1 or native.load() is None or not share_memory(ranks):
+def with_shared_memory(ranks: Communicator, rendezvous: Rendezvous, call: Callable[[int], str] | None = None) -> Communicator:
+    """Returns a communicator of the same ranks, through shared memory where they can share it.
+
+    `call` as in `SharedMemoryCommunicator`.
+    """
+    if ranks.shard.count == 1 or native.load() is None or not can_share_memory(ranks):
         return ranks
     logger.info("%d ranks exchange through shared memory (they are on one machine)", ranks.shard.count)
-    return SharedCommunicator(ranks, rendezvous.timeout, call)
+    return SharedMemoryCommunicator(ranks, rendezvous.timeout, call)

@@ -1,44 +1,44 @@
-"""What the engine asks of the machine that it runs on."""
+"""A platform: the device that the engine runs on, and its limits."""
 
 from typing import Protocol
 
 import torch
 
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 
 
 class Platform(Protocol):
-    """One kind of device. Cheap to make; memory is read anew at each call."""
+    """One kind of device. Cheap to make; memory is read again at each call."""
 
     name: str
     device: torch.device
     async_scheduling: bool
-    """Whether planning a step while another runs pays when nobody says otherwise."""
+    """Default for planning a step while another one runs."""
 
     step_target_ms: int
-    """About how long a step with decodes may take when nobody says otherwise; 0 for as long as it takes."""
+    """Default for the time that a step with decodes may take; 0 for any time."""
 
     memory_fraction: float
-    """Of the memory, for the engine, when nobody says otherwise."""
+    """Default for the engine's part of the memory."""
     shared_memory: bool
-    """Whether it is the host's memory, which all ranks of the machine share."""
+    """True where the device's memory is the host's, which all ranks of the machine share."""
     queue: DeviceQueue | None
-    """Where the device works on its own; None where the calling thread does the work."""
+    """The device's queue; None where the calling thread does the work."""
 
     def total_memory(self) -> int:
-        """Bytes that the engine could use were it alone."""
+        """Returns the bytes that the engine could use if it were alone."""
         ...
 
     def available_memory(self) -> int:
-        """Bytes that are free now."""
+        """Returns the bytes that are free now."""
         ...
 
     def default_threads(self) -> int:
-        """Threads for the work on the CPU."""
+        """Returns the number of threads for work on the CPU."""
         ...
 
     def keep_scratch(self) -> None:
-        """Called once what stays has been allocated: from now on memory that a step frees is kept for the next one."""
+        """Keeps the memory that a step frees for the next one. Called when all permanent memory is allocated."""
         ...
 
     def check_dtype(self, dtype: torch.dtype) -> None:
@@ -46,9 +46,9 @@ class Platform(Protocol):
         ...
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
-        """Raises ConfigError for a dtype in which this device cannot cache keys and values; any in which it computes, it can."""
+        """Raises ConfigError for a dtype in which this device cannot cache keys and values. It can in all that it computes in."""
         ...
 
     def attention_backends(self) -> tuple[str, ...]:
-        """Names that may work here, the one to prefer first."""
+        """Returns the names of backends that may work here, the preferred one first."""
         ...

@@ -1,7 +1,7 @@
-"""CPU and memory limits of the container we run in, from cgroup v2 or v1. Imports no torch.
+"""CPU and memory limits of the container that this process runs in, from cgroup v2 or v1. Imports no torch.
 
-A container sees the whole machine in os.cpu_count() and /proc/meminfo; what it may use is here. A limit of any cgroup above
-also binds, so the smallest on the way to the root counts.
+os.cpu_count() and /proc/meminfo show the whole machine; its cgroup says what a container may use. A limit of any cgroup above also
+binds, so the smallest on the way to the root counts.
 """
 
 import math
@@ -16,7 +16,7 @@ UNLIMITED_V1 = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the cgroup allows; None where it sets no limit. Memory in bytes, CPUs may be a fraction."""
+    """Limits of the cgroup; None where it sets none. Memory in bytes, CPUs may be a fraction."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -25,7 +25,7 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/")) -> Limits:
-    """The limits of this process. `root` holds "proc" and "sys"; tests give another."""
+    """Returns the limits of this process. `root` holds "proc" and "sys"; tests give another one."""
     groups = _own_groups(root / "proc/self/cgroup")
     base = root / "sys/fs/cgroup"
     if (base / "cgroup.controllers").exists():
@@ -36,14 +36,14 @@ def read_limits(root: Path = Path("/")) -> Limits:
 
 
 def cpu_limit(limits: Limits | None = None) -> int:
-    """CPUs that this process may keep busy, and so its threads: its affinity, cut by the cgroup's quota; at least 1."""
+    """Returns the CPUs that this process may keep busy, and so its threads: its affinity, cut by the cgroup's quota; at least 1."""
     quota = (limits or read_limits()).cpus
     allowed = len(os.sched_getaffinity(0))
     return allowed if quota is None else max(1, min(allowed, math.floor(quota)))
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """Path of our cgroup for each controller ("" for version 2's only hierarchy)."""
+    """Returns the path of this process's cgroup for each controller ("" for version 2's only hierarchy)."""
     groups = {}
     for line in _read(path).splitlines():
         _, controllers, group = line.split(":", 2)
@@ -53,7 +53,7 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _upwards(base: Path, group: str) -> Iterator[Path]:
-    """Our group's folder and those above it, up to `base`. A container may see its own group as `base`, so that is in always."""
+    """Yields the group's folder and those above it, up to `base`: a container may see its own group there."""
     folder = base / group.strip("/")
     while folder != base:
         if folder.is_dir():
@@ -89,7 +89,7 @@ def _read_v1(cpu_folders: list[Path], memory_folders: list[Path]) -> Limits:
 
 
 def _tightest(cpus: list[float], limits: list[int], used: list[int]) -> Limits:
-    """The group with the least room left decides about memory, not the one with the smallest limit."""
+    """Takes the memory limit of the group with the least room left, which need not have the smallest limit."""
     if not limits:
         return Limits(min(cpus, default=None))
     limit, held = min(zip(limits, used, strict=True), key=lambda pair: pair[0] - pair[1])
@@ -102,13 +102,13 @@ def _used(folder: Path, usage: str, inactive: str) -> int:
 
 
 def _integer(path: Path) -> int | None:
-    """The number in the file; None for "max", and where there is no such file."""
+    """Returns the number in the file; None for "max", and where there is no such file."""
     text = _read(path)
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _read(path: Path) -> str:
-    """A missing or unreadable file is an empty one: which files there are depends on the kernel and the container."""
+    """Returns "" for a missing or unreadable file: the kernel and the container decide which files exist."""
     try:
         return path.read_text().strip()
     except OSError:

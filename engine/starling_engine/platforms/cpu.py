@@ -1,4 +1,4 @@
-"""The CPU as a platform: memory and threads as the cgroup allows them."""
+"""The CPU as a platform, with the memory and threads that the cgroup allows."""
 
 import ctypes
 import os
@@ -8,16 +8,15 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cgroup import cpu_limit, read_limits
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Of mallopt(3)."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # see mallopt(3)
 NEVER_TRIM = (1 << 31) - 1
 
 
 class CpuPlatform:
-    """See `Platform`. `limits` is read once: a pod's limits do not change under it, what is used does."""
+    """The host's CPUs and memory; see `Platform`. Limits are read once: those of a pod do not change."""
 
     name = "cpu"
     # The planner would take the core that the model computes on.
@@ -44,8 +43,9 @@ class CpuPlatform:
         return cpu_limit(self._limits)
 
     def keep_scratch(self) -> None:
-        """glibc gives large tensors back when they are freed, and the system clears pages for the next ones: 3 to 8 % of a step's
-        time. Other C libraries are left alone.
+        """Tells glibc to keep freed memory. Else the system clears new pages for large tensors, 3 to 8 % of a step's time.
+
+        Other C libraries are left alone.
         """
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
@@ -57,14 +57,14 @@ class CpuPlatform:
             raise ConfigError(f"{dtype} does not run on a CPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
-        """Whatever it is, there is a backend that reads it."""
+        """Allows every dtype: there is a backend that reads it."""
 
     def attention_backends(self) -> tuple[str, ...]:
         return ("native", "torch", "triton")
 
 
 def _machine_available() -> int:
-    """MemAvailable: free memory and the page cache that can be dropped."""
+    """Returns MemAvailable: free memory, and page cache that can be dropped."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cgroup import cpu_limit
-from starling_engine.platforms.queue import DeviceQueue, Mark, Replay
+from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue, Replay
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BF16_CAPABILITY = (8, 0)
@@ -16,7 +16,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 class CudaPlatform:
-    """See `Platform`. `index` is the device's number among those that this process sees."""
+    """One GPU; see `Platform`. `index` is the device's number among those that this process sees."""
 
     name = "cuda"
     async_scheduling = True
@@ -36,7 +36,7 @@ class CudaPlatform:
         return int(torch.cuda.mem_get_info(self.device)[1])
 
     def available_memory(self) -> int:
-        """Free, or kept by torch for this process without being in use."""
+        """Returns the bytes that are free, or that torch keeps for this process without using them."""
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + kept
 
@@ -44,7 +44,7 @@ class CudaPlatform:
         return cpu_limit()
 
     def keep_scratch(self) -> None:
-        """torch's allocator keeps it anyway."""
+        """Does nothing: torch's allocator keeps it anyway."""
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in DTYPES:
@@ -76,25 +76,25 @@ class CudaQueue:
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def mark(self) -> Mark:
-        # One that sleeps: a thread that waits for every step would else keep a core of the pod busy.
+    def record_event(self) -> DeviceEvent:
+        # Blocking: a thread that waits for every step must not keep a core of the pod busy.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return _CudaMark(event, self._device)
+        return _CudaEvent(event, self._device)
 
-    def record(self, work: Callable[[], None]) -> Replay:
+    def capture(self, work: Callable[[], None]) -> Replay:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         # Threads that copy chunks may use CUDA meanwhile; only this one's calls are recorded.
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 work()
         except RuntimeError:
-            torch.cuda.set_stream(stream)  # which torch leaves out where the recording was broken by a call that cannot be recorded
+            torch.cuda.set_stream(stream)  # torch does not restore it where a call could not be recorded
             raise
         return graph.replay
 
-    def forget(self) -> None:
-        # The workspaces that cuBLAS took while steps were recorded lie in the pool, which cannot be used again once it is unused.
+    def release_captures(self) -> None:
+        # cuBLAS took workspaces from the pool while steps were recorded; a pool without recordings cannot be used again.
         torch._C._cuda_clearCublasWorkspaces()
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -104,17 +104,17 @@ class CudaQueue:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         work()
-        work()  # while what the first run leaves, logits and the like, is there
+        work()  # while tensors that the first run leaves, like logits, are there
         torch.cuda.synchronize(self._device)
         return int(torch.cuda.max_memory_allocated(self._device)) - before
 
 
-class _CudaMark:
+class _CudaEvent:
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event = event
         self._device = device
 
     def wait(self) -> None:
-        # A thread begins with the first device, where a call would make a context that takes memory.
+        # A new thread has the first device as its own, and a call would make a context there, which takes memory.
         with torch.cuda.device(self._device):
             self._event.synchronize()

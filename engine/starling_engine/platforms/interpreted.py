@@ -1,4 +1,4 @@
-"""The path of a GPU on a CPU, for tests: Triton's kernels in its interpreter, and a queue that does all at once."""
+"""A GPU's code path on a CPU, for tests: Triton's kernels in its interpreter, and a queue that does not wait."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cpu import CpuPlatform
-from starling_engine.platforms.queue import Mark, Replay
+from starling_engine.platforms.device_queue import DeviceEvent, Replay
 from starling_engine.platforms.triton_support import why_not_triton
 
 
 class InterpretedPlatform(CpuPlatform):
-    """Everything is done as on a GPU, with the buffers of recorded steps, but in the order in which it is asked. Very slow."""
+    """Does everything as on a GPU, with the buffers of recorded steps, but at once. Very slow."""
 
     name = "interpreter"
     async_scheduling = True
@@ -28,26 +28,26 @@ class InterpretedPlatform(CpuPlatform):
 
 
 class InlineQueue:
-    """Has done what it was asked when the call returns."""
+    """Runs each call before it returns."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def mark(self) -> Mark:
-        return _Passed()
+    def record_event(self) -> DeviceEvent:
+        return _Done()
 
-    def record(self, work: Callable[[], None]) -> Replay:
+    def capture(self, work: Callable[[], None]) -> Replay:
         return work
 
-    def forget(self) -> None:
-        """There is nothing to give back."""
+    def release_captures(self) -> None:
+        """Does nothing: recordings take no memory."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
-        """The host's memory is not counted."""
+        """Runs `work` once, and measures nothing."""
         work()
         return None
 
 
-class _Passed:
+class _Done:
     def wait(self) -> None:
-        """It has been passed."""
+        """Returns at once: everything is done already."""

@@ -1,4 +1,4 @@
-"""Threads for which no step waits let those go first that steps wait for."""
+"""Lowers the priority of background threads, for which no step waits."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ NICENESS = 10
 
 
 def lower_priority() -> None:
-    """Makes the calling thread, and those that it starts from now on, nicer. Only Linux has a niceness for each thread."""
+    """Makes the calling thread nicer, and those that it starts from now on. Only Linux has a niceness for each thread."""
     if hasattr(os, "sched_getaffinity"):
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -1,4 +1,4 @@
-"""From the argument `device` to a platform."""
+"""Chooses the platform that the argument `device` names."""
 
 import torch
 
@@ -10,7 +10,7 @@ from starling_engine.platforms.interpreted import InterpretedPlatform
 
 
 def select_platform(device: str, index: int = 0) -> Platform:
-    """The platform of this process; "auto" takes a GPU where torch finds one. `index` is the rank's number on its node.
+    """Returns the platform of this process; "auto" takes a GPU where torch finds one. `index` is the rank's number on its node.
 
     Raises ConfigError for a device that this machine does not have.
     """

@@ -1,4 +1,4 @@
-"""Where Triton's kernels run. Imports neither torch nor triton."""
+"""Says on which devices Triton's kernels run. Imports neither torch nor triton."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import shutil
 from typing import Protocol
 
 INTERPRETED = "TRITON_INTERPRET"
-"""Triton's own variable: with 1, set before a kernel is imported, it runs as numpy on CPU tensors, for tests."""
+"""Triton's own environment variable. With 1, set before a kernel is imported, kernels run as numpy on CPU tensors, for tests."""
 
 
 class Device(Protocol):
@@ -17,11 +17,12 @@ class Device(Protocol):
 
 
 def triton_runs(device: Device) -> bool:
-    """Whether kernels of this room take tensors of `device`: on CUDA, and on a CPU in the interpreter."""
+    """Returns whether Triton's kernels take tensors of `device`: on CUDA, and on a CPU in the interpreter."""
     return why_not_triton(device) is None
 
 
 def why_not_triton(device: Device) -> str | None:
+    """Returns why they do not; None where they do."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if device.type == "cuda" and not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

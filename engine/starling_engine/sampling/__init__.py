@@ -1,1 +1,1 @@
-"""From logits to tokens: adjustments, filters, the draw, and log probabilities."""
+"""Sampling, from logits to tokens: adjustments, filters, the draw, and log probabilities."""

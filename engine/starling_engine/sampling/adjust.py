@@ -1,6 +1,6 @@
 """Changes to logits before sampling: bias, allowed and banned tokens, minimum length, penalties.
 
-Each works on one row in place; requests that ask for none of it cost nothing. A device works on many rows by `kernels.token_words`.
+Each works on one row in place. Requests without adjustments cost nothing. A device adjusts many rows by `kernels.token_words`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ NEVER = float("-inf")
 
 
 class Adjuster:
-    """What one request changes in its logits. Token lists become tensors once, when the request enters its slot."""
+    """Adjusts the logits of one request. Token lists become tensors once, when the request enters its slot."""
 
     def __init__(self, params: SamplingParams, num_prompt: int, eos_token_ids: tuple[int, ...]) -> None:
         stops = (*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids))
@@ -42,7 +42,7 @@ class Adjuster:
             row[self._stops] = NEVER
 
     def _penalise(self, row: torch.Tensor, tokens: npt.NDArray[np.int32]) -> None:
-        """Repetition divides positive and multiplies negative logits of all seen tokens; the others count the output."""
+        """Repetition divides positive and multiplies negative logits of all seen tokens. The other penalties count the output."""
         params = self._params
         if params.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(tokens)).long().to(row.device)
@@ -53,10 +53,10 @@ class Adjuster:
             penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts).to(row.dtype)
             row[torch.from_numpy(ids).long()] -= penalty.to(row.device)
 
-    # ---- for a device, which keeps what it needs ----
+    # ---- for a device, which adjusts by tables of its own ----
 
     def words(self, vocab: int, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-        """See `kernels.token_words`. `tokens` as `adjust` takes them."""
+        """Returns the `kernels.token_words`. `tokens` as for `adjust`."""
         known, start = np.array(tokens), self._num_prompt
         allowed, banned, ends = self._allowed.numpy(), self._banned.numpy(), self._stops.numpy()
         return words(vocab, known[:start], known[start:], allowed=allowed, banned=banned, ends=ends)
@@ -66,7 +66,7 @@ class Adjuster:
         return self._params.logit_bias or {}
 
     def settings(self, length: int) -> tuple[float, float, float, bool]:
-        """The penalties for repetition, presence and frequency, and whether an output so long, with the prompt, may not end yet."""
+        """Returns the penalties for repetition, presence and frequency, and whether a sequence of `length` may not end yet."""
         params = self._params
         short = length - self._num_prompt < params.min_tokens
         return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, short

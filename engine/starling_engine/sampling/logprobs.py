@@ -1,4 +1,4 @@
-"""Log probabilities as callers see them: of the model's own logits, before penalties and temperature."""
+"""Log probabilities of the model's own logits, before penalties and temperature."""
 
 import torch
 
@@ -6,15 +6,15 @@ from starling_engine.step import LogprobRow
 
 
 def logprob_rows(logits: torch.Tensor, chosen: torch.Tensor, counts: list[int]) -> list[LogprobRow]:
-    """For each row of logits [R, vocab] fp32 the chosen token [R] int64 first, then the `counts[r]` likeliest."""
+    """Returns for each row of logits [R, vocab] fp32 the `chosen` token [R] int64 first, then the `counts[r]` likeliest."""
     return read_scores(scores(logits, chosen, max(counts)), counts)
 
 
 def scores(logits: torch.Tensor, chosen: torch.Tensor, most: int) -> torch.Tensor:
-    """What `read_scores` reads, one tensor on the logits' device: [R, 3 + 2 * most] int32.
+    """Returns the input of `read_scores`, one tensor on the logits' device: [R, 3 + 2 * most] int32.
 
-    Of each row the rank of the chosen token, the token and the `most` likeliest, and in the same order their log probabilities,
-    which are fp32.
+    A row has the rank of the chosen token, that token, and the `most` likeliest. Their log probabilities follow in the same order,
+    as the bits of fp32.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     of_chosen = logprobs.gather(1, chosen[:, None])
@@ -25,7 +25,7 @@ def scores(logits: torch.Tensor, chosen: torch.Tensor, most: int) -> torch.Tenso
 
 
 def read_scores(scores: torch.Tensor, counts: list[int]) -> list[LogprobRow]:
-    """`scores` on the host; of row r the `counts[r]` likeliest tokens."""
+    """Reads `scores` that are on the host, with the `counts[r]` likeliest tokens of row r."""
     width = (scores.shape[1] - 1) // 2
     ids, values = scores[:, 1 : 1 + width].tolist(), scores[:, 1 + width :].view(torch.float32).tolist()
     rows = zip(scores[:, 0].tolist(), ids, values, counts, strict=True)

@@ -1,4 +1,4 @@
-"""Chooses the op that samples."""
+"""Chooses the ops that sample, and that adjust logits."""
 
 import logging
 from typing import Protocol
@@ -13,7 +13,7 @@ logger = logging.getLogger("starling.sampling")
 
 
 class SampleOp(Protocol):
-    """See `native.reference.sample`, which defines what every one of them computes."""
+    """Samples one token for each row; `native.reference.sample` defines the result."""
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class SampleOp(Protocol):
 
 
 class AdjustOp(Protocol):
-    """See `kernels.token_words.adjust`, which defines what every one of them computes."""
+    """Adjusts rows of logits; `kernels.token_words.adjust` defines the result."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class AdjustOp(Protocol):
 
 
 def select_adjust_op(device: torch.device) -> AdjustOp:
-    """Triton's where its kernels run, else torch's: hosts adjust row by row, and need none."""
+    """Returns Triton's op where its kernels run, else torch's. A host adjusts row by row, without an op."""
     if why_not_triton(device) is not None:
         return words.adjust
     from starling_engine.kernels import adjust
@@ -51,7 +51,7 @@ def select_adjust_op(device: torch.device) -> AdjustOp:
 
 
 def select_sample_op(device: torch.device) -> SampleOp:
-    """Triton's where its kernels run, else the native one where that runs, else torch's."""
+    """Returns Triton's op where its kernels run, else the native one where that runs, else torch's."""
     not_triton = why_not_triton(device)
     if not_triton is None:
         from starling_engine.kernels import sample

@@ -2,10 +2,10 @@
 
 Only exchanges between experts belong to an epoch; how a core's own ranks split a matrix or the layers never changes. A switch from
 one epoch to the next is prepared beside the serving one, and all its ranks flip at the same step (`expert_parallel/dp_sync.py`).
-The messages go from whoever leads the group to each core, and from there, unchanged, to each of its workers; and back.
+The commands go from the group's coordinator to each core, and from there, unchanged, to each of its ranks; replies come back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -16,14 +16,14 @@ from starling_engine.topology.shard import Shard
 
 
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One core's part in epoch `number`.
+    """Plan of epoch `number` for one core.
 
     members     ids of the epoch's cores, in the order of their data parallel rank
     dp          this core's rank among them; None: it leaves
-    placement   which experts lie where
+    placement   which rank holds which experts
     rendezvous  where the epoch's ranks meet: the store of the first core's rank 0
-    nodes       how many nodes the members are on, as many on each and in their order; 1 also where that is not so
-    served      the cores that serve before it: each of their ranks tells which experts it holds, for others to load from it
+    nodes       how many nodes the members are on, equally many on each and in order; 1 also where that is not so
+    served      how many cores serve before it: their ranks publish which experts they hold, for others to load
     """
 
     number: int
@@ -39,17 +39,17 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.members)
 
     def stage_name(self, stage: int) -> str:
-        """Of the group of ranks that share the experts of a stage, in the store."""
+        """Names, in the store, the group of ranks that share the experts of a stage."""
         return f"epoch/{self.number}/{stage}"
 
-    def exchange(self, layout: ParallelLayout, place: Coordinates) -> tuple[str, Shard]:
-        """The name of the group of ranks that share the experts of a stage, and which of them this core's rank at `place` is."""
-        assert self.dp is not None, "whoever leaves has no place"
-        shard = Shard(self.dp * layout.tensor + place.tp, self.data * layout.tensor)
-        return self.stage_name(place.pp), shard
+    def exchange(self, layout: ParallelLayout, at: Coordinates) -> tuple[str, Shard]:
+        """Returns the name of the group of ranks that share a stage's experts, and the shard of this core's rank `at`."""
+        assert self.dp is not None, "a core that leaves has no rank"
+        shard = Shard(self.dp * layout.tensor + at.tp, self.data * layout.tensor)
+        return self.stage_name(at.pp), shard
 
     def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
-        """What errors call rank `ep` of those that share the experts of a stage, in cores of `layout`."""
+        """Returns the name that errors give to rank `ep` of those that share a stage's experts, in cores of `layout`."""
         dp, tp = divmod(ep, layout.tensor)
         return f"rank {stage * layout.tensor + tp} of engine core {dp}"
 
@@ -67,20 +67,20 @@ class Commit(msgspec.Struct, tag="commit"):
 
 
 class Abandon(msgspec.Struct, tag="abandon"):
-    """Forget the epoch that was prepared, or is being prepared."""
+    """Forget the epoch that was prepared, or is being prepared. Not answered."""
 
     number: int
 
 
-EpochOrder = Prepare | Commit | Abandon
+EpochCommand = Prepare | Commit | Abandon
 
 
 PEERS, CHECKPOINT = "peers", "checkpoint"
-"""Where experts come from: other ranks that hold them, or the files."""
+"""Sources of experts: other ranks that hold them, or the files."""
 
 
 class ExpertLoads(msgspec.Struct):
-    """Experts that came from one source; the seconds are those of each rank that loaded, in all."""
+    """Experts that came from one source; the seconds are summed over the ranks that loaded."""
 
     experts: int = 0
     bytes: int = 0
@@ -98,7 +98,7 @@ class ExpertLoads(msgspec.Struct):
 
 
 class Prepared(msgspec.Struct, tag="prepared"):
-    """`loaded`: the experts that the core's ranks loaded for it, by where they came from; see `FastestSource`."""
+    """`loaded`: the experts that were loaded for the epoch, by their source; see `FastestSource`."""
 
     number: int
     seconds: float
@@ -106,27 +106,20 @@ class Prepared(msgspec.Struct, tag="prepared"):
 
 
 class Unprepared(msgspec.Struct, tag="unprepared"):
+    """A rank cannot take part in the epoch; then its core cannot, and one such reply is enough."""
+
     number: int
     error: str
 
 
-def merge_loaded(each: Iterable[Mapping[str, ExpertLoads]]) -> dict[str, ExpertLoads]:
-    """By source, of all."""
-    total: dict[str, ExpertLoads] = {}
-    for loaded in each:
-        for source, part in loaded.items():
-            total.setdefault(source, ExpertLoads()).add(part)
-    return total
-
-
 class Switched(msgspec.Struct, tag="switched"):
-    """It is in the epoch, or out of it where it leaves."""
+    """The rank is in the epoch now, or out of it where it leaves."""
 
     number: int
 
 
 class Balance(msgspec.Struct, tag="balance"):
-    """How evenly the ranks that share a stage's experts had to work of late: the mean by the most tokens of a rank, 1 is best."""
+    """Balance of late among the ranks that share a stage's experts: mean tokens of a rank by the most of any, 1 is best."""
 
     stage: int
     now: float
@@ -135,7 +128,7 @@ class Balance(msgspec.Struct, tag="balance"):
 class Rearranged(msgspec.Struct, tag="rearranged"):
     """Experts of a stage have moved within an epoch.
 
-    layers     where the stage's experts lie now, by layer as in `Placement`
+    layers     the stage's placement now, by layer as in `Placement`
     moved      experts that ranks loaded, in all
     seconds    from its begin to the last layer's change
     before     the balance that it was begun for
@@ -153,4 +146,23 @@ class Rearranged(msgspec.Struct, tag="rearranged"):
     complete: bool = True
 
 
-EpochAnswer = Prepared | Unprepared | Switched
+EpochReply = Prepared | Unprepared | Switched
+
+
+def merge_loaded(each: Iterable[Mapping[str, ExpertLoads]]) -> dict[str, ExpertLoads]:
+    """Sums loads by source."""
+    total: dict[str, ExpertLoads] = {}
+    for loaded in each:
+        for source, loads in loaded.items():
+            total.setdefault(source, ExpertLoads()).add(loads)
+    return total
+
+
+def merge_prepared(replies: Sequence[Prepared]) -> Prepared:
+    """Merges the replies of all ranks of a core: the seconds of the slowest, and the loads of all."""
+    return Prepared(replies[0].number, max(reply.seconds for reply in replies), merge_loaded(reply.loaded for reply in replies))
+
+
+def merge_switched(replies: Sequence[Switched]) -> Switched:
+    """Merges the replies of all ranks of a core, which are alike."""
+    return replies[0]

@@ -1,11 +1,11 @@
-"""Where a rank stands in its group, and which membership the group is in. Pure: no torch, no processes."""
+"""The ranks of a group: layout, coordinates, membership, and each node's part of them. Pure: no torch, no processes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place; dp is outermost, tp innermost."""
+    """A rank's coordinates; dp is outermost, tp innermost."""
 
     dp: int
     pp: int
@@ -14,7 +14,7 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """How many ways each dimension of a group is split. EP spans data * tensor inside one pipeline stage."""
+    """The number of ways that each dimension splits a model. EP spans data * tensor inside one pipeline stage."""
 
     data: int = 1
     pipeline: int = 1
@@ -25,16 +25,16 @@ class ParallelLayout:
         return self.data * self.pipeline * self.tensor
 
     def samples(self, rank: int) -> bool:
-        """Whether a step's results come from this rank: the first of the last stage."""
-        place = self.coordinates(rank)
-        return place.pp == self.pipeline - 1 and place.tp == 0
+        """Returns whether a step's results come from this rank: the first of the last stage."""
+        at = self.coordinates(rank)
+        return at.pp == self.pipeline - 1 and at.tp == 0
 
     def depth(self, *, asynchronous: bool) -> int:
-        """Steps that may be in flight at once: one that each stage runs, and one to spare that is planned meanwhile."""
+        """Returns the steps that may be in flight at once: one for each stage, and one more that is planned meanwhile."""
         return self.pipeline + (1 if asynchronous else 0)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Raises IndexError for a rank outside the layout."""
+        """Returns a rank's coordinates. Raises IndexError for a rank outside the layout."""
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} is not in a layout of {self.world_size} ranks")
         return Coordinates(dp=rank // (self.pipeline * self.tensor), pp=rank // self.tensor % self.pipeline, tp=rank % self.tensor)
@@ -44,7 +44,7 @@ class ParallelLayout:
 class EpochMembership:
     """A numbered set of workers: `workers[r]` is the id of the worker that is rank r in this epoch.
 
-    Also a single worker has one. A message of another epoch is stale and refused.
+    A single worker has one too. A message of another epoch is stale and refused.
     """
 
     epoch: int
@@ -54,3 +54,17 @@ class EpochMembership:
     @classmethod
     def first(cls, layout: ParallelLayout) -> "EpochMembership":
         return cls(epoch=0, layout=layout, workers=tuple(range(layout.world_size)))
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacement:
+    """A node's part of a group of several nodes.
+
+    host    this node's address: its cores listen there for the other nodes' frontends
+    cores   data parallel ranks whose engine cores run here; none where only workers do
+    ranks   ranks that run here and share the machine, those of other nodes' cores included
+    """
+
+    host: str
+    cores: tuple[int, ...]
+    ranks: int

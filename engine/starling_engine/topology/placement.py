@@ -1,4 +1,4 @@
-"""Which experts each rank holds. Pure: no torch, no processes."""
+"""The placement of experts on ranks. Pure: no torch, no processes."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ Layer = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`layers[i]` places the experts of the model's i-th layer that has any. Every expert is on at least one rank of each layer.
+    """Experts of each rank: `layers[i]` is for the model's i-th layer with experts. Every expert is on at least one rank.
 
-    Which of its slots a rank keeps an expert in is its own affair: ranks name experts to each other, never slots.
+    Ranks refer to experts by number. Only the rank itself knows which of its slots holds an expert.
     """
 
     num_experts: int
@@ -28,19 +28,19 @@ class Placement:
         return max(len(experts) for layer in self.layers for experts in layer)
 
     def held(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """The experts of `rank` in each layer; none for a rank that is not in this placement."""
+        """Returns the experts of `rank` in each layer; none for a rank that is not in this placement."""
         return tuple(layer[rank] if rank < self.ranks else () for layer in self.layers)
 
 
 def even_slots(num_experts: int, ranks: int, redundant: int = 0) -> int:
-    """The slots, as many on each rank, that hold every expert and at least `redundant` copies; at most one for each expert."""
+    """Returns the slots that each rank needs for every expert and at least `redundant` copies; at most one for each expert."""
     return min(num_experts, -(-(num_experts + redundant) // ranks))
 
 
 def spread(num_experts: int, ranks: int, layers: int, slots: int | None = None, redundant: int = 0) -> Placement:
-    """The first placement: neighbours stay together, sizes differ by one at most, and the first experts have `redundant` copies.
+    """Returns the first placement: neighbours share a rank, sizes differ by one at most, the first experts have `redundant` copies.
 
-    Raises ConfigError where that is more than `slots` experts on a rank (None: as many as it takes), or experts are too few.
+    Raises ConfigError if a rank would hold more than `slots` experts (None: any number), or experts are too few.
     """
     sizes = _sizes(num_experts, ranks, slots, redundant)
     ends = [sum(sizes[: rank + 1]) for rank in range(ranks)]
@@ -51,9 +51,9 @@ def spread(num_experts: int, ranks: int, layers: int, slots: int | None = None, 
 
 
 def regroup(placement: Placement, ranks: int, slots: int | None = None, redundant: int = 0) -> Placement:
-    """`placement` for another number of ranks, with as few experts moved as equal sizes allow.
+    """Returns `placement` for another number of ranks, with as few experts moved as equal sizes allow.
 
-    Leavers are the last ranks, joiners come behind. Raises as `spread`.
+    Ranks leave and join at the end. Raises as `spread`.
     """
     sizes = _sizes(placement.num_experts, ranks, slots, redundant)
     known: dict[Layer, Layer] = {}  # layers are often placed alike
@@ -64,7 +64,7 @@ def regroup(placement: Placement, ranks: int, slots: int | None = None, redundan
 
 
 def moves(old: Placement | None, new: Placement, rank: int) -> tuple[tuple[int, ...], ...]:
-    """The experts of each layer that `rank` has to load for `new`, holding those of `old`."""
+    """Returns the experts of each layer that `rank`, which holds those of `old`, has to load for `new`."""
     if old is None:
         return new.held(rank)
     return tuple(
@@ -73,15 +73,8 @@ def moves(old: Placement | None, new: Placement, rank: int) -> tuple[tuple[int, 
     )
 
 
-def slots_between(old: Placement, new: Placement) -> int:
-    """The slots that every rank needs in a layer to hold both what it has and what it is to have."""
-    ranks = range(max(old.ranks, new.ranks))
-    pairs = [(before, after) for rank in ranks for before, after in zip(old.held(rank), new.held(rank), strict=True)]
-    return max(len({*before, *after}) for before, after in pairs)
-
-
 def _sizes(num_experts: int, ranks: int, slots: int | None, redundant: int) -> list[int]:
-    """How many experts each rank holds, descending."""
+    """Returns the number of experts on each rank, descending."""
     if not 1 <= ranks <= num_experts:
         raise ConfigError(
             f"{ranks} ranks cannot share the {num_experts} experts of a layer; possible: 1 to {num_experts}", "data_parallel_size"
@@ -103,7 +96,7 @@ def _sizes(num_experts: int, ranks: int, slots: int | None, redundant: int) -> l
 def _regroup_layer(layer: Layer, num_experts: int, sizes: list[int]) -> Layer:
     held = [list(experts) for experts in layer[: len(sizes)]]
     held += [[] for _ in range(len(sizes) - len(held))]
-    # Ranks that hold the most keep the most.
+    # Ranks with the most experts get the largest sizes.
     order = sorted(range(len(sizes)), key=lambda rank: (-len(held[rank]), rank))
     room = dict(zip(order, sizes, strict=True))
     copies = [0] * num_experts
@@ -123,20 +116,20 @@ def _regroup_layer(layer: Layer, num_experts: int, sizes: list[int]) -> Layer:
 
 
 def _drop(experts: list[int], copies: list[int]) -> None:
-    """Lets go of the one with the most copies elsewhere."""
+    """Drops the expert with the most copies elsewhere."""
     expert = max(experts, key=lambda e: (copies[e], e))
     experts.remove(expert)
     copies[expert] -= 1
 
 
 def _make_room(held: list[list[int]], copies: list[int], total: int) -> None:
-    """Gives up copies while there is no room for every expert that has none."""
+    """Drops copies until there is room for every expert that has none."""
     while sum(map(len, held)) + copies.count(0) > total:
         _drop(max((experts for experts in held if any(copies[e] > 1 for e in experts)), key=len), copies)
 
 
 def _give(expert: int, held: list[list[int]], room: dict[int, int], copies: list[int]) -> None:
-    """To the rank with the most room."""
+    """Gives the expert to the rank with the most room."""
     rank = max(room, key=lambda r: (room[r] - len(held[r]), -r))
     assert len(held[rank]) < room[rank]
     held[rank].append(expert)

@@ -1,13 +1,13 @@
-"""Where the ranks of a group find each other. Pure: what is sent to a worker."""
+"""The meeting point of a group's ranks, as it is sent to a worker. Pure: no torch, no processes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A key-value store at `host`:`port`, which rank 0 serves, and the address that this rank listens on.
+    """A TCPStore at `host`:`port`, which rank 0 serves, and the address that this rank listens on.
 
-    `timeout`, in seconds, is how long a rank waits for another one, here and in every later call.
+    `timeout` is the seconds that a rank waits for another one, here and in every later call.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""Which part of a whole falls to a rank. Pure: no torch, no processes."""
+"""A rank's share of a tensor's dimension. Pure: no torch, no processes."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ class Share:
         return slice(self.start, self.start + self.size)
 
     def times(self, width: int) -> "Share":
-        """The same share counted in smaller elements: of heads, that of their columns."""
+        """Returns the same share in smaller elements: a share of heads becomes one of their columns."""
         return Share(self.start * width, self.size * width, self.whole * width)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `count` equal parts."""
+    """Part `index` of `count` equal parts."""
 
     index: int = 0
     count: int = 1
@@ -40,30 +40,30 @@ class Shard:
         return self.index + 1 == self.count
 
     def of(self, whole: int) -> Share:
-        """`whole` must be a multiple of the count (see `check_split`)."""
+        """Returns this shard's share. `whole` must be a multiple of the count (see `check_split`)."""
         assert whole % self.count == 0, f"{whole} does not split into {self.count}"
         size = whole // self.count
         return Share(self.index * size, size, whole)
 
     def heads(self, whole: int) -> Share:
-        """Of key-value heads: with fewer heads than parts, several parts hold the same one."""
+        """Returns the share of key-value heads. With fewer heads than parts, several parts hold the same one."""
         if whole >= self.count:
             return self.of(whole)
         return Share(self.index * whole // self.count, 1, whole)
 
     def balanced(self, whole: int) -> Share:
-        """As `of`, of a whole that need not be a multiple: parts differ by one at most."""
+        """Returns this shard's share of any whole: parts differ by one at most."""
         start = self.index * whole // self.count
         return Share(start, (self.index + 1) * whole // self.count - start, whole)
 
     def rounded(self, whole: int) -> Share:
-        """As `of`, of a whole that need not be a multiple: the last parts hold less, or nothing."""
+        """Returns this shard's share of any whole: the last parts hold less, or nothing."""
         size = self.rounded_size(whole)
         start = min(self.index * size, whole)
         return Share(start, min(size, whole - start), whole)
 
     def rounded_size(self, whole: int) -> int:
-        """The largest of those parts."""
+        """Returns the size of the largest part of `rounded`."""
         return -(-whole // self.count)
 
 

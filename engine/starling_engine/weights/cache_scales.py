@@ -1,4 +1,4 @@
-"""The scales of a cache in fp8 that a checkpoint brings: of each layer one for its keys and one for its values."""
+"""Scales of a cache in fp8, from the checkpoint: one for each layer's keys, and one for its values."""
 
 import logging
 import math
@@ -17,20 +17,20 @@ NAMES = {
     "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale"),
     "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale"),
 }
-"""Below the attention of a layer: as llm-compressor, vLLM and ModelOpt write them (vLLM's `maybe_remap_kv_scale_name`)."""
+"""Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them (vLLM's `maybe_remap_kv_scale_name`)."""
 
 logger = logging.getLogger("starling.weights")
 
 
 class Scaled(Protocol):
-    """What is cached is a key over `key_scale` and a value over `value_scale`."""
+    """A layer that caches keys divided by `key_scale`, and values divided by `value_scale`."""
 
     key_scale: float
     value_scale: float
 
 
 def load_kv_scales(layers: Mapping[str, Scaled], folder: Path) -> None:
-    """Gives each layer here, by its attention's name in the checkpoint, the scales that the checkpoint has; others stay 1.
+    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1.
 
     Raises WeightError naming a scale that is not one positive number.
     """

@@ -28,9 +28,9 @@ class TensorInfo:
 
 
 def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
-    """All tensors of the checkpoint in `folder`, by name. Reads headers only.
+    """Returns all tensors of the checkpoint in `folder`, by name. Reads headers only.
 
-    Raises WeightError when there are no safetensors files, one that the index names is absent, or one is damaged.
+    Raises WeightError when there are no safetensors files, when one of the index is absent, or one is damaged.
     """
     found: dict[str, TensorInfo] = {}
     for path in _files(folder):

@@ -1,4 +1,4 @@
-"""Random weights for `load_format="dummy"`: to measure a model's speed and memory without its checkpoint."""
+"""Random weights for `load_format="dummy"`, to measure a model's speed and memory without its checkpoint."""
 
 import math
 import zlib
@@ -9,10 +9,10 @@ import torch
 from starling_engine.weights.slot import Loadable, Slot
 
 POOL = 1 << 22
-"""Random numbers drawn in all. A matrix's rows are stretches of the pool, so that filling costs a copy, not a draw."""
+"""Random numbers that are drawn in all. A matrix's rows are parts of the pool, so filling costs a copy, not a draw."""
 
 QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
-"""What decides how sharply attention chooses."""
+"""Matrices that decide how sharply attention chooses."""
 
 
 def load_dummy(model: Loadable, seed: int) -> None:
@@ -21,10 +21,10 @@ def load_dummy(model: Loadable, seed: int) -> None:
 
 
 class DummyWeights:
-    """Numbers that depend on `seed` and the slot's name alone, so that every rank makes the same.
+    """Fills slots with numbers that depend on `seed` and the slot's name alone, so that every rank makes the same.
 
-    They are scaled so that greedy output varies and depends on the context; the usual small start makes a model repeat one
-    token whatever its attention does.
+    They are scaled so that greedy output varies and depends on the context. With the usual small numbers a model repeats one token,
+    whatever its attention does.
     """
 
     def __init__(self, seed: int) -> None:
@@ -34,7 +34,7 @@ class DummyWeights:
     def fill(self, slots: Mapping[str, Slot]) -> None:
         for name, slot in slots.items():
             whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, self._pool, self._scaled)
-            slot.load(whole[slot.take] if slot.take else whole)
+            slot.load(whole[slot.part] if slot.part else whole)
 
 
 def _vector(name: str, slot: Slot) -> torch.Tensor:
@@ -42,7 +42,7 @@ def _vector(name: str, slot: Slot) -> torch.Tensor:
 
 
 def _matrix(name: str, slot: Slot, pool: torch.Tensor, scaled: dict[float, torch.Tensor]) -> torch.Tensor:
-    """A view with overlapping rows. Few scales occur, so each is worked out once and kept in `scaled`."""
+    """Returns a view with overlapping rows. Few scales occur, so the pool is scaled once for each, in `scaled`."""
     rows, columns = slot.shape
     scale = _scale(name, columns)
     if scale not in scaled:

@@ -1,4 +1,4 @@
-"""From the name of a model to a folder on disk: a local folder, or a repository of the Hugging Face hub."""
+"""Resolves the name of a model to a folder on disk: a local one, or a repository of the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator
@@ -8,18 +8,17 @@ from pathlib import Path
 from starling_engine.errors import ModelError
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-"""Configs, weights and tokenizers. Never pickles, nor code."""
+"""Configs, weights and tokenizers; never pickles or code."""
 IGNORED = ("*/*", "consolidated*")
-"""Other formats of the same weights, which some repositories keep beside or in folders."""
+"""Other formats of the same weights, which some repositories have beside them, or in folders."""
 
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The folder of the model `name`: a path, "org/name" or "org/name@revision". A local folder wins.
+    """Returns the folder of the model `name`: a path, "org/name" or "org/name@revision". A local folder wins.
 
-    Downloads what the cache lacks, unless HF_HUB_OFFLINE is set. Raises ModelError when the model is not to be had, with the
-    reason.
+    Downloads files that the cache lacks, unless HF_HUB_OFFLINE is set. Raises ModelError with the reason when it cannot.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -31,7 +30,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """The repository and the revision that "org/name@revision" names. Raises ModelError for what is no such name."""
+    """Splits "org/name@revision" into repository and revision. Raises ModelError for any other form."""
     repo, at, revision = name.partition("@")
     if not REPO_ID.fullmatch(repo) or (at and not revision):
         raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
@@ -39,7 +38,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def resolve_commit(repo: str, revision: str | None) -> str:
-    """The commit, 40 hex digits, that the revision (None: the main branch) is on the hub now. Raises ModelError with the reason."""
+    """Returns the commit, 40 hex digits, of the revision (None: the main branch) on the hub now. Raises ModelError."""
     from huggingface_hub import HfApi
 
     with _reasons(repo, revision):
@@ -47,7 +46,7 @@ def resolve_commit(repo: str, revision: str | None) -> str:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    # Here, for importing it takes longer than the rest of the engine without torch.
+    # Here, since importing it takes longer than the rest of the engine without torch.
     from huggingface_hub import snapshot_download
 
     with _reasons(repo, revision):
@@ -56,7 +55,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def _reasons(repo: str, revision: str | None) -> Iterator[None]:
-    """What the hub's client raises, in words."""
+    """Turns exceptions of the hub's client into ModelError with a reason."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,

@@ -1,6 +1,6 @@
-"""Fills a model from a checkpoint: each tensor goes from the file's memory map straight to its place and dtype.
+"""Fills a model from a checkpoint: each tensor goes from the file's memory map straight to its memory and dtype.
 
-The most that is held at once is the model, what a linear method stages for one matrix, and the pages of one file.
+At most the model, one matrix that a linear method stages, and the pages of one file are in memory at once.
 """
 
 import math
@@ -17,20 +17,20 @@ from starling_engine.weights.checkpoint import DTYPE_BYTES, TensorInfo, read_che
 from starling_engine.weights.slot import Loadable, Slot
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, bytes in all), of what this rank takes."""
+"""Called with (bytes loaded, bytes in all) of this rank."""
 
 NAMES_IN_ERROR = 5
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """For callers that show none."""
+    """Does nothing, for callers that show no progress."""
 
 
 def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress) -> None:
     """Loads the checkpoint in `folder` into every slot of `model`.
 
-    Raises WeightError naming the tensors when one is missing, unknown, misshapen or of a dtype that cannot be converted; all
-    of that is checked on the headers, before the first byte is copied.
+    Raises WeightError naming tensors that are missing, unknown, misshapen or of a dtype that cannot be converted. Headers tell, so
+    that is checked before the first byte is copied.
     """
     slots = model.slots()
     found = read_checkpoint(folder)
@@ -42,7 +42,7 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
 
 
 class Checkpoint:
-    """The checkpoint in a folder, of which parts are loaded while the model runs."""
+    """Loads parts of the checkpoint in a folder while the model runs."""
 
     def __init__(self, folder: Path) -> None:
         """Raises as `read_checkpoint`."""
@@ -55,7 +55,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What fills a slot with a tensor of `shape`: `tensor`, which should be of the shape `expected`, or `index` of it."""
+    """Source of a slot, which takes `shape`: `tensor`, which should have the shape `expected`, or `index` of it."""
 
     tensor: str
     info: TensorInfo
@@ -69,7 +69,7 @@ class _Source:
 
 
 def _match(slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
-    """The source of each slot. Raises WeightError when any is not as it should be."""
+    """Returns the source of each slot. Raises WeightError for sources that do not fit."""
     sources = {name: source for name, slot in slots.items() if (source := _source(name, slot, found))}
     _refuse("is missing", [name for name in slots if name not in sources])
     # One tensor may be the source of many slots, and is named once.
@@ -87,11 +87,11 @@ def _match(slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[s
 
 def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source | None:
     if name in found:
-        return _Source(name, found[name], slot.taken, slot.shape, slot.take)
+        return _Source(name, found[name], slot.local_shape, slot.shape, slot.part)
     alias = slot.alias
     if alias is None or alias.tensor not in found:
         return None
-    return _Source(alias.tensor, found[alias.tensor], slot.taken, alias.shape, alias.index)
+    return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index)
 
 
 def _copy(slots: Mapping[str, Slot], sources: Mapping[str, _Source], progress: Progress) -> None:
@@ -109,7 +109,7 @@ def _copy(slots: Mapping[str, Slot], sources: Mapping[str, _Source], progress: P
 
 
 def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
-    """The names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
+    """Returns the names to load from each file, in the model's order: a matrix made of several tensors is then done early."""
     wanted: dict[Path, list[str]] = {}
     for name, source in sources.items():
         wanted.setdefault(source.info.file, []).append(name)
@@ -117,7 +117,7 @@ def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
 
 
 def _read(file: Any, source: _Source) -> torch.Tensor:
-    """A part of a tensor is read alone: the whole may hold all experts of a layer."""
+    """Reads only the part that is needed: the whole tensor may hold all experts of a layer."""
     tensor: torch.Tensor = file.get_slice(source.tensor)[source.index] if source.index else file.get_tensor(source.tensor)
     return tensor
 
@@ -131,17 +131,17 @@ def _refuse(fault: str, names: list[str]) -> None:
 
 
 def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
-    """A tied tensor that was saved twice must hold the same twice, or the model would answer wrongly without a word."""
+    """Raises WeightError where two copies of a tied tensor differ: the model would give wrong tokens silently."""
     slots = model.slots()
     for name, original in model.duplicates().items():
         if name not in found or original not in slots:  # another stage has it
             continue
-        take = slots[original].take
-        if not torch.equal(_part(found, name, take), _part(found, original, take)):
+        part = slots[original].part
+        if not torch.equal(_part(found, name, part), _part(found, original, part)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
 
 
-def _part(found: Mapping[str, TensorInfo], name: str, take: tuple[slice, ...]) -> torch.Tensor:
+def _part(found: Mapping[str, TensorInfo], name: str, part: tuple[slice, ...]) -> torch.Tensor:
     with safe_open(found[name].file, framework="pt", device="cpu") as file:
-        tensor: torch.Tensor = file.get_slice(name)[take] if take else file.get_tensor(name)
+        tensor: torch.Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
         return tensor

@@ -1,4 +1,4 @@
-"""A place in a model for one tensor of a checkpoint: what the loader knows of a model."""
+"""A slot of a model is filled by one tensor of a checkpoint. Slots are all that the loader knows of a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from starling_engine.topology.shard import Share
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Where else a checkpoint may keep what a slot takes: at `index` of `tensor`, which is of `shape`."""
+    """Another tensor that may hold a slot's values: at `index` of `tensor`, which has `shape`."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -20,21 +20,23 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`load` copies what this rank takes of a tensor of `shape` to its place, converting to the place's dtype; what it is given may
-    be a memory map that is closed right after. Called once.
+    """Takes this rank's part of a tensor.
 
-    `take` is the part in each dimension, from the first on; dimensions that it does not name are taken whole.
+    shape  of the whole tensor
+    load   copies the part into the model and its dtype, once; its argument may be a memory map that is closed right after
+    part   slices of the dimensions, from the first on; dimensions without a slice are whole
+    alias  another tensor that may hold the part
     """
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
-    take: tuple[slice, ...] = ()
+    part: tuple[slice, ...] = ()
     alias: Alias | None = None
 
     @property
-    def taken(self) -> tuple[int, ...]:
-        """The shape of that part."""
-        ends = [part.indices(size) for part, size in zip(self.take, self.shape, strict=False)]
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        ends = [each.indices(size) for each, size in zip(self.part, self.shape, strict=False)]
         return (*(stop - start for start, stop, _ in ends), *self.shape[len(ends) :])
 
 
@@ -42,20 +44,20 @@ class Loadable(Protocol):
     """A model that can be filled from a checkpoint."""
 
     def slots(self) -> Mapping[str, Slot]:
-        """By the checkpoint's tensor names, in the order in which the model uses them; every one must be loaded."""
+        """Returns slots by tensor name, in the order in which the model uses them. Every one must be loaded."""
         ...
 
     def duplicates(self) -> Mapping[str, str]:
-        """Tensors that a checkpoint may hold besides (tied weights saved twice), and the slot whose values they must equal."""
+        """Returns tensors that a checkpoint may hold as well (tied weights saved twice), and the slot that each must equal."""
         ...
 
     def ignores(self, name: str) -> bool:
-        """Whether a tensor that has no slot is harmless."""
+        """Returns whether a tensor without a slot is harmless."""
         ...
 
 
 class WeightSource(Protocol):
-    """Where weights come from also after the start."""
+    """Loads weights after the start, too."""
 
     def fill(self, slots: Mapping[str, Slot]) -> None:
         """Loads every slot."""
@@ -63,7 +65,7 @@ class WeightSource(Protocol):
 
 
 def copy_slot(target: torch.Tensor) -> Slot:
-    """The slot that fills `target`."""
+    """Returns the slot that fills `target`."""
 
     def load(tensor: torch.Tensor) -> None:
         target.copy_(tensor)
@@ -72,6 +74,6 @@ def copy_slot(target: torch.Tensor) -> Slot:
 
 
 def part_slot(shares: Sequence[Share], load: Callable[[torch.Tensor], None], alias: Alias | None = None) -> Slot:
-    """The slot that takes `shares` of the dimensions of a tensor."""
+    """Returns the slot that takes `shares` of the dimensions of a tensor."""
     whole = all(share.size == share.whole for share in shares)
     return Slot(tuple(share.whole for share in shares), load, () if whole else tuple(share.slice for share in shares), alias)

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class ProgressCount:
-    """steps that a rank has finished, ticks within the one that it is at, and ticks in all."""
+    """Steps that a rank has finished, ticks within the present one, and ticks in all."""
 
     steps: int
     ticks: int
@@ -16,7 +16,7 @@ class ProgressCount:
 
 
 class ProgressCounters:
-    """Three numbers a rank, in a file that every process of the node maps, or in this process alone."""
+    """Holds three numbers a rank, in a file that every process of the node maps, or in this process alone."""
 
     def __init__(self, path: Path | None, ranks: int) -> None:
         """The first process to open the file makes it."""
@@ -31,8 +31,8 @@ class ProgressCounters:
     def tick(self, rank: int) -> None:
         self._values[rank, 1:] += 1
 
-    def stir(self, rank: int) -> None:
-        """Progress beside the steps."""
+    def tick_beside_steps(self, rank: int) -> None:
+        """Counts progress beside the steps."""
         self._values[rank, 2] += 1
 
     def finish_step(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""One try at a step, whose failure is an answer like others."""
+"""A try at a step, whose failure is a result like others."""
 
 import logging
 import traceback
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class GuardedStep:
-    """Launched by `launch` as it is made. `transfers` hear when the step has ended."""
+    """Launches a step by `launch` as it is made; reports to `transfers` when the step has ended."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class GuardedStep:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed as it was launched."""
+        """True when it failed as it was launched."""
         return isinstance(self._launched, Finished) and self._launched.failed
 
     @property
@@ -50,7 +50,7 @@ class GuardedStep:
                 self._transfers.finished(self._plan.step_id)
 
     def _check_device(self) -> None:
-        """Libraries tell of a lost device in errors of their own."""
+        """Raises DeviceLost for a device that is lost: libraries report that in errors of their own."""
         if self._device.type == "cuda":
             try:
                 torch.cuda.synchronize(self._device)  # of a thread that answers, the current one is another
@@ -58,7 +58,7 @@ class GuardedStep:
                 raise DeviceLost(f"the device of rank {self._rank} failed: {error}") from error
 
     def _guarded(self, act: Callable[[], T], failed: Callable[[StepResult], T]) -> T:
-        """What `act` gives, or what `failed` makes of its failure."""
+        """Returns `act()`, or where that fails, `failed` of the result with its error."""
         try:
             return act()
         except RankLost:

@@ -3,11 +3,9 @@
 import msgspec
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
 from starling_engine.ledger import Ledger
-from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
+from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.counters import ProgressCount
 
 
@@ -18,7 +16,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Allocate(msgspec.Struct, tag="allocate"):
-    """The answer to all ranks' Planned: what the one with the least memory has room for."""
+    """The answer to all ranks' MemoryPlanned: the blocks for which the rank with the least memory has room."""
 
     num_blocks: int
 
@@ -27,15 +25,12 @@ class Execute(msgspec.Struct, tag="execute"):
     plan: StepPlan
 
 
-class Idle(msgspec.Struct, tag="idle"):
-    """No plan follows the last one at once: the worker need not wait for it to step with other cores' ranks."""
-
-
 class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToWorker = Start | Allocate | Execute | Idle | ReleaseMemory | RestoreMemory | Prepare | Commit | Abandon | Stop
+ToReadyWorker = Execute | Stop | Command
+ToWorker = Start | Allocate | ToReadyWorker
 
 
 class Joined(msgspec.Struct, tag="joined"):
@@ -49,13 +44,13 @@ class Joined(msgspec.Struct, tag="joined"):
     store: int = 0
 
 
-class Heartbeat(msgspec.Struct, tag="beat"):
-    """How far a worker on another node is, every BEAT_SECONDS, from `heartbeat_identity`."""
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """Progress of a worker on another node, every HEARTBEAT_SECONDS, from `heartbeat_identity`."""
 
     count: ProgressCount
 
 
-class WorkerPhase(msgspec.Struct, tag="working"):
+class WorkerPhase(msgspec.Struct, tag="phase"):
     """See `Phase`."""
 
     phase: str
@@ -63,10 +58,14 @@ class WorkerPhase(msgspec.Struct, tag="working"):
     total: int = 0
 
 
-class MemoryPlanned(msgspec.Struct, tag="planned"):
-    """The weights are loaded, and so many KV blocks would fit."""
+class MemoryPlanned(msgspec.Struct, tag="memory_planned"):
+    """The weights are loaded, and there is room for `num_blocks` KV blocks."""
 
     num_blocks: int
+
+
+class TransfersReady(msgspec.Struct, tag="transfers_ready"):
+    """The worker takes TransferChunks at `transfer_identity` from now on."""
 
 
 class WorkerReady(msgspec.Struct, tag="ready"):
@@ -91,44 +90,26 @@ class WorkerFailed(msgspec.Struct, tag="failed"):
     message: str
 
 
-class TransferChunks(msgspec.Struct, tag="moves"):
-    """Chunks to move between tiers, to `transfer_identity`. From there without any, it says that orders are taken from now on."""
-
-    orders: list[Order]
-
-
-FromWorker = (
-    Joined
-    | Heartbeat
-    | WorkerPhase
-    | MemoryPlanned
-    | WorkerReady
-    | Executed
-    | MemoryOrderDone
-    | Prepared
-    | Unprepared
-    | Switched
-    | Balance
-    | Rearranged
-    | TransferChunks
-    | TransferDone
-    | TierStatus
-    | WorkerFailed
-)
+FromWorker = Joined | Heartbeat | WorkerPhase | MemoryPlanned | TransfersReady | WorkerReady | Executed | WorkerFailed | Reply
 
 HEARTBEAT_SECONDS = 0.2
 
 
+def worker_identity(rank: int) -> bytes:
+    """Name of the socket by which a worker receives plans and commands."""
+    return str(rank).encode()
+
+
 def heartbeat_identity(rank: int) -> bytes:
-    """Name of the socket that a worker on another node sends its beats from; plans come to the one named by the rank alone."""
-    return f"beat/{rank}".encode()
+    """Name of the socket by which a worker on another node sends its heartbeats."""
+    return f"heartbeat/{rank}".encode()
 
 
-def answer_identity(rank: int) -> bytes:
-    """Name of the socket that a worker sends its results from, where a thread of its own waits for them."""
-    return f"answer/{rank}".encode()
+def result_identity(rank: int) -> bytes:
+    """Name of the socket by which a worker sends its results, where a thread of its own waits for them."""
+    return f"result/{rank}".encode()
 
 
 def transfer_identity(rank: int) -> bytes:
-    """Name of the socket that a worker takes orders to move chunks from, and answers them by."""
-    return f"move/{rank}".encode()
+    """Name of the socket by which a worker receives TransferChunks and answers them."""
+    return f"transfer/{rank}".encode()

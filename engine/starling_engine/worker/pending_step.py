@@ -7,11 +7,11 @@ from starling_engine.worker.prompt_outputs import RunnableModel
 
 
 class PendingStep(Protocol):
-    """A step on its way."""
+    """A step that was launched, and whose result has not come."""
 
     @property
     def ready(self) -> bool:
-        """Whether `finish` returns at once."""
+        """True when `finish` returns at once."""
         ...
 
     def finish(self) -> StepResult:
@@ -20,25 +20,25 @@ class PendingStep(Protocol):
 
 
 class Runner(Protocol):
-    """Steps are launched in the order of their plans, by one thread."""
+    """Carries out plans: one thread launches steps, in the order of their plans."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Raises what goes wrong before the device has it."""
+        """Gives a step to the device. Raises any error before the device has it."""
         ...
 
     def free_slot(self, slot: int) -> None: ...
 
     def on_sleep(self) -> None:
-        """Weights and cache have gone: whatever keeps their addresses or a part of the model is to be dropped here."""
+        """Weights and cache are gone: drops everything with their addresses, or a part of the model."""
         ...
 
     def on_wake(self, model: RunnableModel) -> None:
-        """All is there again, at other addresses than before; `model` may be another object, the cache's tensors are the same."""
+        """Weights and cache are back, at other addresses; `model` may be another object, the cache's tensors are the same."""
         ...
 
 
 class Finished:
-    """A step whose result is there already."""
+    """A step whose result is there."""
 
     ready = True
 

@@ -1,4 +1,4 @@
-"""What some requests want of the hidden states of their prompts: log probabilities, or a vector."""
+"""Outputs of a prompt's hidden states: log probabilities, or a vector."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from starling_engine.ledger import LOGPROB_ROWS
-from starling_engine.models.context import ForwardContext
+from starling_engine.models.forward_context import ForwardContext
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
 from starling_engine.worker.device.readback import DeviceValues
@@ -17,7 +17,11 @@ from starling_engine.worker.host.batch import InputBatch, SlotState
 
 
 class RunnableModel(Protocol):
-    """forward(ids [T] int64, context, arrived) is [T, hidden]; logits(hidden [R, hidden]) is [R, vocab] fp32, in `out` if given."""
+    """A model that runs steps.
+
+    forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, None in the first
+    logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
+    """
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -25,7 +29,7 @@ class RunnableModel(Protocol):
 
 
 class NoModel:
-    """In the model's place while there is none."""
+    """Stands in for the model while the engine sleeps."""
 
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
@@ -34,37 +38,37 @@ class NoModel:
 
 
 class PromptOutputs:
-    """`send` takes an array to where the hidden states are."""
+    """Computes the prompt outputs of a batch's requests. `send` copies an array to the device of the hidden states."""
 
     def __init__(self, model: RunnableModel, batch: InputBatch, send: Callable[[npt.NDArray[Any]], torch.Tensor]) -> None:
         self._model = model
         self._batch = batch
         self._send = send
 
-    def ask(
+    def compute(
         self, plan: StepPlan, last_token: npt.NDArray[np.int64], hidden: torch.Tensor, rows: list[RowResult]
     ) -> Iterator[DeviceValues]:
-        """What fills in `rows`. `hidden` [T, hidden_size] is of all tokens, `last_token[r]` the index of each row's last one."""
+        """Yields values that fill in `rows`. `hidden` [T, hidden_size] has all tokens; `last_token` [R] indexes each row's last."""
         for r, slot in enumerate(plan.slots):
-            if slot not in self._batch.special:
+            if slot not in self._batch.extra_slots:
                 continue
-            occupant = self._batch.occupant(slot)
-            if not occupant.reads_prompt(plan.starts[r]):
+            state = self._batch.slot_state(slot)
+            if not state.reads_prompt(plan.starts[r]):
                 continue
             first = int(last_token[r]) - plan.num_tokens[r] + 1
-            own = hidden[first : first + plan.num_tokens[r]]
-            if occupant.pooling is None:
-                yield from self._prompt_logprobs(occupant, own, slot, plan.starts[r], rows[r])
-            elif (vector := _pool(occupant, own, plan.starts[r], done=plan.sample[r])) is not None:
+            row_hidden = hidden[first : first + plan.num_tokens[r]]
+            if state.pooling is None:
+                yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], rows[r])
+            elif (vector := _pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
                 yield DeviceValues(vector.view(torch.int32), partial(_take_vector, rows[r]))
 
     def _prompt_logprobs(
-        self, occupant: SlotState, hidden: torch.Tensor, slot: int, start: int, row: RowResult
+        self, state: SlotState, hidden: torch.Tensor, slot: int, start: int, row: RowResult
     ) -> Iterator[DeviceValues]:
-        """Position p's hidden state tells the log probability of token p + 1; the last prompt token's belongs to the output."""
-        assert occupant.sampling is not None and occupant.sampling.prompt_logprobs is not None
-        most, row.prompt_logprobs = occupant.sampling.prompt_logprobs, []
-        count = min(start + len(hidden), occupant.num_prompt - 1) - start
+        """Position p's hidden state gives the log probability of token p + 1; the last prompt token's belongs to the output."""
+        assert state.sampling is not None and state.sampling.prompt_logprobs is not None
+        most, row.prompt_logprobs = state.sampling.prompt_logprobs, []
+        count = min(start + len(hidden), state.num_prompt - 1) - start
         following = self._send(self._batch.tokens[slot, start + 1 : start + 1 + count].astype(np.int64))
         for at in range(0, count, LOGPROB_ROWS):
             part = slice(at, min(at + LOGPROB_ROWS, count))
@@ -81,19 +85,19 @@ def _take_vector(row: RowResult, found: torch.Tensor) -> None:
     row.pooled = found.view(torch.float32).tolist()
 
 
-def _pool(occupant: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
-    """[hidden_size] fp32. Pools over chunks: `occupant.pooled` holds the running sum, or the first token's state."""
-    assert occupant.pooling is not None
-    kind = occupant.pooling.pooling
+def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
+    """Returns [hidden_size] fp32. Pools over chunks: `state.pooled` holds the running sum, or the first token's state."""
+    assert state.pooling is not None
+    kind = state.pooling.pooling
     if kind == "mean":
         chunk = hidden.float().sum(dim=0)
-        occupant.pooled = chunk if occupant.pooled is None else occupant.pooled + chunk
+        state.pooled = chunk if state.pooled is None else state.pooled + chunk
     elif kind == "cls" and start == 0:
-        occupant.pooled = hidden[0].to(torch.float32, copy=True)
+        state.pooled = hidden[0].to(torch.float32, copy=True)
     if not done:
         return None
-    vector = hidden[-1].float() if kind == "last" else occupant.pooled
+    vector = hidden[-1].float() if kind == "last" else state.pooled
     assert vector is not None
     if kind == "mean":
         vector = vector / (start + len(hidden))
-    return torch.nn.functional.normalize(vector, dim=0) if occupant.pooling.normalize else vector
+    return torch.nn.functional.normalize(vector, dim=0) if state.pooling.normalize else vector

@@ -1,4 +1,4 @@
-"""What a worker says of itself. Imports no torch."""
+"""Reports of workers to their core. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from starling_engine.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a worker that is not ready does; `done` of `total` bytes, where that is known."""
+    """Present activity of a worker that is not ready; `done` of `total` bytes, where that is known."""
 
     name: str
     done: int = 0
@@ -17,9 +17,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What workers that are ready tell their core. `seconds`, by rank, is how long each step of a worker's life so far took.
+    """Report of workers that are ready. `seconds` has, by rank, the time of each step of its start.
 
-    `async_scheduling` and `step_target_ms` are what their platform prefers.
+    `async_scheduling` and `step_target_ms` are their platform's preferences. `store_port` is the port at which rank 0 serves the
+    store in which ranks find each other; 0 where there is none.
     """
 
     groups: list[KVGroup]
@@ -27,3 +28,4 @@ class WorkerReport:
     seconds: list[dict[str, float]]
     async_scheduling: bool
     step_target_ms: int
+    store_port: int = 0

@@ -1,4 +1,4 @@
-"""Answers steps in the order in which they were launched."""
+"""Sends steps' results in the order in which the steps were launched."""
 
 import queue
 import sys
@@ -10,37 +10,37 @@ from starling_engine.worker.pending_step import PendingStep
 
 SWITCH_SECONDS = 0.0005
 MOST_BEHIND = 2
-"""Steps that wait to be answered. Nobody waits for the answers of a rank that does not sample, and the buffers that they are
-read from take turns (`pinned.ENTRIES`)."""
+"""Limit of launched steps whose results were not read. Nobody waits for those of a rank that does not sample, and the buffers that
+they are read from take turns (`pinned.ENTRIES`)."""
 
 
 class ResultPump:
-    """Steps that a device works on are waited for in a thread, so that the one that launches them can give it the next meanwhile.
+    """Waits for steps in a thread, so that the thread that launches them can give the device the next one meanwhile.
 
-    `answer` gets the results, `failed` whatever `finish` raises; nothing is answered after that. Both are called by one thread at a
-    time: the caller's, until a step comes that is to be waited for.
+    `send` gets the results, `failed` any error that `finish` raises; nothing is sent after that. Both are called by one thread at a
+    time: the caller's, until a step comes that is not ready at once.
     """
 
-    def __init__(self, answer: Callable[[StepResult], None], failed: Callable[[BaseException], None]) -> None:
-        self._answer = answer
+    def __init__(self, send: Callable[[StepResult], None], failed: Callable[[BaseException], None]) -> None:
+        self._send = send
         self._failed = failed
         self._launched: queue.Queue[PendingStep | None] = queue.Queue(MOST_BEHIND)
         self._thread: threading.Thread | None = None
 
     def add(self, launched: PendingStep) -> None:
-        """Called by one thread, which waits when it is too far ahead."""
+        """Adds a launched step. The thread that calls waits when it is too far ahead."""
         if self._thread is None and launched.ready:
-            self._answer(launched.finish())
+            self._send(launched.finish())
             return
         if self._thread is None:
-            # The threads hand steps over to each other that may be shorter than the interpreter's usual turn of 5 ms.
+            # Steps may be shorter than the interpreter's usual switch interval of 5 ms.
             sys.setswitchinterval(SWITCH_SECONDS)
-            self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="results", daemon=True)
             self._thread.start()
         self._launched.put(launched)
 
     def settle(self) -> None:
-        """Waits until all that was added is answered, or lost with a failure."""
+        """Waits until the result of every added step was sent, or lost with a failure."""
         self._launched.join()
 
     def close(self, timeout: float) -> None:
@@ -53,8 +53,8 @@ class ResultPump:
         while (launched := self._launched.get()) is not None:
             try:
                 if not failed:
-                    self._answer(launched.finish())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the results is told
+                    self._send(launched.finish())
+            except BaseException as error:  # noqa: BLE001 - it is reported where the results are waited for
                 failed = True
                 self._failed(error)
             finally:

@@ -1,4 +1,4 @@
-"""Hidden states on their way between pipeline stages."""
+"""Hidden states between pipeline stages."""
 
 import torch
 
@@ -6,7 +6,7 @@ from starling_engine.parallel.communicator import Communicator
 
 
 class StageLink:
-    """One rank's place among the stages that split the layers: what it gets from the one before, what it gives to the next.
+    """Connects a rank to the stages before and after its own.
 
     Steps keep their order, and sending does not wait, so that stages work on different steps at once.
     """
@@ -26,7 +26,7 @@ class StageLink:
         return self._stages.shard.last
 
     def receive(self, num_tokens: int, into: torch.Tensor | None = None) -> torch.Tensor | None:
-        """[T, hidden_size] of the stage before, as the first rows of `into` where that is given; None in the first stage."""
+        """Receives [T, hidden_size] from the stage before, into the first rows of `into` where given; None in the first stage."""
         if self.first:
             return None
         if into is None:
@@ -34,9 +34,9 @@ class StageLink:
         return self._stages.receive(into[:num_tokens], self._stages.shard.index - 1)
 
     def blank(self, num_tokens: int) -> torch.Tensor:
-        """Zeros, [num_tokens, hidden_size]."""
+        """Returns zeros, [num_tokens, hidden_size]."""
         return torch.zeros(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
 
     def send(self, hidden: torch.Tensor) -> None:
-        """[T, hidden_size] to the next stage."""
+        """Sends [T, hidden_size] to the next stage."""
         self._stages.send(hidden, self._stages.shard.index + 1)

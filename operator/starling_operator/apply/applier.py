@@ -1,11 +1,11 @@
-"""Carries a decision out: create, apply, delete, in this order. What is as it should be already costs no request."""
+"""Carries a decision out: create, apply, delete, in this order. An object that is already as wanted costs no request."""
 
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from starling_operator.apply.foreign_fields import is_exact, strays
+from starling_operator.apply.foreign_fields import foreign_paths, is_exact
 from starling_operator.apply.refusals import WriteRefusals
 from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
 from starling_operator.cluster.kube import Kube, KubeError
@@ -17,13 +17,13 @@ from starling_operator.watch.is_applied import AppliedObjects, is_applied
 from starling_operator.watch.ownership import Ownership
 
 CREATE_AGAIN = 10.0
-"""Seconds after which a Secret that pods wait for is created again: somebody may have deleted it."""
+"""Seconds after which a Secret that pods wait for is created again, in case somebody deleted it."""
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Outcome:
-    """wrote: something was changed. errors: what the API server refuses, for the status. retry_after: seconds till the next try."""
+    """wrote: something was changed. errors: refusals of the API server, for the status. retry_after: seconds until the next try."""
 
     wrote: bool = False
     errors: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Outcome:
 
 
 class Applier:
-    """Writes children. The answers go into the cache, so the next decision sees them. `has`: whether the cluster knows a kind."""
+    """Writes children, and puts the answers into the cache for the next decision. `has` returns whether the cluster has a kind."""
 
     def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
         self._kube, self._has = kube, has
@@ -42,25 +42,25 @@ class Applier:
         self._created: dict[Key, tuple[str, float]] = {}
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
-        """A child that is refused does not keep the others from being written; other failures raise."""
+        """Writes the other children even where one is refused; other failures raise."""
         outcome = Outcome()
-        self._refusals.keep((service.namespace, service.name), (*decision.create, *decision.apply))
+        self._refusals.retain((service.namespace, service.name), (*decision.create, *decision.apply))
         for manifest in decision.create:
             if BY_NAME[manifest["kind"]] is SECRET:
                 await self._create_unread(service, manifest, outcome)
             elif self._live(service, manifest) is None:
-                await self._guarded(service, manifest, outcome, once=True)
+                await self._try_write(service, manifest, outcome, create_only=True)
         for manifest in decision.apply:
             if not self._is_as_wanted(self._live(service, manifest), manifest):
-                await self._guarded(service, manifest, outcome, once=False)
+                await self._try_write(service, manifest, outcome, create_only=False)
         for deletion in decision.delete:
             await self._delete(service, deletion)
             outcome.wrote = True
         return outcome
 
     def refused(self, key: Key) -> frozenset[str]:
-        """Names of children that are wanted and refused."""
-        return self._refusals.told(key)
+        """Returns names of children that are wanted and refused."""
+        return self._refusals.reported(key)
 
     def forget(self, key: Key) -> None:
         self._refusals.forget(key)
@@ -76,52 +76,52 @@ class Applier:
         return is_applied(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
 
     async def _create_unread(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
-        """A Secret is never read, so whether it is still there nobody knows: while it is needed it is created now and then."""
+        """Creates a Secret every CREATE_AGAIN seconds while it is needed: Secrets are never read, so it may be gone."""
         key, name = (service.namespace, service.name), manifest["metadata"]["name"]
         last, created_at = self._created.get(key, ("", 0.0))
         left = created_at + CREATE_AGAIN - time.monotonic() if last == name else 0.0
         if left <= 0.0:
-            # A quota that is full refuses a second one before it says that there is one already.
-            told = Outcome() if last == name else outcome
-            if not await self._guarded(service, manifest, told, once=True):
+            # A full quota refuses a second one before the API server says that there is one already.
+            reported = Outcome() if last == name else outcome
+            if not await self._try_write(service, manifest, reported, create_only=True):
                 return
             self._created[key], left = (name, time.monotonic()), CREATE_AGAIN
         outcome.retry_after = min(outcome.retry_after or left, left)
 
-    async def _guarded(self, service: Service, manifest: Manifest, outcome: Outcome, once: bool) -> bool:
-        """Whether it is written. What was refused is not sent again, unless it changed or its time has come."""
+    async def _try_write(self, service: Service, manifest: Manifest, outcome: Outcome, create_only: bool) -> bool:
+        """Returns whether the object is written. A refused one is sent again only when it changed or its time has come."""
         key = (service.namespace, service.name)
         refused = self._refusals.standing(key, manifest)
         if refused is None:
             try:
-                await self._write(service, manifest, once)
+                await self._write(service, manifest, create_only)
                 outcome.wrote = True
                 self._refusals.clear(key, manifest)
                 return True
             except KubeError as failed:
-                error = await self._judged(failed, manifest)
-                if not error.is_users and error.status != 500:
+                error = await self._classified(failed, manifest)
+                if not error.is_permanent and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
                     if manifest["kind"] == SERVICE_MONITOR.name:
-                        return False  # Nobody asked for it, and its CRD was removed a moment ago.
+                        return False  # No spec asks for it, and its CRD was removed a moment ago.
                     error = KubeError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
-                refused = self._refusals.add(key, manifest, error.message, passing=not error.is_users)
+                refused = self._refusals.add(key, manifest, error.message, transient=not error.is_permanent)
                 log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
-        if refused.is_told:
+        if refused.is_reported:
             outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
         outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
         return False
 
-    async def _write(self, service: Service, manifest: Manifest, once: bool) -> None:
+    async def _write(self, service: Service, manifest: Manifest, create_only: bool) -> None:
         kind, live = BY_NAME[manifest["kind"]], self._live(service, manifest)
-        if once:
+        if create_only:
             written = await self._create(service, kind, manifest)
         elif live is None:
             written = await self._apply_first(service, kind, manifest)
         else:
             written = await self._apply_again(kind, manifest, live)
-            foreign = strays(written, manifest)
+            foreign = foreign_paths(written, manifest)
             if foreign:
                 log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
                 written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
@@ -129,21 +129,21 @@ class Applier:
             return
         self._cache.put(kind, written)
         live = self._live(service, manifest)
-        if not once and live is not None and not self._matches(live, manifest):
+        if not create_only and live is not None and not self._matches(live, manifest):
             self._settled.remember(live, manifest)
 
-    async def _judged(self, failed: KubeError, manifest: Manifest) -> KubeError:
-        """An internal error is the user's if the same object, made anew, is refused for what it is."""
+    async def _classified(self, failed: KubeError, manifest: Manifest) -> KubeError:
+        """Returns the refusal behind an internal error: that of a dry run which creates the same object, if that is invalid."""
         kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
         if failed.status == 500:
             try:
-                await self._kube.judge(kind.path(metadata["namespace"]), manifest)
-            except KubeError as said:
-                return said if said.status in (400, 422) else failed
+                await self._kube.dry_run(kind.path(metadata["namespace"]), manifest)
+            except KubeError as refused:
+                return refused if refused.status in (400, 422) else failed
         return failed
 
     async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """For objects that never change: one that is there already must be ours. A Secret's name tells that."""
+        """Creates an object that never changes. One that exists must be ours; a Secret's name proves that."""
         try:
             return await self._kube.create(kind.path(service.namespace), manifest)
         except KubeError as error:
@@ -152,7 +152,7 @@ class Applier:
             return manifest if kind is SECRET else await self._existing(service, kind, manifest)
 
     async def _apply_first(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """Server-side apply that only creates: a version that no object has makes any existing object a conflict."""
+        """Applies without overwriting: with a resourceVersion that no object has, an existing one is a conflict."""
         try:
             return await self._apply(kind, manifest, {"resourceVersion": "1"})
         except KubeError as error:
@@ -167,7 +167,7 @@ class Applier:
         return await self._kube.apply(kind.path(metadata["namespace"], metadata["name"]), body)
 
     async def _apply_again(self, kind: Kind, manifest: Manifest, live: Manifest) -> Manifest:
-        """Only to the object that was seen; when that is gone, the next look knows it."""
+        """Applies to the object that was seen, and to no other. If that is gone, the next reconcile sees it."""
         try:
             return await self._apply(kind, manifest, {"uid": live["metadata"]["uid"]})
         except KubeError as error:
@@ -176,7 +176,7 @@ class Applier:
             raise
 
     async def _existing(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """The object that has the name; raises when it is somebody else's, so that nothing of others is ever taken over."""
+        """Returns the object that has the name. Raises when it belongs to somebody else: nothing of others is ever taken over."""
         name = manifest["metadata"]["name"]
         found = await self._kube.get(kind.path(service.namespace, name))
         owner = controller_of(found)
@@ -187,7 +187,7 @@ class Applier:
         return found
 
     async def _delete(self, service: Service, deletion: Delete) -> None:
-        """Gone already, or replaced by another object of that name, is as good."""
+        """Deletes an object. It is no failure if that is gone already, or replaced by another of that name."""
         kind = BY_NAME[deletion.kind]
         options: Manifest = {
             "apiVersion": "v1",

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 async def post_events(kube: Kube, service: Service, events: Iterable[Event], instance: str) -> None:
-    """An event that cannot be posted is only logged: the status says the same and lasts longer."""
+    """Posts events. One that cannot be posted is only logged, for the status says the same and lasts longer."""
     for event in events:
         log.info("%s: %s", event.reason, event.message, extra=about((service.namespace, service.name)))
         try:

@@ -1,9 +1,9 @@
-"""What others put into children that have to be exactly as they were made.
+"""Foreign fields of children that have to be exactly as they were made.
 
-Server-side apply owns fields, not objects. A list without keys it replaces as a whole; but of a list with keys, such as a Service's
-ports, it leaves items that somebody else added, and fields that we never set it does not know at all. Where those change what a
-child does they are removed: another port leads to pods, another rule lets others in. Elsewhere, labels and annotations above all,
-others may add what they like.
+Server-side apply owns fields, not objects. It replaces a list without keys as a whole. Of a list with keys, such as a Service's
+ports, it leaves items that somebody else added. It leaves all fields that we never set. Where those change what a child does
+they are removed: another port leads to pods, another rule lets others in. Elsewhere, mainly in labels and annotations, others may
+add what they like.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ _EXACT_LISTS = {"Service": ("ports",)}
 
 
 def is_exact(live: Manifest, wanted: Manifest) -> bool:
-    """Nobody added anything where nothing may be added."""
+    """Returns whether nobody added anything where nothing may be added."""
     if wanted["kind"] in _EXACT_SPECS:
         return bool(live["spec"] == wanted["spec"])
-    return not strays(live, wanted)
+    return not foreign_paths(live, wanted)
 
 
-def strays(live: Manifest, wanted: Manifest) -> list[str]:
-    """JSON pointers to what is left to remove once `wanted` is applied; the last of a list first, so that all of them stay true."""
+def foreign_paths(live: Manifest, wanted: Manifest) -> list[str]:
+    """Returns JSON pointers to remove once `wanted` is applied, the last of a list first: the others then stay valid."""
     kind = wanted["kind"]
     fields = [f"/spec/{name}" for name in live["spec"] if name not in wanted["spec"]] if kind in _EXACT_SPECS else []
     lists = [(name, live["spec"].get(name, []), wanted["spec"][name]) for name in _EXACT_LISTS.get(kind, ())]
-    return fields + [f"/spec/{name}/{index}" for name, items, wished in lists for index in _foreign(items, wished)]
+    return fields + [f"/spec/{name}/{index}" for name, items, wanted_items in lists for index in _foreign(items, wanted_items)]
 
 
-def _foreign(items: list[Any], wished: list[Any]) -> list[int]:
-    return [index for index in reversed(range(len(items))) if not any(is_applied(items[index], item) for item in wished)]
+def _foreign(items: list[Any], wanted_items: list[Any]) -> list[int]:
+    return [index for index in reversed(range(len(items))) if not any(is_applied(items[index], item) for item in wanted_items)]

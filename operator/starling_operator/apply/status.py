@@ -1,4 +1,4 @@
-"""Writes the status, if it differs from what is there; adds what the API server refuses, which `plan` cannot know."""
+"""Writes the status where it differs; adds the API server's refusals, which `plan` cannot know."""
 
 import math
 import time
@@ -9,10 +9,10 @@ from starling_crds.v1alpha1.status import Condition, ConditionStatus, GroupNode,
 from starling_operator.cluster.kinds import BY_NAME, INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key
-from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.conditions import SETTLED
 from starling_operator.plan.decision import Event
 from starling_operator.plan.observed import Manifest, Service
+from starling_operator.plan.timestamps import rfc3339
 from starling_operator.watch.cache import Cache
 
 REFUSED = "ApplyFailed"
@@ -20,15 +20,15 @@ _LONGEST = 4000
 PERIOD = 1.0
 
 
-async def write_status(kube: Kube, cache: Cache, service: Service, status: InferenceServiceStatus, *, over_seen: bool) -> bool:
-    """Whether anything was written. `over_seen`: only over the very version that `service` was read from."""
+async def write_status(kube: Kube, cache: Cache, service: Service, status: InferenceServiceStatus, *, if_unchanged: bool) -> bool:
+    """Returns whether anything was written. `if_unchanged`: only over the version that `service` was read from."""
     wanted = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     live = cache.service((service.namespace, service.name))
     if live is None or live.get("status") == wanted:
         return False
     # The UID makes the write fail if another service has the name by now.
     metadata = {"name": service.name, "namespace": service.namespace, "uid": service.uid}
-    if over_seen:
+    if if_unchanged:
         metadata["resourceVersion"] = service.resource_version
     body: Manifest = {
         "apiVersion": INFERENCE_SERVICE.api_version,
@@ -40,24 +40,24 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
         written = await kube.apply(INFERENCE_SERVICE.path(service.namespace, service.name, "status"), body)
     except KubeError as error:
         if error.status in (404, 409):
-            return False  # The service is gone, or another version by now; the watch will tell.
+            return False  # The service is gone, or another version by now; its watch shows that.
         raise
     cache.put(INFERENCE_SERVICE, written)
     return True
 
 
 class StatusThrottle:
-    """At most one write of a service's status a second, unless it tells something new: progress comes many times a second."""
+    """Limits writes that show only progress, which comes many times a second, to one a second for each service."""
 
     def __init__(self) -> None:
         self._written: dict[Key, float] = {}
 
     def wait(self, key: Key, old: InferenceServiceStatus, new: InferenceServiceStatus) -> float:
-        """Seconds until `new` may be written."""
+        """Returns the seconds until `new` may be written."""
         left = self._written.get(key, -math.inf) + PERIOD - time.monotonic()
         return 0.0 if left <= 0 or _substance(old) != _substance(new) else left
 
-    def wrote(self, key: Key) -> None:
+    def record(self, key: Key) -> None:
         self._written[key] = time.monotonic()
 
     def forget(self, key: Key) -> None:
@@ -65,7 +65,7 @@ class StatusThrottle:
 
 
 def _substance(status: InferenceServiceStatus) -> InferenceServiceStatus:
-    """Without how far pods have come, and what is said of it."""
+    """Returns the status without the pods' progress and without messages."""
     conditions = [condition.model_copy(update={"message": "", "last_transition_time": ""}) for condition in status.conditions]
     nodes = {group.name: [_node_substance(node) for node in group.nodes] for group in status.groups}
     groups = [group.model_copy(update={"message": "", "progressed_at": "", "nodes": nodes[group.name]}) for group in status.groups]
@@ -77,22 +77,24 @@ def _node_substance(node: GroupNode) -> GroupNode:
 
 
 def _without_empty(wanted: Manifest) -> Manifest:
-    """Of the status and its groups, fields that have nothing to say; conditions have all theirs."""
-    groups = [_few({**group, "nodes": [_full(node) for node in group["nodes"]]}) for group in wanted["groups"]]
-    return _full({**wanted, "revision": _full(wanted["revision"]), "groups": groups})
+    """Drops empty fields of the status and its groups; conditions keep all of theirs."""
+    groups = [
+        _without_defaults({**group, "nodes": [_without_blanks(node) for node in group["nodes"]]}) for group in wanted["groups"]
+    ]
+    return _without_blanks({**wanted, "revision": _without_blanks(wanted["revision"]), "groups": groups})
 
 
-def _few(group: Manifest) -> Manifest:
-    """There may be a thousand: what is 0 or False is left out as well, but for what a reader looks for."""
+def _without_defaults(group: Manifest) -> Manifest:
+    """Drops 0 and False too, but for two fields that readers look for: there may be a thousand groups."""
     return {name: value for name, value in group.items() if value or name in ("index", "ready")}
 
 
-def _full(fields: Manifest) -> Manifest:
+def _without_blanks(fields: Manifest) -> Manifest:
     return {name: value for name, value in fields.items() if value not in ("", [], {})}
 
 
 async def write_child_status(kube: Kube, cache: Cache, service: Service, wanted: Manifest) -> bool:
-    """The status of one child, if it differs. Whether anything was written."""
+    """Writes the status of one child where it differs. Returns whether anything was written."""
     kind, metadata = BY_NAME[wanted["kind"]], wanted["metadata"]
     live = cache.children(service.uid).get((kind.name, metadata["name"]))
     if live is None or live["metadata"]["uid"] != metadata["uid"] or live.get("status") == wanted["status"]:
@@ -108,25 +110,25 @@ async def write_child_status(kube: Kube, cache: Cache, service: Service, wanted:
 
 
 def with_refusals(service: Service, status: InferenceServiceStatus, errors: Sequence[str]) -> InferenceServiceStatus:
-    """Stalled with the API server's own words: what is refused stays refused until somebody changes something."""
+    """Returns the status as Stalled, with the API server's messages: a refusal stays until somebody changes something."""
     if not errors:
         return status
     message = "; ".join(errors)[:_LONGEST]
-    said: dict[str, tuple[ConditionStatus, str, str]] = {
+    changes: dict[str, tuple[ConditionStatus, str, str]] = {
         "Ready": ("False", REFUSED, message),
         "Reconciling": ("False", *SETTLED),
         "Stalled": ("True", REFUSED, message),
     }
     old = {condition.type: condition for condition in service.status.conditions}
     conditions = [
-        _restated(condition, *said[condition.type], old.get(condition.type)) if condition.type in said else condition
+        _restated(condition, *changes[condition.type], old.get(condition.type)) if condition.type in changes else condition
         for condition in status.conditions
     ]
     return status.model_copy(update={"conditions": conditions})
 
 
 def refusal_events(service: Service, errors: Sequence[str]) -> tuple[Event, ...]:
-    """Told once for each message."""
+    """Returns one event for each new message."""
     message = "; ".join(errors)[:_LONGEST]
     stalled = next((condition for condition in service.status.conditions if condition.type == "Stalled"), None)
     if not errors or (stalled is not None and (stalled.reason, stalled.message) == (REFUSED, message)):

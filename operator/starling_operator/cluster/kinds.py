@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes, and where the API server keeps them."""
+"""Kinds that the operator reads and writes, and their paths at the API server."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ GROUP_LABEL = f"{GROUP}/group"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`selector` limits lists and watches to objects that can be of interest."""
+    """One kind of the API. `selector` limits its lists and watches."""
 
     name: str
     api_version: str
@@ -27,7 +27,7 @@ class Kind:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Of one object, of a namespace's, or (None) of all."""
+        """Returns the path of one object, or of all objects in a namespace, or (None) in the cluster."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         scope = [] if namespace is None else ["namespaces", namespace]
         return "/".join([root, *scope, self.plural, *filter(None, (name, subresource))])
@@ -50,10 +50,10 @@ CHILDREN = (
     PARALLELISM_SCALE,
 )
 SECRET = Kind("Secret", "v1", "secrets")
-"""Only ever created: what those of services hold is known without reading them."""
+"""Secrets of services are only created: their content is known without reading them."""
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors")
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")
 OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE)
 BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, SECRET, *CHILDREN, *OPTIONAL)}
 WATCHED = (INFERENCE_SERVICE, POD, *CHILDREN)
-"""Kept in memory by watches; those of OPTIONAL are listed now and then."""
+"""Kinds that are watched; those of OPTIONAL are listed periodically instead."""

@@ -1,7 +1,7 @@
 """Requests to the API server, by the official client with plain paths and plain dicts.
 
-Every write passes the fence first: when the Lease may be another's, nothing more is written. A write may take no longer than the
-Lease is surely ours.
+Every write passes the fence first: when another operator may hold the Lease, nothing more is written. A write may take no longer
+than the Lease is certainly ours.
 """
 
 import json
@@ -23,20 +23,20 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 
 class KubeError(Exception):
-    """The API server refused, in its own words. status 0: it could not be reached."""
+    """A refusal of the API server, in its own words. status 0: it could not be reached."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{reason or status}: {message}")
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
 
     @property
-    def is_users(self) -> bool:
-        """What was asked for is refused and will be refused again: invalid, over quota, against Pod Security, ..."""
+    def is_permanent(self) -> bool:
+        """True if the same request would be refused again: invalid, over quota, against Pod Security, ..."""
         return self.status in (400, 403, 404, 405, 413, 422) or (self.status == 409 and self.reason == "AlreadyExists")
 
 
 class Kube:
-    """`fence` raises when nothing may be written, else gives the seconds for which writing is allowed."""
+    """Client of the API server. `fence` returns the seconds for which writing is allowed, and raises when it is not."""
 
     def __init__(self, client: ApiClient, fence: Callable[[], float]) -> None:
         self._client = client
@@ -50,21 +50,21 @@ class Kube:
         return await self.request("POST", path, {"fieldManager": MANAGER}, body, seconds=self._fence())
 
     async def apply(self, path: str, body: Manifest) -> Manifest:
-        """Server-side apply: what the body holds becomes ours; what we applied before and it does not hold goes."""
+        """Applies on the server's side: the body's fields become ours; those that we applied before and it lacks are removed."""
         metrics.API_WRITES.labels("apply").inc()
         query = {"fieldManager": MANAGER, "force": "true"}
         return await self.request("PATCH", path, query, body, content=APPLY, seconds=self._fence())
 
-    async def judge(self, path: str, body: Manifest) -> None:
-        """Raises what the API server says of `body` as a new object, by its strictest reading, and writes nothing.
+    async def dry_run(self, path: str, body: Manifest) -> None:
+        """Creates `body` as a dry run with strict validation, and raises the refusal.
 
-        A server-side apply of a field that does not exist, or of a malformed quantity, is answered with an internal error.
+        To a server-side apply of an unknown field, or of a malformed quantity, the API server answers with an internal error.
         """
         query = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": MANAGER}
         await self.request("POST", path, query, body, seconds=READ_SECONDS)
 
     async def remove(self, path: str, pointers: Sequence[str], seen: Manifest) -> Manifest:
-        """Parts of an object, by JSON pointers, in this order; only of the version that was seen. What is removed nobody owns."""
+        """Removes fields by JSON pointers, in this order, and only from the version that was seen. Nobody owns them then."""
         metrics.API_WRITES.labels("patch").inc()
         version = {"op": "replace", "path": "/metadata/resourceVersion", "value": seen["metadata"]["resourceVersion"]}
         body = [version, *({"op": "remove", "path": pointer} for pointer in pointers)]
@@ -75,7 +75,7 @@ class Kube:
         return await self.request("DELETE", path, None, options, seconds=self._fence())
 
     async def exists(self, kind: Kind) -> bool:
-        """Whether the cluster has the kind."""
+        """Returns whether the cluster has the kind."""
         try:
             listing = await self.get(f"/apis/{kind.api_version}")
         except KubeError as error:
@@ -95,7 +95,7 @@ class Kube:
         accept: str = JSON,
         seconds: float,
     ) -> Manifest:
-        """Raises ApiError. Goes past the fence: only the Lease and the operator's key are written this way from outside."""
+        """Raises KubeError. Bypasses the fence: of other modules only the Lease and the operator's key write with it."""
         headers = {"Accept": accept, "Content-Type": content}
         method, url, headers, _, _ = await self._client.param_serialize(
             method, path, query_params=dict(query or {}), header_params=headers, auth_settings=["BearerToken"]
@@ -115,7 +115,7 @@ class Kube:
 
 
 async def connect() -> ApiClient:
-    """With the pod's service account inside a cluster, else as the kubeconfig says ($KUBECONFIG, ~/.kube/config)."""
+    """Connects with the pod's service account inside a cluster, else by the kubeconfig ($KUBECONFIG, ~/.kube/config)."""
     configuration = Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -126,8 +126,8 @@ async def connect() -> ApiClient:
 
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     try:
-        said: dict[str, Any] = json.loads(data)
+        status_object: dict[str, Any] = json.loads(data)
     except ValueError:
-        said = {"message": data.decode(errors="replace").strip()[:500]}
+        status_object = {"message": data.decode(errors="replace").strip()[:500]}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-    return KubeError(status, said.get("reason") or "", said.get("message") or "", seconds)
+    return KubeError(status, status_object.get("reason") or "", status_object.get("message") or "", seconds)

@@ -1,6 +1,6 @@
-"""The operator's key: one Secret in its own namespace, of which the tokens of all services follow.
+"""The operator's key: one Secret in its own namespace, from which the tokens of all services are derived.
 
-The first operator makes it. It is read when a process starts and kept for its life; another key makes other tokens.
+The first operator creates it. Each process reads it once, when it starts; another key makes other tokens.
 """
 
 import base64
@@ -15,7 +15,7 @@ BYTES = 32
 
 
 async def operator_key(kube: Kube, namespace: str) -> bytes:
-    """Of replicas that find none one makes it, and the others read that. Raises ApiError; ValueError for one that is too short."""
+    """Returns the key. Of replicas that find none, one creates it and all read it. Raises KubeError; ValueError if it is short."""
     path = SECRET.path(namespace, NAME)
     try:
         return _read(await kube.get(path))
@@ -23,7 +23,7 @@ async def operator_key(kube: Kube, namespace: str) -> bytes:
         if error.status != 404:
             raise
     try:
-        # Past the fence: it is made before there is a Lease, and only once.
+        # Bypasses the fence: the key is created before there is a Lease, and only once.
         await kube.request("POST", SECRET.path(namespace), {"fieldManager": MANAGER}, _new(namespace), seconds=READ_SECONDS)
     except KubeError as error:
         if error.reason != "AlreadyExists":
@@ -44,7 +44,7 @@ def _new(namespace: str) -> Manifest:
 
 
 def _read(secret: Manifest) -> bytes:
-    """Whoever can guess the key can make every token."""
+    """Raises ValueError for a short key: who can guess the key can make every token."""
     key = base64.b64decode((secret.get("data") or {}).get(FIELD, ""))
     if len(key) < BYTES:
         name = f"{secret['metadata']['namespace']}/{NAME}"

@@ -1,4 +1,4 @@
-"""Before anything else: until the API server answers, knows our kind and has our key there is nothing to do but to ask again."""
+"""Start of the operator: it waits until the API server answers, has the CRDs, and has the operator's key."""
 
 import asyncio
 import itertools
@@ -14,31 +14,31 @@ LONGEST_PAUSE = 30.0
 log = logging.getLogger(__name__)
 
 
-async def wait_for_key(kube: Kube, namespace: str, tell: Callable[[str | None], None]) -> bytes:
-    """The operator's key, when the cluster has InferenceServices. `tell` gets what it waits for each time, and None in the end."""
+async def wait_for_key(kube: Kube, namespace: str, report: Callable[[str | None], None]) -> bytes:
+    """Returns the operator's key. `report` is called after each try, with what is missing, and in the end with None."""
     tries = itertools.count()
     while True:
-        key, trouble = await _look(kube, namespace)
-        tell(trouble)
-        if trouble is None:
+        key, problem = await _read_key(kube, namespace)
+        report(problem)
+        if problem is None:
             return key
         pause = min(LONGEST_PAUSE, 2.0 ** next(tries)) * random.uniform(0.8, 1.2)
-        log.warning("%s; asked again in %.0f s, nothing is done until then", trouble, pause)
+        log.warning("%s; asked again in %.0f s, nothing is done until then", problem, pause)
         await asyncio.sleep(pause)
 
 
-async def _look(kube: Kube, namespace: str) -> tuple[bytes, str | None]:
-    """The key, and why there is none."""
-    trouble = await _trouble(kube)
-    if trouble is not None:
-        return b"", trouble
+async def _read_key(kube: Kube, namespace: str) -> tuple[bytes, str | None]:
+    """Returns the key, or why there is none."""
+    problem = await _problem(kube)
+    if problem is not None:
+        return b"", problem
     try:
         return await operator_key(kube, namespace), None
     except (KubeError, ValueError) as error:
         return b"", f"the operator has no key: {error}"
 
 
-async def _trouble(kube: Kube) -> str | None:
+async def _problem(kube: Kube) -> str | None:
     try:
         missing = [kind.name for kind in (INFERENCE_SERVICE, PARALLELISM_SCALE) if not await kube.exists(kind)]
     except KubeError as error:

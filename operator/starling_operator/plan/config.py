@@ -14,10 +14,10 @@ from starling_agent.contract.config import (
     RateConfig,
     RecoveryConfig,
 )
-from starling_crds.layout import elastic_sizes, group_layout
 from starling_crds.quantity import parse_quantity
 from starling_crds.rate import parse_rate
-from starling_crds.v1alpha1.overlay import TYPED_ARGUMENTS
+from starling_crds.spec_layout import elastic_sizes, group_layout
+from starling_crds.v1alpha1.engine_arguments import TypedArgument, typed_arguments
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
@@ -34,46 +34,44 @@ PIN_KEY = "commit"
 TOKEN_KEY = "token"
 DEVICES = {"cpu": "cpu", "nvidia.com/gpu": "cuda"}
 """The engine's device for each type of accelerator."""
+_ELSEWHERE = ("model.source", "parallelism.", "recovery.")
+"""Fields, and beginnings of fields, that are not in the section `engine` of agent.json."""
 
 
 def typed_field(argument: str) -> str | None:
-    """The field of the spec that sets this engine argument; None: only `extraArgs` can."""
-    return TYPED_ARGUMENTS[argument][1] if argument in TYPED_ARGUMENTS else None
+    """Returns the field of the spec that sets this engine argument; None: only `extraArgs` can."""
+    typed = typed_arguments().get(argument)
+    return None if typed is None else typed.field
 
 
 def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """EngineArgs by name, without `model`; what is left to the engine is left out. Raises ValueError naming the field."""
-    engine, model, tiers = spec.engine, spec.model, spec.kv_cache.tiers
-    arguments: dict[str, Any] = {
-        "device": DEVICES.get(spec.accelerators.type),
-        "dtype": model.dtype,
-        "max_model_len": model.max_length,
-        "max_num_seqs": engine.max_sequences,
-        "max_num_batched_tokens": engine.max_batched_tokens,
-        "max_num_waiting": engine.max_waiting,
-        "block_size": engine.block_size,
-        "kv_cache_memory_bytes": _bytes("engine.kvMemory", engine.kv_memory),
-        "gpu_memory_utilization": engine.memory_fraction,
-        "enable_prefix_caching": engine.prefix_caching,
-        "scheduling_policy": engine.scheduling_policy,
-        # Images of earlier releases do not know these.
-        "step_target_ms": engine.step_target_milliseconds,
-        "kv_cache_dtype": spec.kv_cache.dtype if spec.kv_cache.dtype != "auto" else None,
-        "kv_store": spec.kv_cache.store,
-    }
-    if tiers.cpu is not None:
-        arguments["kv_cpu_bytes"] = _bytes("kvCache.tiers.cpu.bytes", tiers.cpu.bytes)
-    if tiers.filesystem is not None:
+    """Returns EngineArgs by name, without those of other sections; None, the engine's own default, is left out.
+
+    Raises ValueError naming the field.
+    """
+    arguments = {name: _value(typed, spec) for name, typed in typed_arguments().items() if not typed.field.startswith(_ELSEWHERE)}
+    arguments["device"] = DEVICES.get(spec.accelerators.type)
+    if spec.kv_cache.tiers.filesystem is not None:
         arguments["kv_fs_path"] = KV_PATH
-        arguments["kv_fs_bytes"] = _bytes("kvCache.tiers.filesystem.bytes", tiers.filesystem.bytes)
     split = spec.parallelism
     if split.expert is not None and (split.expert > split.tensor or split.elastic is not None):
         arguments["enable_expert_parallel"] = True
     return {name: value for name, value in arguments.items() if value is not None} | spec.engine.extra_args
 
 
+def _value(typed: TypedArgument, spec: InferenceServiceSpec) -> Any:
+    """Returns the argument's value; a quantity such as 4Gi in bytes."""
+    value = typed.value_in(spec)
+    if not (typed.kind is int and isinstance(value, str)):
+        return value
+    try:
+        return parse_quantity(value)
+    except ValueError as error:
+        raise ValueError(f"{typed.field}: {error}") from None
+
+
 def agent_config(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> AgentConfig:
-    """What every pod of the revision reads. Neither replicas nor a size within elastic bounds may be in it."""
+    """Returns the configuration of every pod of the revision. Neither replicas nor a size within elastic bounds may be in it."""
     source = parse_source(spec.model.source)
     return AgentConfig(
         namespace=service.namespace,
@@ -83,7 +81,7 @@ def agent_config(service: Service, spec: InferenceServiceSpec, settings: Setting
             source=source.url,
             cache_dir=CACHE_PATH,
             served_names=list(spec.model.served_names) or [service.name],
-            pin_file=f"{PIN_PATH}/{PIN_KEY}" if source.moves else None,
+            pin_file=f"{PIN_PATH}/{PIN_KEY}" if source.is_mutable else None,
         ),
         engine=engine_arguments(spec),
         layout=_layout(spec),
@@ -104,7 +102,7 @@ def _layout(spec: InferenceServiceSpec) -> LayoutConfig:
 
 
 def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:
-    """The Service is asked on the port that never changes: `spec.endpoint.port` may change without new pods."""
+    """Agents reach the Service at the port that never changes: `spec.endpoint.port` may change without new pods."""
     key, tls, limits = spec.endpoint.api_key_secret, spec.endpoint.tls_secret, spec.endpoint.limits
     host = names.host(service.name, service.namespace, settings.cluster_domain)
     return EndpointConfig(
@@ -132,17 +130,8 @@ def _rate(text: str | None) -> RateConfig | None:
 
 
 def _allowed_hosts(spec: InferenceServiceSpec, host: str) -> list[str]:
-    """Clients in the cluster, and the pods themselves, use the Service's name in any of its lengths."""
+    """Adds the Service's name in each of its lengths, which clients in the cluster and the pods use."""
     if not spec.endpoint.allowed_hosts:
         return []
     labels = host.split(".")
     return [*spec.endpoint.allowed_hosts, *(".".join(labels[:count]) for count in (1, 2, 3)), host]
-
-
-def _bytes(field: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_quantity(text)
-    except ValueError as error:
-        raise ValueError(f"{field}: {error}") from None

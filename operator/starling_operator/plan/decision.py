@@ -1,6 +1,4 @@
-"""What `plan` decides. It is carried out in this order: create, apply, delete; then leaders are told, then the status is
-written.
-"""
+"""The decision of `plan`. It is carried out in this order: create, apply, delete, calls to leaders, status, events."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +10,7 @@ from starling_operator.plan.observed import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Removes one object of the service, only while its UID is still this one.
+    """Deletes one object of the service, only if it still has this UID.
 
     grace_seconds   None: the object's own; 0: at once, for a pod whose node is gone
     """
@@ -26,10 +24,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleCall:
-    """Tells a group's leader about an operation that the status holds already; told again it is the same operation.
+    """Call to a group's leader, of an operation that the status holds already. It may be repeated: the id is the same.
 
-    address   of the leader's pod
-    data      the wanted size in data parallel ranks; None cancels the operation
+    address   address of the leader's pod
+    data      wanted size in data parallel ranks; None cancels the operation
     """
 
     group: str
@@ -40,7 +38,7 @@ class ScaleCall:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """For `kubectl describe`. The same event is sent once for each transition."""
+    """Event for `kubectl describe`, sent once for each transition."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -49,23 +47,25 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """create       made once and never changed after (immutable objects); already there is fine
-    apply        the desired state of all other children, by server-side apply with ownerReferences set
-    delete       what has to go
-    status       to be written, if it differs from what is there
-    statuses     of children, likewise; each with the UID that it was seen with
-    begins       the status begins an operation: it is only written over the version that was decided from
-    scale        what leaders are told
-    events       transitions since the last status
-    wake_after   seconds after which to decide again although nothing may have changed; None: never
+    """Everything to do about one service.
+
+    create             immutable objects; one that exists already is right
+    apply              desired state of all other children, for server-side apply; ownerReferences are set
+    delete             objects to delete
+    status             to be written if it differs from the present one
+    child_statuses     statuses of children, written likewise; each with the UID that was seen
+    begins_operation   the status begins an operation: it is written only over the version that was decided from
+    scale_calls        calls to leaders
+    events             transitions since the last status
+    requeue_after      seconds after which to decide again although nothing may have changed; None: never
     """
 
     create: tuple[Manifest, ...] = ()
     apply: tuple[Manifest, ...] = ()
     delete: tuple[Delete, ...] = ()
     status: InferenceServiceStatus
-    statuses: tuple[Manifest, ...] = ()
-    begins: bool = False
-    scale: tuple[ScaleCall, ...] = ()
+    child_statuses: tuple[Manifest, ...] = ()
+    begins_operation: bool = False
+    scale_calls: tuple[ScaleCall, ...] = ()
     events: tuple[Event, ...] = field(default=())
-    wake_after: float | None = None
+    requeue_after: float | None = None

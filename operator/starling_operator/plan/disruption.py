@@ -1,9 +1,10 @@
-"""How many pods an eviction may take now: the PodDisruptionBudget, which the operator opens and closes.
+"""The PodDisruptionBudget: how many pods evictions may take now. The operator opens and closes it.
 
-Kubernetes counts pods, but what serves is a group: the first pod that is evicted takes its whole group along. So as many pods may
-be evicted as groups may go; the other pods of those groups are on their way out by then, and nobody is refused them. The budget is
-a number of pods that have to stay: for one that may go Kubernetes asks the owners of all pods, and of those that drain the owner
-is gone.
+Kubernetes counts pods, but groups serve: the first pod that is evicted takes its whole group along. So evictions may take one pod
+for each group that may go. The other pods of that group are being deleted by then, and nobody is refused to evict them.
+
+The budget is `minAvailable`. For `maxUnavailable` Kubernetes looks at the owners of all pods, and the owner of those that drain is
+gone.
 """
 
 from collections.abc import Container, Sequence
@@ -14,12 +15,12 @@ from starling_operator.plan.manifest import child
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.plan.rollout import Ready, RolloutStep, WantedGroups
 
-PLACING_SECONDS = 120.0
-"""A group that has had no node for so long is no longer waited for. Autoscalers bring a node within a few minutes."""
+SCHEDULING_SECONDS = 120.0
+"""Seconds after which a group without a node is not waited for any more. Autoscalers bring a node within a few minutes."""
 
 
 def disruption_budget(service: Service, available: int) -> Manifest:
-    """Pods that do not serve may always be evicted."""
+    """Makes the budget. Pods that do not serve may always be evicted."""
     return child(service, "policy/v1", "PodDisruptionBudget", service.name) | {
         "spec": {
             "minAvailable": available,
@@ -30,36 +31,36 @@ def disruption_budget(service: Service, available: int) -> Manifest:
 
 
 def min_available(
-    groups: Groups, change: RolloutStep, wanted: WantedGroups, ready: Ready, failures: Container[str], now: float
+    groups: Groups, change: RolloutStep, wanted: WantedGroups, ready: Ready, broken: Container[str], now: float
 ) -> int:
-    """Pods that evictions have to leave.
+    """Returns the number of pods that evictions have to leave.
 
-    `change` has no group that the API server refuses. `failures`: names of groups that do not come up by themselves.
+    `change` has no group that the API server refuses. `broken`: names of groups that do not come up by themselves.
     """
     kept = groups.without(change.remove).all
     leaving = (pod for pod in groups.leaving if pod.deleted_at is None)
     live = [*leaving, *(pod for group in groups.all for pod in group.live)]
     spare = _spare(kept, wanted, ready)
-    if spare <= 0 and any(group.cordoned for group in kept) and not _coming(kept, change, ready, failures, now):
-        # Nothing better is to be waited for, and a node that has to be emptied must not wait for ever.
+    if spare <= 0 and any(group.cordoned for group in kept) and not _coming(kept, change, ready, broken, now):
+        # No group comes that would be worth a wait, and a node that has to be emptied must not wait for ever.
         spare = 1
     return max(0, sum(pod.ready for pod in live) - spare) if spare > 0 else len(live)
 
 
 def _spare(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
-    """Groups that may go; pods, where each serves by itself."""
-    if all(group.is_one for group in kept):
-        return sum(map(ready, kept)) - wanted.left_by_evictions(wanted.replicas)
+    """Groups that may go; in pods, where each pod serves by itself."""
+    if all(group.drains_as_one for group in kept):
+        return sum(map(ready, kept)) - wanted.kept_by_evictions(wanted.replicas)
     serving = sum(pod.ready for group in kept for pod in group.live)
-    return serving - wanted.left_by_evictions(wanted.replicas * wanted.nodes)
+    return serving - wanted.kept_by_evictions(wanted.replicas * wanted.nodes)
 
 
-def _coming(kept: Sequence[Group], change: RolloutStep, ready: Ready, failures: Container[str], now: float) -> bool:
-    """Whether a group is about to serve."""
+def _coming(kept: Sequence[Group], change: RolloutStep, ready: Ready, broken: Container[str], now: float) -> bool:
+    """True if a group is about to serve."""
     starting = (group for group in kept if not ready(group))
-    return bool(change.create) or any(group.name not in failures and not _is_stuck(group, now) for group in starting)
+    return bool(change.create) or any(group.name not in broken and not _is_stuck(group, now) for group in starting)
 
 
 def _is_stuck(group: Group, now: float) -> bool:
     waits = (pod for pod in group.live if pod.waiting.startswith("Unschedulable"))
-    return group.overdue or bool(group.refused) or any(now - pod.created_at >= PLACING_SECONDS for pod in waits)
+    return group.overdue or bool(group.refused) or any(now - pod.created_at >= SCHEDULING_SECONDS for pod in waits)

@@ -1,7 +1,8 @@
-"""Groups that wait for nodes, over all services: two that each hold what the other waits for would wait for ever.
+"""Groups of several pods that wait for nodes, over all services. Two that each hold nodes for the other would wait for ever.
 
-Kubernetes places pods one by one. So who is half placed for too long lets go of its nodes, the later one first; who is first has
-twice the time, and lets go then only if others wait as well. Whoever let go begins anew when nobody else is half placed.
+Kubernetes schedules pods one by one. So a group with nodes for some of its pods only gives them back after `gang_patience`
+seconds, if other groups wait as well. The earliest such group has twice the time. A group that gave its nodes back is made again
+when no other service's group holds some, or after twice the time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,12 +10,13 @@ from dataclasses import dataclass
 
 from starling_operator.plan.observed import Gang, Observed, Pod
 
-_TURNS = 2.0
+_EARLIEST_PATIENCE = 2.0
+"""Times `gang_patience` that the earliest waiting group has, and that one waits which gave its nodes back."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangRelease:
-    """The own groups that let go now, and why; `hold`: why no group of several pods may be begun now, or ""."""
+    """`groups` of this service that give their nodes back now, and `why`. `hold`: why no new group may be made now, or ""."""
 
     groups: frozenset[str] = frozenset()
     why: str = ""
@@ -22,7 +24,7 @@ class GangRelease:
 
 
 def waiting_gangs(service: tuple[str, str], pods: Iterable[Pod]) -> list[Gang]:
-    """The service's groups of several pods that serve nobody and have pods without a node."""
+    """Returns the service's groups of several pods that do not serve and have pods without a node."""
     groups: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.deleted_at is None and not pod.lost:
@@ -34,8 +36,8 @@ def waiting_gangs(service: tuple[str, str], pods: Iterable[Pod]) -> list[Gang]:
     ]
 
 
-def release(observed: Observed, released_at: float) -> GangRelease:
-    """What the queue asks of this service. `released_at`: when it let go last, in seconds since the epoch; 0: never."""
+def gang_release(observed: Observed, released_at: float) -> GangRelease:
+    """Returns the groups that give their nodes back. `released_at`: when one last did, in seconds since the epoch; 0: never."""
     service, now, patience = observed.service, observed.now, observed.settings.gang_patience
     own = [gang for gang in observed.gangs if gang.service == (service.namespace, service.name)]
     others = [gang for gang in observed.gangs if gang not in own]
@@ -43,7 +45,7 @@ def release(observed: Observed, released_at: float) -> GangRelease:
     first = min((other for other in others if other.held), key=_order, default=None)
     if gone:
         return GangRelease(gone, f"{min(gone)} lets go of its nodes after {patience:.0f} s: {_named(others)} waits for nodes too")
-    if first is not None and now - released_at < _TURNS * patience:
+    if first is not None and now - released_at < _EARLIEST_PATIENCE * patience:
         return GangRelease(hold=f"waits for its turn: {_named([first])} has some of its nodes, and comes first")
     return GangRelease()
 
@@ -51,7 +53,7 @@ def release(observed: Observed, released_at: float) -> GangRelease:
 def _gives_up(gang: Gang, others: Sequence[Gang], now: float, patience: float) -> bool:
     age = now - gang.since
     later = any(other.held and _order(other) < _order(gang) for other in others)
-    return gang.held > 0 and bool(others) and age >= (patience if later else _TURNS * patience)
+    return gang.held > 0 and bool(others) and age >= (patience if later else _EARLIEST_PATIENCE * patience)
 
 
 def _order(gang: Gang) -> tuple[float, tuple[str, str]]:

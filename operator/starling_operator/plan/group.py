@@ -1,5 +1,6 @@
-"""Groups as they are: a StatefulSet with its pods, its revision and what the last status knew of it."""
+"""Groups as observed: a StatefulSet with its pods, its revision and its record in the last status."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,8 @@ from starling_crds.v1alpha1.status import GroupStatus
 from starling_operator.plan import labels, names
 from starling_operator.plan.elastic.elastic_state import ElasticState
 from starling_operator.plan.observed import Manifest, Observed, Pod
-from starling_operator.plan.progress import progressed
+from starling_operator.plan.progress import last_progress
 from starling_operator.plan.revision import Revision
-from starling_operator.plan.tied import nodes_are_tied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,16 @@ class Group:
     """One group that exists.
 
     nodes      pods that its StatefulSet asks for
-    target     it is of the revision that the spec asks for
-    pods       by number, also those that are going
-    refused    Kubernetes' words about pods that it does not make; "" if it makes them, or says nothing
-    previous   what the last status said of it; None for a new one
-    believed   the last status was of this generation and called it ready: enough until its agents have answered this operator
-    progressed_at   when it last came further, in seconds since the epoch; overdue: that is longer ago than the spec allows
-    tied       its nodes hold ranks that step together: one that fails takes the others along
-    sizing     of a group whose size changes while it serves; None for all others
-    cordoned   a pod of it is on a node that takes no new ones: it is about to be taken away
+    target     true if it is of the revision that the spec asks for
+    pods       by number, also those that are being deleted
+    refused    Kubernetes' words about pods that it does not make; "" if it makes them, or gives no reason
+    previous   its record in the last status; None for a new group
+    was_ready  the last status was of this generation and called it ready. Counts until its agents have answered this operator
+    progressed_at   time of its last progress, in seconds since the epoch
+    overdue    that time is longer ago than the spec allows
+    is_gang    its nodes hold ranks that step together: one that fails takes the others along
+    elastic    state of its size, where that changes while it serves; None for all other groups
+    cordoned   a pod of it is on a cordoned node, and so about to be evicted
     """
 
     name: str
@@ -39,11 +40,11 @@ class Group:
     pods: tuple[Pod, ...] = ()
     refused: str = ""
     previous: GroupStatus | None = None
-    believed: bool = False
+    was_ready: bool = False
     progressed_at: float = 0.0
     overdue: bool = False
-    tied: bool = True
-    sizing: ElasticState | None = None
+    is_gang: bool = True
+    elastic: ElasticState | None = None
     cordoned: bool = False
 
     @property
@@ -52,78 +53,79 @@ class Group:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of the pods that its StatefulSet has still to make; it cannot while one of that name drains."""
+        """Names of pods that its StatefulSet has yet to make. It cannot while a pod of that name drains."""
         return missing_pods(self.name, self.nodes, self.pods)
 
     @property
     def live(self) -> tuple[Pod, ...]:
-        """The pods that stay."""
+        """Pods that stay: neither being deleted, nor on a lost node."""
         return tuple(pod for pod in self.pods if pod.deleted_at is None and not pod.lost)
 
     @property
-    def gang(self) -> int:
-        """Its first so many pods hold the ranks that step together: not those that join for a larger size, or have left."""
-        known = self.sizing.gang if self.sizing is not None else None
+    def gang_size(self) -> int:
+        """Number of its first pods that hold ranks which step together. Pods that join for a larger size, or have left, do not."""
+        known = self.elastic.gang if self.elastic is not None else None
         return self.nodes if known is None else min(known, self.nodes)
 
     @property
-    def needed(self) -> int:
-        """Its first so many pods have to serve for the group to serve."""
-        known = self.sizing.needed if self.sizing is not None else None
+    def needed_nodes(self) -> int:
+        """Number of its first pods that have to serve for the group to serve."""
+        known = self.elastic.needed if self.elastic is not None else None
         return self.nodes if known is None else known
 
     @property
-    def members(self) -> tuple[Pod, ...]:
+    def gang_pods(self) -> tuple[Pod, ...]:
         """Live pods of the gang."""
-        return self._first(self.gang)
+        return self._first(self.gang_size)
 
     @property
-    def serving(self) -> tuple[Pod, ...]:
-        """Live pods of those that are needed."""
-        return self._first(self.needed)
+    def needed_pods(self) -> tuple[Pod, ...]:
+        """Live pods that have to serve for the group to serve."""
+        return self._first(self.needed_nodes)
 
     def _first(self, count: int) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.live if pod.number < count)
 
     @property
-    def is_one(self) -> bool:
-        """A pod that goes takes the whole group along."""
-        return self.tied or self.nodes == 1
+    def drains_as_one(self) -> bool:
+        """True if a pod that drains takes the whole group along."""
+        return self.is_gang or self.nodes == 1
 
     @property
-    def going(self) -> bool:
-        """One of its pods is taken away on purpose: the others drain with it. Not where a node is lost: that is a failure."""
-        drains = any(pod.drains for pod in self.pods if pod.number < self.gang)
-        return self.is_one and drains and not any(pod.lost for pod in self.pods)
+    def draining(self) -> bool:
+        """True if a pod is taken away on purpose, so that all of the group drains. A lost node is a failure instead."""
+        drains = any(pod.drains for pod in self.pods if pod.number < self.gang_size)
+        return self.drains_as_one and drains and not any(pod.lost for pod in self.pods)
 
     @property
     def open_streams(self) -> int:
-        """As its agents reported them last."""
+        """Sum over its agents' last reports."""
         return sum(pod.report.open_streams for pod in self.live if pod.report is not None)
 
     @property
-    def born(self) -> float:
-        """When its oldest pod was made."""
+    def created_at(self) -> float:
+        """Creation time of its oldest pod, in seconds since the epoch."""
         return min((pod.created_at for pod in self.live), default=math.inf)
 
     @property
-    def placed(self) -> bool:
-        """All its pods have a node: it can no longer wait for one that another half-placed group holds."""
+    def scheduled(self) -> bool:
+        """True if all its pods have a node: it cannot wait any more for one that another waiting group holds."""
         return len(self.live) == self.nodes and all(pod.scheduled for pod in self.live)
 
     @property
     def available(self) -> bool:
-        """Its pods' own probes say that they serve."""
-        return len(self.serving) == self.needed and all(pod.ready for pod in self.serving)
+        """True if all pods that it needs are Ready by their own probes."""
+        return len(self.needed_pods) == self.needed_nodes and all(pod.ready for pod in self.needed_pods)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """All groups, and what is left of those that went.
+    """All groups, and the rest of those that were removed.
 
-    current, old   of the target revision, and of others; by revision and number
-    leaving        pods whose StatefulSet is gone: they drain
-    orphans        live Services of groups of which nothing else is left; while pods drain, they find each other by it
+    current    groups of the target revision, by number
+    old        groups of other revisions, by revision and number
+    leaving    pods whose StatefulSet is gone: they drain
+    orphans    live headless Services of which group and pods are gone. Pods that drain still find each other by theirs
     """
 
     current: tuple[Group, ...]
@@ -142,7 +144,7 @@ class Groups:
 
 
 def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) -> Groups:
-    """From what is seen. `target` is the id of the wanted revision; "" while nobody can tell. `revisions`: all that are known."""
+    """Returns the groups of a service. `target`: id of the wanted revision, "" if the spec is refused; `revisions`: all known."""
     sets = [
         live
         for (kind, _), live in sorted(observed.children.items())
@@ -162,9 +164,25 @@ def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) 
 
 
 def missing_pods(group: str, nodes: int, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Of all names that the group's pods have, those that no pod holds."""
-    held = {pod.name for pod in pods}
-    return tuple(name for name in (f"{group}-{number}" for number in range(nodes)) if name not in held)
+    """Returns the names of a group's pods that no pod has."""
+    present = {pod.name for pod in pods}
+    return tuple(name for name in (f"{group}-{number}" for number in range(nodes)) if name not in present)
+
+
+def nodes_form_gang(observed: Observed, revision: str) -> bool:
+    """False if each node holds whole data parallel ranks that exchange nothing with the others, which serve on without it.
+
+    A revision that cannot be read counts as a gang.
+    """
+    live = observed.children.get(("ConfigMap", names.revision_object(observed.service.name, revision)))
+    try:
+        config = json.loads((live or {})["data"]["agent.json"])
+        layout = LayoutConfig.model_validate(config["layout"])
+    except (KeyError, TypeError, ValueError):
+        return True
+    several = layout.data > 1 or layout.elastic is not None
+    experts = several and bool(config.get("engine", {}).get("enable_expert_parallel"))
+    return layout.tensor * layout.pipeline > layout.per_node or experts
 
 
 def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod], elastic: Mapping[str, LayoutConfig]) -> Group:
@@ -173,12 +191,12 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
     previous = next((known for known in status.groups if known.name == name), None)
     revision = _labels(live).get(labels.REVISION, "")
     same = status.observed_generation == observed.service.generation
-    progressed_at = progressed(previous, pods, observed.now)
-    spec, sizing = observed.service.spec, None
+    progressed_at = last_progress(previous, pods, observed.now)
+    spec, state = observed.service.spec, None
     limit = spec.rollout.progress_deadline_seconds if spec is not None else math.inf
     if revision in elastic:
         leader = next((pod.report for pod in pods if pod.number == 0 and pod.deleted_at is None and not pod.lost), None)
-        sizing = ElasticState(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
+        state = ElasticState(layout=elastic[revision], leader=leader, stored=previous.operation if previous is not None else None)
     return Group(
         name=name,
         revision=revision,
@@ -188,11 +206,11 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         pods=tuple(sorted(pods, key=lambda pod: (pod.number, pod.created_at))),
         refused=observed.refused_pods.get(name, ""),
         previous=previous,
-        believed=same and previous is not None and previous.ready,
+        was_ready=same and previous is not None and previous.ready,
         progressed_at=progressed_at,
         overdue=observed.now - progressed_at > limit and not any(pod.report is not None and pod.report.asleep for pod in pods),
-        tied=nodes_are_tied(observed, revision),
-        sizing=sizing,
+        is_gang=nodes_form_gang(observed, revision),
+        elastic=state,
         cordoned=any(pod.host in (observed.cordoned or ()) for pod in pods if pod.deleted_at is None),
     )
 

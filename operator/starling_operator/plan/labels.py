@@ -1,4 +1,4 @@
-"""Labels and names: what is whose, and what Services and policies select by."""
+"""Labels of children: to whom they belong, and by which Services and policies select pods."""
 
 from starling_operator.plan.observed import Service
 
@@ -11,14 +11,12 @@ ROLE = "serving.starling.dev/role"
 SERVING = "serving"
 ORDINAL = "apps.kubernetes.io/pod-index"
 """Set on a StatefulSet's pods by Kubernetes itself: a template is the same for all nodes, so it cannot number them."""
-
-
 AGENTS = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
-"""On the pods of all services."""
+"""Labels of the pods of all services."""
 
 
 def common(service: Service) -> dict[str, str]:
-    """On every child."""
+    """Labels of every child."""
     return {
         **AGENTS,
         "app.kubernetes.io/instance": service.name,
@@ -33,12 +31,12 @@ def of_revision(service: Service, revision: str) -> dict[str, str]:
 
 
 def of_pods(service: Service, revision: str) -> dict[str, str]:
-    """On the pods of every group of a revision; the group's own label is added where the group is made."""
+    """Labels of all pods of a revision. The label of the group is added where the group is made."""
     return of_revision(service, revision) | {ROLE: SERVING}
 
 
 def serving_selector(service: Service) -> dict[str, str]:
-    """All pods that clients may be sent to."""
+    """Selects all pods that clients may be sent to."""
     return {SERVICE: service.name, ROLE: SERVING}
 
 
@@ -47,5 +45,5 @@ def serving_selector_text(service: Service) -> str:
 
 
 def leader_selector(service: Service) -> str:
-    """One pod of each group: what an autoscaler takes averages over."""
+    """Selects one pod of each group: an autoscaler averages over these."""
     return f"{SERVICE}={service.name},{ORDINAL}=0"

@@ -1,4 +1,4 @@
-"""The head that all children share: name, namespace, labels, owner."""
+"""Head that all children share: name, namespace, labels and owner."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from starling_operator.plan.observed import Manifest, Service
 def child(
     service: Service, api_version: str, kind: str, name: str, *, revision: str | None = None, group: str | None = None
 ) -> Manifest:
-    """apiVersion, kind and metadata. blockOwnerDeletion is false, so that nothing ever waits for an operator that is gone."""
-    own = dict(labels.common(service))
+    """Returns apiVersion, kind and metadata. blockOwnerDeletion is false: no deletion waits for an operator that is gone."""
+    all_labels = dict(labels.common(service))
     if revision is not None:
-        own[labels.REVISION] = revision
+        all_labels[labels.REVISION] = revision
     if group is not None:
-        own[labels.GROUP] = group
+        all_labels[labels.GROUP] = group
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": service.namespace,
-        "labels": own,
+        "labels": all_labels,
         "ownerReferences": [
             {
                 "apiVersion": labels.API_VERSION,

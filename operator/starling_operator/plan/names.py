@@ -1,4 +1,4 @@
-"""Names of children. A service's is at most 40 characters, so a group's is at most 52 and its pods' labels fit into 63."""
+"""Names of children. A service's name has at most 40 characters. So a group's has at most 52, and its pods' labels fit into 63."""
 
 MAX_INDEX = 999
 """Largest number of a group: one digit more would not fit."""
@@ -27,5 +27,5 @@ def service_account(service: str) -> str:
 
 
 def host(service: str, namespace: str, cluster_domain: str) -> str:
-    """What the service is called inside the cluster."""
+    """DNS name of the service inside the cluster."""
     return f"{service}.{namespace}.svc.{cluster_domain}"

@@ -1,73 +1,99 @@
-"""The three parts of a decision that change the cluster: what is made once, what is applied, what goes."""
+"""Objects that a decision creates, applies and deletes."""
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.children import route_deletion, service_children
+from starling_operator.plan import names
+from starling_operator.plan.children import group_children, revision_children, route_deletion, service_children
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.disruption import disruption_budget
-from starling_operator.plan.elastic.child import scale_child, scale_deletion
-from starling_operator.plan.group_children import group_children
+from starling_operator.plan.elastic.parallelism_scale import scale_child, scale_deletion
+from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.pin import new_pin
-from starling_operator.plan.recovery import deletions, mended, recalled, released
-from starling_operator.plan.removal import group_deletions, revision_deletions
-from starling_operator.plan.revision import Revisions, outdated
-from starling_operator.plan.revision_children import revision_children
+from starling_operator.plan.recovery import lost_pod_deletions, restart_deletions, unlabelled_pod_deletions, unseen_pod_deletions
+from starling_operator.plan.revision import Revision, Revisions, outdated
 from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.token import token_secret
 
 
-def made_once(observed: Observed, situation: StatusInputs, revisions: Revisions) -> tuple[Manifest, ...]:
-    """The revisions that are wanted or in use, as far as they are not there yet; the token, while pods are to mount it."""
-    wanted = [token_secret(observed.service, observed.token)] if _pods_start(situation) else []
-    for identifier in sorted({situation.target} | {group.revision for group in situation.kept}):
+def created_objects(observed: Observed, inputs: StatusInputs, revisions: Revisions) -> tuple[Manifest, ...]:
+    """Objects of wanted and used revisions that are missing, and the token's Secret while pods are to mount it."""
+    wanted = [token_secret(observed.service, observed.token)] if _pods_start(inputs) else []
+    for identifier in sorted({inputs.target_revision} | {group.revision for group in inputs.kept}):
         revision = revisions.find(identifier)
         if revision is not None:
             wanted += (*revision_children(observed.service, revision), *new_pin(observed, revision))
     return tuple(made for made in wanted if (made["kind"], made["metadata"]["name"]) not in observed.children)
 
 
-def applied(
-    observed: Observed, spec: InferenceServiceSpec, situation: StatusInputs, revisions: Revisions, created: tuple[str, ...]
+def applied_objects(
+    observed: Observed, spec: InferenceServiceSpec, inputs: StatusInputs, revisions: Revisions, created: tuple[str, ...]
 ) -> tuple[Manifest, ...]:
-    """The service's own children, then each group's. A group whose revision cannot be read is left as it is."""
-    service, nodes = observed.service, situation.nodes
-    manifests = [*service_children(service, spec, observed.settings), disruption_budget(service, situation.min_available)]
-    if situation.desired is not None:
-        manifests.append(scale_child(observed, situation.desired))
-    for group in situation.kept:
+    """The service's children, then each group's. A group whose revision cannot be read is left as it is."""
+    service, nodes = observed.service, inputs.nodes
+    manifests = [*service_children(service, spec, observed.settings), disruption_budget(service, inputs.min_available)]
+    if inputs.desired is not None:
+        manifests.append(scale_child(observed, inputs.desired))
+    for group in inputs.kept:
         revision = revisions.find(group.revision)
         if revision is not None:
-            manifests += group_children(service, revision, group.name, situation.nodes_of(group), observed.token)
+            manifests += group_children(service, revision, group.name, inputs.nodes_of(group), observed.token)
     for name in created:
         manifests += group_children(service, revisions.target, name, nodes, observed.token)
     return tuple(manifests)
 
 
-def _pods_start(situation: StatusInputs) -> bool:
-    """Whether the token's Secret is there nobody tells: it is never read, and pods that run do not miss it."""
-    pods = (pod for group in situation.kept for pod in group.live)
-    return bool(situation.change.create) or any(pod.phase == "Pending" for pod in pods)
-
-
-def deleted_pods(observed: Observed, situation: StatusInputs) -> tuple[Delete, ...]:
-    """That are made anew or let go, whatever the spec says."""
-    return (
-        *(deletion for healing in situation.healing.values() for deletion in deletions(healing)),
-        *released(observed.pods),
-        *mended(observed.pods),
-        *recalled(situation.groups.all, situation.healing),
-    )
-
-
-def deleted(observed: Observed, situation: StatusInputs, revisions: Revisions) -> tuple[Delete, ...]:
-    """Groups, pods that are made anew or let go, revisions that nothing is made of any more."""
-    groups = situation.groups
+def deleted_objects(observed: Observed, inputs: StatusInputs, revisions: Revisions) -> tuple[Delete, ...]:
+    """Groups, pods, and revisions that no pod is made of any more; each object with the UID that was seen."""
+    groups = inputs.groups
     in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})
     return (
-        *group_deletions(situation.change.remove, groups),
-        *deleted_pods(observed, situation),
-        *scale_deletion(observed, situation.desired),
+        *_group_deletions(inputs.rollout.remove, groups),
+        *deleted_pods(observed, inputs),
+        *scale_deletion(observed, inputs.desired),
         *route_deletion(observed),
-        *revision_deletions(observed, outdated(revisions, in_use)),
+        *_revision_deletions(observed, outdated(revisions, in_use)),
     )
+
+
+def deleted_pods(observed: Observed, inputs: StatusInputs) -> tuple[Delete, ...]:
+    """Pods that are made again by their StatefulSet, or that cannot end by themselves. No spec is needed for that."""
+    return (
+        *(deletion for decision in inputs.recoveries.values() for deletion in restart_deletions(decision)),
+        *lost_pod_deletions(observed.pods),
+        *unlabelled_pod_deletions(observed.pods),
+        *unseen_pod_deletions(inputs.groups.all, inputs.recoveries),
+    )
+
+
+def _pods_start(inputs: StatusInputs) -> bool:
+    """True while pods are yet to mount the token. Its Secret is never read, and pods that run do not miss it."""
+    pods = (pod for group in inputs.kept for pod in group.live)
+    return bool(inputs.rollout.create) or any(pod.phase == "Pending" for pod in pods)
+
+
+def _group_deletions(removed: tuple[Group, ...], groups: Groups) -> tuple[Delete, ...]:
+    """StatefulSets: their pods get SIGTERM and drain. Then the Services of groups whose last pod has ended."""
+    sets = (Delete("StatefulSet", group.name, group.uid, why=_why_removed(group)) for group in removed)
+    return (*sets, *(_deletion(service, "its group is gone") for service in groups.orphans))
+
+
+def _revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[Delete, ...]:
+    """The ControllerRevision last: its ConfigMaps are found through it."""
+    found: list[Delete] = []
+    for revision in gone:
+        name = names.revision_object(observed.service.name, revision.id)
+        for config in (name, names.pin(observed.service.name, revision.id)):
+            live = observed.children.get(("ConfigMap", config))
+            if live is not None:
+                found.append(_deletion(live, "its revision is old and unused"))
+        found.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
+    return tuple(found)
+
+
+def _why_removed(group: Group) -> str:
+    return "a pod of its group is taken away" if group.draining else "the group is not wanted any more"
+
+
+def _deletion(live: Manifest, why: str) -> Delete:
+    return Delete(live["kind"], live["metadata"]["name"], live["metadata"].get("uid", ""), why=why)

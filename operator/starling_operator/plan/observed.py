@@ -1,4 +1,4 @@
-"""What `plan` decides from. Built by `observe` from a cluster, by `starling up` from processes, by tests from thin air."""
+"""Input of `plan`. `watch.observe` builds it from a cluster, `starling up` from processes on one machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ class Settings:
     """The operator's own settings.
 
     agent_image        image for new revisions of services that name none
-    cluster_domain     of in-cluster DNS names
-    operator_namespace, operator_labels   who may reach the admin endpoints
-    service_monitors   whether this kind exists in the cluster
-    fixed_user         whether pods name the user that they run as; a platform that chooses users itself refuses that
-    gang_patience      seconds that a group may hold some of its nodes while another service's waits for nodes
+    cluster_domain     last part of DNS names inside the cluster
+    operator_namespace, operator_labels   pods that may reach the admin endpoints
+    service_monitors   the cluster has ServiceMonitors
+    fixed_user         pods name the user that they run as; a platform that chooses users itself refuses that
+    gang_patience      seconds that a group may hold some of its nodes while a group of another service waits for nodes
     """
 
     agent_image: str
@@ -35,7 +35,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The InferenceService. `spec` is None where it does not parse, and `spec_error` says why, with the field's path."""
+    """The InferenceService. `spec` is None if it does not parse; `spec_error` then says why, with the field's path."""
 
     name: str
     namespace: str
@@ -51,24 +51,29 @@ class Service:
 class Pod:
     """One pod of a group. Times are seconds since the epoch.
 
+    group, number   its group, and its index in it
     owner           UID of the StatefulSet that made it
+    host            its cluster node
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
-    scheduled       has a node
+    scheduled       it has a node
     ready           the Ready condition
-    unlabelled      somebody took away a label by which its Service or its revision knows it
-    deleted_at      when its deletion was asked for; None: it stays
-    due_at          when it has to have ended, its grace period included; None: it stays
+    unlabelled      it lost a label by which its Service or its revision selects it
+    deleted_at      time of the request to delete it; None: it stays
+    due_at          time at which it is killed, its grace period included; None: it stays
     drains          it is taken away on purpose, with time to end its streams: evicted, preempted, deleted by a person, shut down
                     with its node
-    lost            its node is gone: a pod on it will never end by itself
-    evicted         a taint of its node sends it away: the node may be gone, or a live one that is being emptied
-    unreported_since   when the node controller called it unready, for its kubelet had fallen silent; None: it did not
+    lost            its node is gone: a pod on it never ends by itself
+    evicted         a NoExecute taint of its node evicts it: the node is gone, or a live one is being emptied
+    unreported_since   time at which the node controller called it unready, since its kubelet fell silent; None: it did not
     tolerates       seconds that it stays on a node that is not ready
-    restarts        of its containers
-    waiting         why a container waits or why it ended, with its message: "ImagePullBackOff: ...", "OOMKilled", or why the
-                    pod has no node: "Unschedulable: ..."
+    restarts        restarts of its containers
+    waiting         why a container waits or ended, with its message: "ImagePullBackOff: ...", "OOMKilled"; or why the pod has no
+                    node: "Unschedulable: ..."
     last_log        the agent's last words, from the termination message
-    refuses_token   its agent asks for another token than the operator's; there is no report then
+    report          the agent's last report; None if there is none that counts
+    report_age      seconds since the agent last answered; None: it never did
+    report_error    why its last answer does not count; there is no report then
+    refuses_token   its agent wants another token than the operator's; there is no report then
     """
 
     name: str
@@ -96,15 +101,13 @@ class Pod:
     last_log: str = ""
     report: Report | None = None
     report_age: float | None = None
-    """Seconds since the agent last answered; None: it never did."""
     report_error: str = ""
-    """Why its last answer is not believed; there is no report then."""
     refuses_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A group of several pods, of any service, that waits for nodes. `held` pods have one; the newest was made at `since`."""
+    """A group of several pods, of any service, that waits for nodes: `held` pods have one, the newest was made at `since`."""
 
     service: tuple[str, str]
     group: str
@@ -114,7 +117,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class LeaderAnswer:
-    """A leader's refusal, by its code (see the agent's contract) and in its words."""
+    """A leader's refusal: its code (see `starling_agent.contract.scale`) and its message."""
 
     code: str
     message: str
@@ -122,16 +125,17 @@ class LeaderAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Everything at one instant.
+    """State of one service at one instant.
 
-    children    the live objects that the service owns, pods left out, by (kind, name)
-    pods        of all groups, those being deleted too
-    answers     by operation, the refusals of leaders that were told of it
-    refused_pods   by group, why Kubernetes does not make its pods, in its own words
-    refused_children   names of children that are wanted and that the API server refuses
-    gangs       those of all services that wait for nodes
-    cordoned    names of nodes that take no new pods, for they are about to be emptied; None: nobody may ask
-    token       of the service's admin endpoints
+    children           live objects that the service owns, without pods, by (kind, name)
+    pods               pods of all groups, also those that are being deleted
+    refused_pods       why Kubernetes does not make a group's pods, in its own words, by group
+    refused_children   names of wanted children that the API server refuses
+    cordoned           names of cordoned nodes: they are about to be emptied; None: the operator may not list nodes
+    answers            refusals of leaders, by operation
+    gangs              groups of all services that wait for nodes
+    now                seconds since the epoch
+    token              token of the service's admin endpoints
     """
 
     service: Service

@@ -1,7 +1,7 @@
 """Strategic merge of `spec.template` into the agents' pod template, as `kubectl patch` does it.
 
-Maps merge key by key, null removes a key. Lists whose elements have a key of their own merge by it; a toleration takes the place
-of those of the same taint; every other list is replaced.
+Maps merge key by key, null removes a key. Lists of elements with a merge key merge by it. A toleration replaces those of the same
+taint. Every other list is replaced.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ _KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 _WHOLE = frozenset({"volumes", "env"})
-"""Elements that are one choice of several sources: half of an old and half of a new one would be refused."""
+"""Lists whose elements are one choice of several sources: a mixture of an old and a new one would be refused."""
 _FIELD = "template"
 
 
 def overlay(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A new pod template. Raises ValueError with the path of what cannot be merged."""
+    """Returns a new pod template. Raises ValueError with the path of what cannot be merged."""
     for name in patch:
         if name not in ("metadata", "spec"):
             raise ValueError(f"{_FIELD}.{name}: a pod template has metadata and spec only")
@@ -59,7 +59,7 @@ def _merge(base: Any, patch: Any, name: str, path: str) -> Any:
 
 
 def _tolerations(base: list[Any], patch: list[Any]) -> list[Any]:
-    """Of several that match a taint Kubernetes takes the shortest, so one of ours would win over a longer one of the user's."""
+    """Replaces our tolerations of the user's taints. Of several that match a taint, Kubernetes takes the shortest."""
     return [*(ours for ours in base if not any(_covers(theirs, ours) for theirs in patch)), *patch]
 
 

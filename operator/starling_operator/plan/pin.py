@@ -1,7 +1,7 @@
-"""Which weights a revision has: a name of the hub is made one commit, once, and what is loaded is compared.
+"""Weights of a revision: a name of the hub is pinned to one commit, and pods with other weights are not ready.
 
-Only pods have the token to ask the hub. Each agent says what the name means to it; the first answer is written down in a ConfigMap
-that never changes, and every pod of the revision loads that commit, however late it starts.
+Only pods have the token for the hub. Each agent reports the commit that the name means to it. The first one is written to a
+ConfigMap that never changes, and every pod of the revision loads that commit, whenever it starts.
 """
 
 import re
@@ -21,36 +21,36 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pin_of(service: str, revision: str, children: Mapping[tuple[str, str], Manifest]) -> str | None:
-    """The commit that is written down for a revision; None while there is none."""
+    """Returns the commit that a revision is pinned to; None while it is not."""
     written = children.get(("ConfigMap", names.pin(service, revision)))
     return None if written is None else (written.get("data") or {}).get(PIN_KEY)
 
 
 def commit_of(observed: Observed, revision: Revision) -> str | None:
-    """The commit that all pods of a revision have to serve; None where nobody can tell, or nothing comes from a hub."""
+    """Returns the commit that all pods of a revision have to serve; None while it is unknown, or without a hub."""
     if is_pinned(revision.source):
         return revision.source.partition("@")[2]
     return pin_of(observed.service.name, revision.id, observed.children)
 
 
 def new_pin(observed: Observed, revision: Revision) -> tuple[Manifest, ...]:
-    """What is to be written down now: who serves already comes before who has only asked."""
+    """Returns the ConfigMap to create now. The commit of a pod with weights in memory comes before that of others."""
     if not revision.awaits_pin or pin_of(observed.service.name, revision.id, observed.children) is not None:
         return ()
-    told = [(pod, commit) for pod in observed.pods if (commit := _told(pod, revision)) is not None]
-    if not told:
+    reported = [(pod, commit) for pod in observed.pods if (commit := _reported_commit(pod, revision)) is not None]
+    if not reported:
         return ()
-    _, commit = min(told, key=lambda each: (each[0].report is None or each[0].report.weights is None, each[0].name))
+    _, commit = min(reported, key=lambda each: (each[0].report is None or each[0].report.weights is None, each[0].name))
     return (_manifest(observed.service, revision, commit),)
 
 
 def common_weights(groups: Iterable[Group]) -> str | None:
-    """The digest that most pods report; of two, the first group's. None while there is no report."""
-    found = [pod.report.weights for group in groups for pod in group.serving if pod.report is not None and pod.report.weights]
+    """Returns the digest of weights that most pods report; of two, the first group's. None without a report."""
+    found = [pod.report.weights for group in groups for pod in group.needed_pods if pod.report is not None and pod.report.weights]
     return Counter(found).most_common(1)[0][0] if found else None
 
 
-def _told(pod: Pod, revision: Revision) -> str | None:
+def _reported_commit(pod: Pod, revision: Revision) -> str | None:
     report = pod.report
     if report is None or pod.revision != revision.id or report.revision != revision.id:
         return None

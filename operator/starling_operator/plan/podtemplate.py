@@ -1,4 +1,4 @@
-"""The pod template of a revision: restricted Pod Security by default, then the user's overlay on top."""
+"""Pod template of a revision: restricted Pod Security by default, then the user's overlay on top."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
-from starling_operator.plan.sizes import check_quantities, check_tiers, memory_limit, requests, shm_bytes
-from starling_operator.plan.volumes import HOME, Volume, volumes
+from starling_operator.plan.resources import check_quantities, check_tiers, memory_limit, requests, shm_bytes
+from starling_operator.plan.volumes import HOME, UNSIZED_SHM, Volume, volumes
 
 CONTAINER = "agent"
 _USER = 65532
@@ -22,12 +22,11 @@ _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
 def pod_template(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> Manifest:
-    """All but the group's label, which is added for each group. Raises ValueError naming the field."""
-    draft = _merged(service, spec, settings, revision, limit=None)
-    # Shared memory has to fit the memory limit, which is known when the user's part is merged.
-    limit = _memory_limit(draft)
+    """Returns the template without the group's label, which is added for each group. Raises ValueError naming the field."""
+    merged = overlay(_base(service, spec, settings, revision), spec.template)
+    limit = _memory_limit(merged)
     check_tiers(spec, limit)
-    merged = _merged(service, spec, settings, revision, limit=limit)
+    _set_shm_size(merged, shm_bytes(spec.accelerators.per_node, limit))
     check_quantities(merged)
     _add_requests(merged, requests(spec))
     metadata = merged.setdefault("metadata", {})
@@ -41,31 +40,37 @@ def agent_image(spec: InferenceServiceSpec, settings: Settings) -> str:
 
 
 def grace_seconds(spec: InferenceServiceSpec) -> int:
-    """How long a pod may take to go: it accepts requests, drains them, ends."""
+    """Returns a pod's grace period: it accepts requests, drains them, and ends its processes."""
     return spec.drain.accept_seconds + spec.drain.seconds + _EXIT_MARGIN
 
 
-def _merged(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str, limit: int | None) -> dict[str, Any]:
-    shm = shm_bytes(spec.accelerators.per_node, limit)
-    mounted = volumes(service.name, spec, revision, shm)
+def _base(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> dict[str, Any]:
+    mounted = volumes(service.name, spec, revision)
     pod = _pod(service, spec, settings, mounted) | {"topologySpreadConstraints": _spread(service, revision)}
-    # Else the cluster autoscaler keeps a node for the sake of what any pod can make again.
-    passing = ",".join(volume.name for volume in mounted if "emptyDir" in volume.source)
-    annotations = {"kubectl.kubernetes.io/default-container": CONTAINER, _SAFE_TO_EVICT: passing}
-    return overlay({"metadata": {"labels": {}, "annotations": annotations}, "spec": pod}, spec.template)
+    # Else the cluster autoscaler keeps a node for volumes that any pod can make again.
+    scratch = ",".join(volume.name for volume in mounted if "emptyDir" in volume.source)
+    annotations = {"kubectl.kubernetes.io/default-container": CONTAINER, _SAFE_TO_EVICT: scratch}
+    return {"metadata": {"labels": {}, "annotations": annotations}, "spec": pod}
+
+
+def _set_shm_size(template: dict[str, Any], size: int) -> None:
+    """Sizes /dev/shm, unless the user has another volume for it. It has to fit the memory limit, which the user's part sets."""
+    for volume in template["spec"].get("volumes") or ():
+        if volume.get("emptyDir") == UNSIZED_SHM:
+            volume["emptyDir"] = UNSIZED_SHM | {"sizeLimit": str(size)}
 
 
 def _add_requests(template: dict[str, Any], wanted: Mapping[str, str]) -> None:
-    """Of what the user says nothing about: where there is a limit alone, Kubernetes requests as much."""
+    """Adds requests of resources that the user does not name. With a limit alone, Kubernetes requests as much."""
     resources = next(one for one in template["spec"]["containers"] if one["name"] == CONTAINER).setdefault("resources", {})
-    said = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
-    missing = {name: value for name, value in wanted.items() if name not in said}
+    named = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
+    missing = {name: value for name, value in wanted.items() if name not in named}
     if missing:
         resources["requests"] = {**(resources.get("requests") or {}), **missing}
 
 
 def _spread(service: Service, revision: str) -> list[dict[str, Any]]:
-    """Groups, of which each has one leader, go to different nodes and zones where there is room."""
+    """Spreads groups over nodes and zones where there is room. Each group counts by its leader's pod."""
     leaders = {labels.SERVICE: service.name, labels.REVISION: revision, labels.ORDINAL: "0"}
     return [
         {
@@ -151,7 +156,7 @@ def _environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 
 def _field(name: str, path: str) -> dict[str, Any]:
-    # The version is written out, for the API server would add it and every comparison would then find a difference.
+    # The API server would add the version, and each comparison would find a difference.
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
@@ -160,14 +165,14 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def _resources(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """Devices; what a pod requests besides is added where the user's part says nothing of it."""
+    """Devices. Other requests are added after the user's part is merged."""
     if spec.accelerators.type == "cpu":
         return {}
     return {"limits": {spec.accelerators.type: str(spec.accelerators.per_node)}}
 
 
 def _probes() -> dict[str, Any]:
-    """/live is the supervisor alone: a pod that loads, or whose collective hangs, is never killed by its kubelet."""
+    """Probes. /live asks the supervisor alone: a kubelet never kills a pod that loads, or whose collective hangs."""
     return {
         "startupProbe": _probe("/live", period=1, timeout=3, failures=300),
         "livenessProbe": _probe("/live", period=10, timeout=5, failures=6),
@@ -185,7 +190,7 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, 
 
 
 def _devices_taint(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    """Most clouds keep pods without devices off nodes that have some, by a taint of the resource's name."""
+    """Tolerates the taint by which most clouds keep pods without devices off nodes with some. It is named as the resource."""
     device = spec.accelerators.type
     return [] if device == "cpu" else [{"key": device, "operator": "Exists", "effect": "NoSchedule"}]
 

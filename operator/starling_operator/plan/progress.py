@@ -1,16 +1,16 @@
-"""When a group last came further. What waits for the same thing for too long is told as stalled, whatever it is."""
+"""Time of a group's last progress. A group without progress for too long is reported as stalled, whatever it waits for."""
 
 from collections.abc import Iterable
 
 from starling_agent.contract.report import PHASES, Progress
 from starling_crds.v1alpha1.status import GroupNode, GroupStatus
 
-from starling_operator.plan.clock import read_time
 from starling_operator.plan.observed import Pod
+from starling_operator.plan.timestamps import read_time
 
 
-def progressed(previous: GroupStatus | None, pods: Iterable[Pod], now: float) -> float:
-    """Seconds since the epoch: now, if one of its pods shows more than the last status did, or the group is ready or new."""
+def last_progress(previous: GroupStatus | None, pods: Iterable[Pod], now: float) -> float:
+    """Returns seconds since the epoch: now, if a pod is further than in the last status, or the group was ready or is new."""
     if previous is None or not previous.progressed_at or previous.ready:
         return now
     known = {node.pod: node for node in previous.nodes}
@@ -20,7 +20,7 @@ def progressed(previous: GroupStatus | None, pods: Iterable[Pod], now: float) ->
 
 
 def progress_text(progress: Progress | None) -> str:
-    """3.2/7.6 GB, or 12/300 tensors."""
+    """Formats progress as 3.2/7.6 GB, or 12/300 tensors."""
     if progress is None or progress.total <= 0:
         return ""
     if progress.unit != "bytes":
@@ -30,7 +30,7 @@ def progress_text(progress: Progress | None) -> str:
 
 
 def _is_further(pod: Pod, known: GroupNode | None) -> bool:
-    """A pod that was placed, an agent that reached a phase or a part of one. A pod made anew has come no further."""
+    """True if the pod got a node, or its agent reached a phase or a part of one. A pod that was made again is no further."""
     if known is None:
         return pod.scheduled
     if pod.scheduled and not known.host:

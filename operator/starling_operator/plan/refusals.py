@@ -1,11 +1,11 @@
-"""Specs that cannot be carried out: those that contradict themselves, and those that this release cannot do yet."""
+"""Refused specs: those that contradict themselves, and those that this release cannot carry out yet."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from starling_crds.layout import group_layout
+from starling_crds.spec_layout import group_layout, layout_at
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError
@@ -14,7 +14,7 @@ from starling_operator.plan.config import DEVICES, engine_arguments, typed_field
 from starling_operator.plan.observed import Observed
 from starling_operator.plan.podtemplate import pod_template
 
-_AGENTS_OWN = ("show_progress",)
+_TERMINAL_ONLY = ("show_progress",)
 """Engine arguments that only make sense in a terminal."""
 
 
@@ -23,14 +23,14 @@ Unsupported = Callable[[InferenceServiceSpec], Iterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing is done; what runs stays as it is."""
+    """Reason why a spec is not carried out. Groups that run stay as they are."""
 
     reason: Literal["InvalidSpec", "Unsupported"]
     message: str
 
 
 def refusal(observed: Observed, unsupported: Unsupported) -> Refusal | None:
-    """None: the spec can be carried out. `unsupported` names what the engine cannot do of it."""
+    """Returns why the spec cannot be carried out, or None. `unsupported` names what the engine cannot do of it."""
     service = observed.service
     if service.spec is None:
         return Refusal("InvalidSpec", service.spec_error or "spec: cannot be read")
@@ -39,12 +39,12 @@ def refusal(observed: Observed, unsupported: Unsupported) -> Refusal | None:
         pod_template(service, service.spec, observed.settings, "")
     except ValueError as error:
         return Refusal("InvalidSpec", f"spec.{error}")
-    asked = next(unsupported(service.spec), None)
-    return None if asked is None else Refusal("Unsupported", f"spec.{asked}")
+    field = next(unsupported(service.spec), None)
+    return None if field is None else Refusal("Unsupported", f"spec.{field}")
 
 
 def check_spec(spec: InferenceServiceSpec) -> None:
-    """Raises ValueError naming the first field that can never work, with what is possible."""
+    """Raises ValueError naming the first field that can never work, and what is possible."""
     group_layout(spec.parallelism, spec.accelerators.per_node)
     for name, value in spec.engine.extra_args.items():
         _check_argument(name, value)
@@ -55,14 +55,14 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 
 
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
-    """What the schema names and the engine of this release cannot do yet. A feature that arrives takes its line away."""
+    """Yields fields that the schema has and the engine of this release cannot carry out."""
     parallelism = spec.parallelism
-    ranks, per_node = parallelism.tensor * parallelism.pipeline, spec.accelerators.per_node
-    if ranks % per_node and per_node % ranks:
+    layout = layout_at(parallelism, 1, spec.accelerators.per_node)
+    if not layout.core_fits_nodes:
         yield (
             "accelerators.perNode: in this release no node holds a part of two data parallel ranks, so perNode must divide the"
-            f" {ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple of them,"
-            f" got {per_node}"
+            f" {layout.core_ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple"
+            f" of them, got {layout.per_node}"
         )
     if spec.accelerators.type not in DEVICES:
         yield f"accelerators.type: this release runs on {' and '.join(DEVICES)}, got {spec.accelerators.type}"
@@ -71,9 +71,9 @@ def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
 
 
 def _check_argument(name: str, value: object) -> None:
-    """An engine argument that no field sets: its name and its type. The engine judges the value."""
+    """Raises ValueError if no such engine argument exists, a field sets it, or its type differs. The engine checks the value."""
     hints = get_type_hints(EngineArgs)
-    free = sorted(known for known in hints if typed_field(known) is None and known not in _AGENTS_OWN)
+    free = sorted(known for known in hints if typed_field(known) is None and known not in _TERMINAL_ONLY)
     typed = typed_field(name)
     if typed is not None:
         raise ValueError(f"engine.extraArgs.{name}: is set by spec.{typed}; use that")

@@ -1,7 +1,7 @@
-"""Revisions: everything that a group's pods are made of, kept in a ControllerRevision and used as stored.
+"""Revisions: everything that a group's pods are made of, stored in a ControllerRevision and used as stored.
 
-An upgraded operator that would render something else, or another default image, therefore rolls nothing: only a spec whose parts
-that need new pods changed leads to a new revision.
+So an upgraded operator replaces no pod, though it would render another template or has another default image. Only a change of
+fields that need new pods makes a new revision.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from starling_operator.plan.podtemplate import agent_image, pod_template
 
 FORMAT = 1
 KEPT = 3
-"""Revisions without groups that stay, so that going back to one makes the very same pods."""
+"""Unused revisions that are kept: going back to one of them makes the very same pods."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """data is what the ControllerRevision holds; number grows with each new one; uid is empty until it is stored."""
+    """`data`: content of the ControllerRevision; `number` grows with each new one; `uid`: "" until it is stored."""
 
     id: str
     number: int
@@ -46,27 +46,27 @@ class Revision:
 
     @property
     def config_hash(self) -> str:
-        """As agents report it."""
+        """Digest of agent.json, as agents report it."""
         return hashlib.sha256(self.config.encode()).hexdigest()
 
     @property
     def has_service(self) -> bool:
-        """Its agents are told to prove the Service."""
+        """True if its agents get a token through the Service before they are ready."""
         return json.loads(self.config)["endpoint"]["service_url"] is not None
 
     @property
     def layout(self) -> LayoutConfig:
-        """As its agents are told."""
+        """Layout in agent.json."""
         return LayoutConfig.model_validate(json.loads(self.config)["layout"])
 
     @property
     def source(self) -> str:
-        """Of the weights, as its agents are told."""
+        """Source of the weights in agent.json."""
         return str(json.loads(self.config)["model"]["source"])
 
     @property
     def awaits_pin(self) -> bool:
-        """Its agents wait until the commit of their weights is chosen. Those of earlier releases do not."""
+        """True if its agents wait until their weights are pinned to a commit. Those of earlier releases do not."""
         return json.loads(self.config)["model"].get("pin_file") is not None
 
     @property
@@ -76,13 +76,13 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """All that are stored, oldest first, and the one that is wanted, which may be new."""
+    """All stored revisions, oldest first, and the target, which may be new."""
 
     stored: tuple[Revision, ...]
     target: Revision
 
     def find(self, identifier: str) -> Revision | None:
-        """None for one that this release cannot read."""
+        """Returns None for a revision that this release cannot read."""
         return next((known for known in (self.target, *self.stored) if known.id == identifier), None)
 
 
@@ -92,7 +92,7 @@ def read_revisions(observed: Observed, spec: InferenceServiceSpec) -> Revisions:
 
 
 def stored_revisions(observed: Observed) -> tuple[Revision, ...]:
-    """Oldest first. Those of a format that this release cannot read are left out, and so never touched."""
+    """Returns them oldest first. Those of a format that this release cannot read are left out, and so never changed."""
     found = [
         Revision(
             id=name.removeprefix(f"{observed.service.name}-"),
@@ -107,19 +107,19 @@ def stored_revisions(observed: Observed) -> tuple[Revision, ...]:
 
 
 def target_revision(service: Service, spec: InferenceServiceSpec, settings: Settings, stored: Sequence[Revision]) -> Revision:
-    """The stored revision of this spec, or a new one. Raises ValueError naming the field that cannot be rendered."""
+    """Returns the stored revision of this spec, or a new one. Raises ValueError naming the field that cannot be rendered."""
     wanted = spec_hash(spec)
     for revision in reversed(stored):
         if revision.spec_hash == wanted:
             return revision
     number = 1 + max((revision.number for revision in stored), default=0)
-    # The id is part of what it names (labels, the ConfigMap's name), so it is taken from a rendering without it.
+    # Labels and the ConfigMap's name contain the id, so it is the digest of a rendering without it.
     identifier = _identifier(_render(service, spec, settings, ""))
     return Revision(identifier, number, _render(service, spec, settings, identifier))
 
 
 def spec_hash(spec: InferenceServiceSpec) -> str:
-    """Of the parts that need new pods. Fields at their default are left out: a later release's new fields change nothing."""
+    """Digest of the fields that need new pods, without those at their default: so a later release's new fields change nothing."""
     fixed = spec.model_copy(
         update={
             "replicas": 1,
@@ -137,7 +137,7 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
 
 
 def _fixed(split: Parallelism) -> Parallelism:
-    """With elastic bounds the size is no part of a revision, only its unit; without, the smallest is as if it were left out."""
+    """Leaves an elastic size out, but for its unit. Without elastic bounds the smallest size counts as not given."""
     if split.elastic is not None:
         low = split.elastic.min
         return split.model_copy(update={"data": low} if split.expert is None else {"expert": low})
@@ -146,7 +146,7 @@ def _fixed(split: Parallelism) -> Parallelism:
 
 
 def outdated(revisions: Revisions, in_use: frozenset[str]) -> tuple[Revision, ...]:
-    """What may go: neither wanted nor in use, nor among the last few of the others."""
+    """Returns revisions to delete: neither target nor in use, nor among the last `KEPT` of the others."""
     kept = in_use | {revisions.target.id}
     idle = [revision for revision in revisions.stored if revision.id not in kept]
     return tuple(idle[: max(0, len(idle) - KEPT)])

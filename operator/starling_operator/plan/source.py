@@ -1,4 +1,4 @@
-"""`spec.model.source`: the three kinds of places that weights come from."""
+"""`spec.model.source`: weights come from a hub, a PersistentVolumeClaim or a folder of the node."""
 
 import posixpath
 import re
@@ -8,7 +8,7 @@ from typing import Literal
 from starling_agent.contract.config import is_pinned
 
 MODELS_PATH = "/models"
-"""Where a claim with weights is mounted, read-only."""
+"""Mount point of a claim with weights, read-only."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 FIELD = "model.source"
@@ -16,20 +16,20 @@ FIELD = "model.source"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """url is what an agent is given; claim the PersistentVolumeClaim that it needs mounted at /models."""
+    """`url` is given to the agent; `claim` is the PersistentVolumeClaim to mount at /models."""
 
     scheme: Literal["hf", "pvc", "file"]
     url: str
     claim: str | None = None
 
     @property
-    def moves(self) -> bool:
-        """Whether it may mean other weights tomorrow: a name of the hub without a commit."""
+    def is_mutable(self) -> bool:
+        """True if it may mean other weights tomorrow: a name of the hub without a commit."""
         return self.scheme == "hf" and not is_pinned(self.url)
 
 
 def parse_source(text: str) -> ModelSource:
-    """Raises ValueError naming the field."""
+    """Parses hf://org/name[@revision], pvc://claim/path or file:///path. Raises ValueError naming the field."""
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "hf":
         return _hub(text, rest)

@@ -1,4 +1,4 @@
-"""What the status is written from: what is seen, and what was decided about it."""
+"""Everything that the status, its conditions and the events are written from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.elastic.step import ElasticStep
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod, Service, Settings
-from starling_operator.plan.proof import ExpectedReports
+from starling_operator.plan.readiness import ExpectedReports
 from starling_operator.plan.recovery import RecoveryDecision
 from starling_operator.plan.refusals import Refusal
 from starling_operator.plan.rollout import RolloutStep
@@ -17,26 +17,36 @@ from starling_operator.plan.rollout import RolloutStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """unready: why each group (by name) is not ready; "" for one that is. healing: of the groups that failed, by name.
+    """One service as it was observed, and what was decided about it. Mappings go by a group's name.
 
-    desired   size of the groups of an elastic service; steps: of its groups towards it, by name
-    min_available   pods that evictions have to leave
-    token_secret    name of the Secret that pods mount the token from
+    service, settings, now   as observed; `now` in seconds since the epoch
+    groups            all groups, those that are removed by this decision too
+    target_revision   id of the revision that the spec asks for; "" where the spec is refused
+    refusal           why the spec cannot be carried out; None if it can. Then `expected` is set
+    expected          what agents of the target revision have to report
+    unready           why a group is not ready; "" if it is. Has all groups
+    broken            why a group does not come up by itself. Has only such groups
+    rollout           groups to make and to remove
+    recoveries        what is done about failed and drained groups. Has only such groups
+    desired           wanted size of the groups; None if the service is not elastic
+    elastic_steps     next step of each elastic group towards that size
+    min_available     pods that evictions have to leave
+    token_secret      name of the Secret from which pods mount the admin token
     """
 
     service: Service
     settings: Settings
     now: float
     groups: Groups
-    target: str
-    asked: ExpectedReports | None = None
-    refused: Refusal | None = None
-    change: RolloutStep = field(default_factory=RolloutStep)
+    target_revision: str
+    refusal: Refusal | None = None
+    expected: ExpectedReports | None = None
     unready: Mapping[str, str] = field(default_factory=dict)
-    healing: Mapping[str, RecoveryDecision] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
+    rollout: RolloutStep = field(default_factory=RolloutStep)
+    recoveries: Mapping[str, RecoveryDecision] = field(default_factory=dict)
     desired: Desired | None = None
-    steps: Mapping[str, ElasticStep] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)
+    elastic_steps: Mapping[str, ElasticStep] = field(default_factory=dict)
     min_available: int = 0
     token_secret: str = ""
 
@@ -52,28 +62,28 @@ class StatusInputs:
     @property
     def nodes(self) -> int:
         """Pods of one group of the target revision."""
-        assert self.asked is not None
-        return self.asked.layout.nodes
+        assert self.expected is not None
+        return self.expected.layout.nodes
 
     def nodes_of(self, group: Group) -> int:
-        """Pods that a group is to have now. An old group keeps its size: the layout that the spec asks for is the new one's."""
-        step = self.steps.get(group.name)
+        """Pods that a group is to have now. An old group keeps its size: the spec's layout is that of the target revision."""
+        step = self.elastic_steps.get(group.name)
         return step.nodes if step is not None else self.nodes if group.target else group.nodes
 
     @property
     def kept(self) -> tuple[Group, ...]:
-        """The groups that exist and stay."""
-        return tuple(group for group in self.groups.all if group not in self.change.remove)
+        """Groups that exist and stay."""
+        return tuple(group for group in self.groups.all if group not in self.rollout.remove)
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """Of all groups, and of those that are gone and drain."""
+        """All pods: those of all groups, and those that drain after their group was removed."""
         return tuple(pod for group in self.groups.all for pod in group.pods) + self.groups.leaving
 
     @property
     def effective(self) -> int:
-        """Size that all groups of the target revision serve at, in data parallel ranks: the smallest; 0 while one has none."""
-        return min((group.sizing.effective for group in self.current if group.sizing is not None), default=0)
+        """Smallest size, in data parallel ranks, at which a group of the target revision serves; 0 while one has none."""
+        return min((group.elastic.effective for group in self.current if group.elastic is not None), default=0)
 
     def is_ready(self, group: Group) -> bool:
         return not self.unready.get(group.name, "")
@@ -84,8 +94,10 @@ class StatusInputs:
 
     @property
     def current(self) -> tuple[Group, ...]:
+        """Kept groups of the target revision."""
         return tuple(group for group in self.kept if group.target)
 
     @property
     def old(self) -> tuple[Group, ...]:
+        """Kept groups of other revisions."""
         return tuple(group for group in self.kept if not group.target)

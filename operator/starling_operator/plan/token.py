@@ -1,7 +1,7 @@
-"""The token of a service's admin endpoints, and the Secret that its pods mount it from.
+"""Token of a service's admin endpoints, and the Secret from which its pods mount it.
 
-It follows from the operator's key and the service, so that the operator never reads a Secret of a service. The Secret's name tells
-which token it holds: one that is there already needs no look, and another key, or another service of that name, has another.
+The token follows from the operator's key and the service's UID, so the operator never reads a Secret of a service. The Secret's
+name has a digest of the token: if it exists, it holds this token. Another key, or another service of that name, gives another one.
 """
 
 import base64
@@ -16,7 +16,7 @@ VOLUME = "admin"
 
 
 def token_of(key: bytes, service: Service) -> str:
-    """64 hexadecimal digits."""
+    """Returns 64 hexadecimal digits."""
     return hmac.new(key, f"{service.namespace}/{service.uid}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -30,7 +30,7 @@ def token_secret(service: Service, token: str) -> Manifest:
 
 
 def with_token(service: Service, template: Manifest, token: str) -> Manifest:
-    """The template with the token's Secret, which is no part of a revision: pods that are made anew take the present one."""
+    """Adds the token's Secret to a template. It is no part of a revision: pods that are made again mount the present one."""
     source = {"secretName": secret_name(service.name, token), "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}
     volumes = [volume for volume in template["spec"].get("volumes") or () if volume["name"] != VOLUME]
     mounted = {"name": VOLUME, "secret": source}

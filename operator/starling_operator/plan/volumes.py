@@ -1,4 +1,4 @@
-"""The volumes of an agent's pod: name, source and where each is mounted. The root file system is read-only."""
+"""Volumes of an agent's pod: name, source and mount. The root file system is read-only."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,16 @@ from starling_operator.plan.token import VOLUME as TOKEN_VOLUME
 HOME = "/home/starling"
 CONFIG_FOLDER = "/etc/starling"
 _SCRATCH = "4Gi"
-"""For compiled kernels and the like, so that no pod fills its node's disk."""
+"""Limit of /tmp and the home folder, for compiled kernels and the like: no pod fills its node's disk."""
+UNSIZED_SHM: dict[str, Any] = {"medium": "Memory", "sizeLimit": None}
+"""/dev/shm before its size is known. No user's volume equals it: an overlay has no null values."""
 _LATER: dict[str, Any] = {"optional": True}
-"""A Secret that is missing would keep the container from starting without a word; the agent waits for it, and says which."""
+"""Lets a container start without its Secret. The agent waits for it and reports which one; a kubelet would not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One volume and its only mount. Without a source it is no part of a revision: it is added where a group is made."""
+    """One volume and its only mount. Without a source the volume is no part of a revision: it is added where a group is made."""
 
     name: str
     source: dict[str, Any]
@@ -36,27 +38,27 @@ class Volume:
         return {"name": self.name, "mountPath": self.path} | ({"readOnly": True} if self.read_only else {})
 
 
-def volumes(service: str, spec: InferenceServiceSpec, revision: str, shm: int) -> list[Volume]:
-    """Raises ValueError naming the field."""
+def volumes(service: str, spec: InferenceServiceSpec, revision: str) -> list[Volume]:
+    """Returns all volumes. Raises ValueError naming the field."""
     config = {"configMap": {"name": names.revision_object(service, revision)}}
     return [
         Volume("config", config, CONFIG_FOLDER, read_only=True),
         Volume(TOKEN_VOLUME, {}, ADMIN_PATH, read_only=True),
         Volume("tmp", {"emptyDir": {"sizeLimit": _SCRATCH}}, "/tmp"),
         Volume("home", {"emptyDir": {"sizeLimit": _SCRATCH}}, HOME),
-        Volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}}, "/dev/shm"),
+        Volume("shm", {"emptyDir": UNSIZED_SHM}, "/dev/shm"),
         Volume("cache", _cache(spec.model.cache), CACHE_PATH),
         *_optional(service, spec, revision),
     ]
 
 
 def _optional(service: str, spec: InferenceServiceSpec, revision: str) -> list[Volume]:
-    """Those that only some services have."""
+    """Volumes that only some services have."""
     found: list[Volume] = []
     model = parse_source(spec.model.source)
     claim = model.claim
-    if model.moves:
-        # Not there before the first pod has asked the hub; a pod that starts later finds it mounted, also without an operator.
+    if model.is_mutable:
+        # It does not exist before a first agent has asked the hub. A pod that starts later finds it, also without an operator.
         pin = {"configMap": {"name": names.pin(service, revision), "optional": True}}
         found.append(Volume("pin", pin, PIN_PATH, read_only=True))
     if claim is not None:
@@ -69,12 +71,12 @@ def _optional(service: str, spec: InferenceServiceSpec, revision: str) -> list[V
     if spec.endpoint.tls_secret is not None:
         found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret} | _LATER}, TLS_PATH, read_only=True))
     if spec.kv_cache.tiers.filesystem is not None:
-        found.append(Volume("kv", _kept_kv(spec.kv_cache.tiers.filesystem), KV_PATH))
+        found.append(Volume("kv", _filesystem_tier(spec.kv_cache.tiers.filesystem), KV_PATH))
     return found
 
 
-def _kept_kv(tier: FilesystemTier) -> dict[str, Any]:
-    """A claim becomes the pods' own by their fsGroup; a node's folder is whose it is."""
+def _filesystem_tier(tier: FilesystemTier) -> dict[str, Any]:
+    """Source of the filesystem tier. Kubernetes gives a claim to the pods' fsGroup, but leaves a node's folder as it is."""
     if tier.claim is not None:
         return {"persistentVolumeClaim": {"claimName": tier.claim}}
     return {"hostPath": {"path": tier.path, "type": "DirectoryOrCreate"}}

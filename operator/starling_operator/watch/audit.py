@@ -1,7 +1,7 @@
-"""Compares what is in memory with lists of the API server: at the start, to know when everything has been seen, and every minute.
+"""Compares the cache with lists of the API server: at the start, to know when everything has been seen, and every minute.
 
-A watch that is begun anew does not tell what was deleted meanwhile, and one that is silently dead tells nothing; both would have us
-decide on what is not there. Only metadata is listed.
+A watch that starts again does not show what was deleted meanwhile, and a dead one shows nothing. Either way decisions would rest on
+objects that are gone. Only metadata is listed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Audit:
-    """`synced` is set when a list held nothing that we had not seen. `behind` says which watch is dead, if one is."""
+    """Checks of the cache. `synced` is set once the watches have shown all that is listed; `behind` names a dead watch."""
 
     def __init__(self, cache: Cache, kinds: Sequence[Kind], scopes: Sequence[str | None], wake: Callable[[Key], None]) -> None:
         self._cache, self._wake = cache, wake
@@ -29,7 +29,7 @@ class Audit:
         self.behind: str | None = None
 
     async def run(self, kube: Kube) -> None:
-        """Never ends by itself. Until everything has been seen once it asks often, but only for what is missing."""
+        """Runs until it is cancelled. At first it lists often, but only kinds of which objects are missing."""
         while not self.synced.is_set():
             missing = [each for each in self._lists if await self._check(kube, *each)]
             if not missing:
@@ -43,7 +43,7 @@ class Audit:
                 await self._check_watch(kube, *each)
 
     async def _wait_for(self, missing: Sequence[tuple[Kind, str | None]]) -> None:
-        """Until the watches have caught up with the list, or too long a time has passed."""
+        """Waits until the watches have caught up with the list, at most ten seconds."""
         end = time.monotonic() + 10.0
         while time.monotonic() < end:
             await asyncio.sleep(FIRST_PERIOD)
@@ -62,7 +62,7 @@ class Audit:
             log.error("%s", self.behind)
 
     async def _check(self, kube: Kube, kind: Kind, scope: str | None) -> set[tuple[str, int]]:
-        """UIDs and versions that the list has and we have not. Drops what the list no longer has."""
+        """Returns UIDs and versions that only the list has. Drops objects that it no longer has."""
         try:
             listed, at = await self._list(kube, kind, scope)
         except KubeError as error:
@@ -78,7 +78,7 @@ class Audit:
         return unseen
 
     async def _list(self, kube: Kube, kind: Kind, scope: str | None) -> tuple[dict[str, int], int]:
-        """resourceVersions by UID, and the version of the list as a whole."""
+        """Returns resourceVersions by UID, and the version of the whole list."""
         query = {"labelSelector": kind.selector} if kind.selector else {}
         answer = await kube.get(kind.path(scope), query, accept=METADATA_LIST)
         return {item["metadata"]["uid"]: version_of(item) for item in answer["items"] or ()}, version_of(answer)

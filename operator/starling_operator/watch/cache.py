@@ -1,7 +1,7 @@
-"""What the watches have shown, in memory. Observing reads only this, so a quiet reconcile asks the API server for nothing.
+"""Objects that the watches have shown, in memory. Observing reads only these, so a quiet reconcile costs no request.
 
-Of managedFields only our own are held, as text. Objects must not be changed by who reads them. Answers to our writes go in at once:
-the next decision is never made on a state older than our last write.
+Of managedFields only ours are stored, as text. Readers must not change objects. Answers to our writes are put in at once: no
+decision is made on a state older than our last write.
 """
 
 from collections.abc import Container, Mapping, MutableMapping
@@ -11,7 +11,7 @@ from starling_operator.cluster.kinds import GROUP_LABEL, INFERENCE_SERVICE, POD,
 from starling_operator.logs import Key
 from starling_operator.plan.gangs import waiting_gangs
 from starling_operator.plan.observed import Gang, Manifest, Pod
-from starling_operator.watch.ownership import own_fields
+from starling_operator.watch.ownership import applied_fields
 from starling_operator.watch.pods import read_pod
 
 _TOMBSTONES = 20_000
@@ -29,16 +29,16 @@ def controller_of(body: Manifest) -> Manifest | None:
 
 
 class Cache:
-    """Objects by UID. Only an object newer than the one held changes anything, and one that is gone stays gone."""
+    """Objects by UID. Only a newer version changes anything, and a deleted object stays deleted."""
 
     def __init__(self) -> None:
         self._services: dict[Key, Manifest] = {}
         self._children: dict[str, dict[tuple[str, str], Manifest]] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
         self._seen: dict[str, tuple[Kind, str, str, int]] = {}
-        self._where: dict[str, tuple[Key, str]] = {}
+        self._index: dict[str, tuple[Key, str]] = {}
         self._gone: dict[str, None] = {}
-        self._unplaced: set[str] = set()
+        self._unscheduled: set[str] = set()
 
     def service(self, key: Key) -> Manifest | None:
         return self._services.get(key)
@@ -50,17 +50,17 @@ class Cache:
         return self._children.get(owner_uid, {})
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
-        """Of its own StatefulSets: others may give theirs the same labels."""
-        own = (pod for pod in self._pods.get(key, {}).values() if self._is_own(key, pod))
-        return tuple(sorted(own, key=lambda pod: (pod.group, pod.number, pod.uid)))
+        """Returns pods of the service's own StatefulSets: others may give theirs the same labels."""
+        found = (pod for pod in self._pods.get(key, {}).values() if self._belongs(key, pod))
+        return tuple(sorted(found, key=lambda pod: (pod.group, pod.number, pod.uid)))
 
     def gangs(self) -> tuple[Gang, ...]:
-        """Of all services, those that wait for nodes. Only services with a pod that has none are looked at."""
-        keys = sorted({self._where[uid][0] for uid in self._unplaced})
+        """Returns the gangs of all services that wait for nodes; only services with an unscheduled pod can have one."""
+        keys = sorted({self._index[uid][0] for uid in self._unscheduled})
         return tuple(gang for key in keys for gang in waiting_gangs(key, self.pods(key)))
 
     def put(self, kind: Kind, body: Manifest) -> Key | None:
-        """The service that this is news for, if it is news."""
+        """Stores a version of an object. Returns the service that it belongs to if it is news, else None."""
         metadata = body["metadata"]
         uid, version = metadata["uid"], version_of(body)
         held = self._seen.get(uid)
@@ -68,24 +68,24 @@ class Cache:
             return None
         before = self._forget(uid)
         self._seen[uid] = (kind, metadata["namespace"], metadata["name"], version)
-        trimmed = {**body, "metadata": {**metadata, "managedFields": own_fields(metadata)}}
-        return self._place(kind, uid, trimmed) or before
+        trimmed = {**body, "metadata": {**metadata, "managedFields": applied_fields(metadata)}}
+        return self._insert(kind, uid, trimmed) or before
 
     def drop(self, uid: str) -> Key | None:
-        """The object is gone. Returns the service that this is news for."""
+        """Removes a deleted object. Returns the service that it belonged to if that is news, else None."""
         self._gone[uid] = None
         if len(self._gone) > _TOMBSTONES:
             del self._gone[next(iter(self._gone))]
         return self._forget(uid)
 
     def drop_unlisted(self, kind: Kind, namespace: str | None, listed: Container[str], at: int) -> list[Key]:
-        """What a list of version `at`, with the UIDs `listed`, no longer has, is gone. Returns the services that it is news for."""
-        # What was written after the list was made is not in it.
+        """Removes what a list of version `at`, with the UIDs `listed`, no longer has. Returns the services that it belonged to."""
+        # Objects that were written after the list was made are not in it.
         missed = [uid for uid, version in self.seen(kind, namespace).items() if uid not in listed and version <= at]
         return [key for uid in missed if (key := self.drop(uid)) is not None]
 
     def seen(self, kind: Kind, namespace: str | None) -> dict[str, int]:
-        """resourceVersions by UID of what is held of one kind."""
+        """Returns resourceVersions by UID of the stored objects of one kind."""
         return {
             uid: version
             for uid, (its_kind, its_namespace, _, version) in self._seen.items()
@@ -97,7 +97,7 @@ class Cache:
 
     def _forget(self, uid: str) -> Key | None:
         seen = self._seen.pop(uid, None)
-        key, owner_uid = self._where.pop(uid, (None, ""))
+        key, owner_uid = self._index.pop(uid, (None, ""))
         if seen is None or key is None:
             return None
         kind, _, name, _ = seen
@@ -105,14 +105,14 @@ class Cache:
             del self._services[key]
         elif kind is POD:
             _remove(self._pods, key, uid)
-            self._unplaced.discard(uid)
+            self._unscheduled.discard(uid)
         else:
             held = self._children.get(owner_uid, {}).get((kind.name, name))
             if held is not None and held["metadata"]["uid"] == uid:
                 _remove(self._children, owner_uid, (kind.name, name))
         return key
 
-    def _place(self, kind: Kind, uid: str, body: Manifest) -> Key | None:
+    def _insert(self, kind: Kind, uid: str, body: Manifest) -> Key | None:
         metadata = body["metadata"]
         owner = controller_of(body) or {}
         if kind is INFERENCE_SERVICE:
@@ -122,18 +122,18 @@ class Cache:
             key, owner_uid = (metadata["namespace"], metadata["labels"][SERVICE_LABEL]), ""
             pod = self._pods.setdefault(key, {})[uid] = read_pod(body)
             if not pod.scheduled:
-                self._unplaced.add(uid)
+                self._unscheduled.add(uid)
         elif owner.get("kind") == INFERENCE_SERVICE.name:
             key, owner_uid = (metadata["namespace"], owner["name"]), owner["uid"]
             self._children.setdefault(owner_uid, {})[kind.name, metadata["name"]] = body
         else:
             return None
-        self._where[uid] = (key, owner_uid)
+        self._index[uid] = (key, owner_uid)
         return key
 
-    def _is_own(self, key: Key, pod: Pod) -> bool:
-        """Of a StatefulSet that went before this operator came nobody knows whose it was; its pods drain."""
-        held = self._where.get(pod.owner)
+    def _belongs(self, key: Key, pod: Pod) -> bool:
+        """Returns whether the pod is of the service. Of a StatefulSet that this operator never saw only deleted pods count."""
+        held = self._index.get(pod.owner)
         if held is not None:
             return held[0] == key
         return pod.owner in self._gone or (pod.deleted_at is not None and not pod.unlabelled)

@@ -1,7 +1,7 @@
-"""Nodes that take no new pods: who empties a node cordons it first, as `kubectl drain` does, and groups on it may be preceded.
+"""Cordoned cluster nodes, which take no new pods. A node is cordoned before it is emptied; groups on it may be replaced early.
 
-They are listed on a clock. The API server picks them, so that the answer is nearly always empty, and the many changes of a node
-cost nothing. Where nodes may not be listed (an installation for some namespaces) nobody knows them.
+They are listed periodically. The API server selects them, so the answer is nearly always empty, and a node's many changes cost
+nothing. Where nodes may not be listed (an installation for some namespaces) they are unknown.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class Cordons:
-    """`wake` is called with the names of nodes that were cordoned, or are no longer."""
+    """Names of cordoned nodes. `wake` is called with those that were cordoned, or are no longer."""
 
     def __init__(self, kube: Kube, wake: Callable[[Iterable[str]], None]) -> None:
         self._kube, self._wake = kube, wake
         self.names: frozenset[str] | None = None
-        """None: nobody knows."""
+        """Names; None while they are unknown."""
 
     async def run(self) -> None:
-        """Never ends by itself."""
+        """Runs until it is cancelled."""
         while True:
-            await self.look()
+            await self.refresh()
             await asyncio.sleep(PERIOD if self.names is not None else REFUSED_PERIOD)
 
-    async def look(self) -> None:
-        """What cannot be asked now stays as it was."""
+    async def refresh(self) -> None:
+        """Lists the nodes. When the list fails the names stay as they were."""
         try:
             answer = await self._kube.get(NODE.path(None), {"fieldSelector": "spec.unschedulable=true", "resourceVersion": "0"})
         except KubeError as error:

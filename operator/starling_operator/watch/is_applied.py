@@ -1,4 +1,4 @@
-"""Whether a live object already is what would be applied: then nothing needs to be sent."""
+"""Comparison of live objects with manifests: an object that already is as wanted need not be applied."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from typing import Any
 
 from starling_operator.plan.observed import Manifest
 
-# Of a live object, what changes without anybody having changed what was applied.
+# Metadata of a live object that changes although nobody changed what was applied.
 _MOVING = ("resourceVersion", "generation", "managedFields", "creationTimestamp")
 
 
@@ -15,7 +15,7 @@ _WHOLE = ("selector", "podSelector", "namespaceSelector", "matchLabels")
 
 
 def is_applied(live: Any, wanted: Any) -> bool:
-    """Every field of `wanted` is in `live` so. Lists must be equally long and in order, selectors have no more keys."""
+    """Returns whether `live` has every field of `wanted`. Lists must be equally long and in order, selectors have no more keys."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(_holds_key(live, key, value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -24,7 +24,7 @@ def is_applied(live: Any, wanted: Any) -> bool:
 
 
 def _holds_key(live: dict[str, Any], key: str, value: Any) -> bool:
-    # A field that is null is not sent to storage by the API server.
+    # The API server does not store a field that is null.
     if value is None:
         return True
     return key in live and is_applied(live[key], value) and (key not in _WHOLE or len(live[key]) == len(value))

@@ -1,7 +1,7 @@
-"""Whether the node of a pod that a taint sends away is gone. Only then is a node looked at: no list of nodes is kept.
+"""Health of cluster nodes from which a taint evicts a pod. Nodes are read only then, and never listed.
 
-The taint alone does not tell. An administrator's NoExecute empties a live node, whose pods drain their streams; on a dead one
-nobody is left to end them. Where nodes may not be read (an installation for some namespaces) the pod itself has to tell.
+The taint alone does not say whether the node is gone. An administrator's NoExecute empties a live node, whose pods drain their
+streams; on a dead one nobody ends them. Where nodes may not be read (an installation for some namespaces) only the pod is known.
 """
 
 import logging
@@ -14,43 +14,43 @@ from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.plan.observed import Manifest, Pod
 from starling_operator.watch.pods import read_time
 
-ASK_AGAIN = 4.0
+READ_AGAIN = 4.0
 OVERDUE = 30.0
-"""Seconds after the end of its grace period: a kubelet that lives has killed a pod by then, whatever it does."""
+"""Seconds after the end of a pod's grace period. A kubelet that lives has killed the pod by then."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """down_since: seconds since the epoch; None: the node works, as far as its kubelet says. 0: there is no such node."""
+    """down_since: seconds since the epoch. None: the node works, by its kubelet's word. 0: there is no such node."""
 
     down_since: float | None
 
 
 class Nodes:
-    """Asked about each node at most every ASK_AGAIN seconds, and only while a pod of ours is being sent away from it."""
+    """Reads each node at most every READ_AGAIN seconds, and only while a taint evicts one of our pods from it."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._known: dict[str, tuple[float, NodeHealth | None]] = {}
         self._may_read = True
 
-    async def look(self, pods: Iterable[Pod]) -> None:
-        """Raises ApiError."""
+    async def refresh(self, pods: Iterable[Pod]) -> None:
+        """Reads the nodes that are due. Raises KubeError."""
         for name in {pod.host for pod in pods if pod.evicted and pod.host}:
-            asked_at, _ = self._known.get(name, (-ASK_AGAIN, None))
-            if time.monotonic() - asked_at >= ASK_AGAIN:
-                self._known[name] = (time.monotonic(), await self._ask(name))
+            read_at, _ = self._known.get(name, (-READ_AGAIN, None))
+            if time.monotonic() - read_at >= READ_AGAIN:
+                self._known[name] = (time.monotonic(), await self._read(name))
 
-    def judged(self, pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
-        """The pods, with `lost` set on those that a taint sends away from a node that is gone."""
+    def with_lost(self, pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
+        """Returns the pods, with `lost` set on those that a taint evicts from a node that is gone."""
         return tuple(replace(pod, lost=pod.lost or self._is_lost(pod, now)) if pod.evicted else pod for pod in pods)
 
     def _is_lost(self, pod: Pod, now: float) -> bool:
         return pod.host in self._known and is_lost(pod, self._known[pod.host][1], now)
 
-    async def _ask(self, name: str) -> NodeHealth | None:
-        """None: it may not be read."""
+    async def _read(self, name: str) -> NodeHealth | None:
+        """Returns None where nodes may not be read."""
         try:
             return read_health(await self._kube.get(NODE.path(None, name)))
         except KubeError as error:
@@ -65,7 +65,7 @@ class Nodes:
 
 
 def read_health(node: Manifest) -> NodeHealth:
-    """By its Ready condition, which the node controller makes Unknown when the kubelet falls silent."""
+    """Reads the Ready condition, which the node controller sets to Unknown when the kubelet falls silent."""
     conditions = node.get("status", {}).get("conditions", ())
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), {"status": "Unknown"})
     if ready["status"] == "True":
@@ -74,7 +74,7 @@ def read_health(node: Manifest) -> NodeHealth:
 
 
 def is_lost(pod: Pod, health: NodeHealth | None, now: float) -> bool:
-    """`health` is None where nobody may ask: then the node controller's mark tells, or that nothing ends the pod."""
+    """Returns whether the pod's node is gone. Without `health` the node controller's mark decides, or that nothing ends the pod."""
     down_since = pod.unreported_since if health is None else health.down_since
     if health is not None or down_since is not None:
         # A kubelet that is restarted is silent for a moment.

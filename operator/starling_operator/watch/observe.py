@@ -1,4 +1,4 @@
-"""From what the watches and the agents have shown to what `plan` decides from. Asks nobody anything."""
+"""Builds `Observed`, the input of `plan`, from the cache and the agents' reports. Sends no request."""
 
 import time
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
-from starling_operator.plan.belief import with_report
 from starling_operator.plan.observed import LeaderAnswer, Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.pod_report import with_report
 from starling_operator.plan.token import token_of
 from starling_operator.watch.cache import Cache
 
@@ -24,7 +24,7 @@ def observe(
     answers: Mapping[str, LeaderAnswer] | None = None,
     class_name: str = "",
 ) -> Observed | None:
-    """None: there is no such service for this operator, or it is being deleted, and its children go with it."""
+    """Returns None where this operator has no such service, or where it is being deleted, and its children with it."""
     body = cache.service(key)
     if body is None or "deletionTimestamp" in body["metadata"] or class_of(body) != class_name:
         return None
@@ -42,12 +42,12 @@ def observe(
 
 
 def class_of(body: Manifest) -> str:
-    """Which operator serves it, as an ingressClassName tells which controller does."""
+    """Returns the class of operators that serve it, as an ingressClassName names a controller."""
     return str((body.get("spec") or {}).get("className") or "")
 
 
 def read_service(body: Manifest) -> Service:
-    """A spec that cannot be read is told in the status, by its field; it does not stop the operator."""
+    """Parses the object. A spec of the wrong form becomes `spec_error`, which the status shows; it stops nothing."""
     metadata = body["metadata"]
     parsed = parse_spec(body.get("spec") or {})
     return Service(
@@ -63,7 +63,7 @@ def read_service(body: Manifest) -> Service:
 
 
 def _read_status(status: Manifest) -> InferenceServiceStatus:
-    """Fields of a later release are left alone; a status that cannot be read at all is written anew."""
+    """Parses the status without fields of a later release. One that cannot be parsed is written again."""
     try:
         return InferenceServiceStatus.model_validate(status, extra="ignore")
     except ValidationError:
@@ -71,5 +71,5 @@ def _read_status(status: Manifest) -> InferenceServiceStatus:
 
 
 def _with_report(pod: Pod, key: Key, reports: AgentReports) -> Pod:
-    heard = reports.of(pod.uid)
-    return pod if heard is None else with_report(pod, key[1], heard.report, heard.age, heard.error)
+    reply = reports.reply(pod.uid)
+    return pod if reply is None else with_report(pod, key[1], reply.report, reply.age, reply.error)

@@ -1,6 +1,6 @@
 """ServiceMonitor and HTTPRoute: their CRDs are installed and removed while the operator runs.
 
-They are listed on a clock, for a watch could not outlive its kind: a CRD that comes or goes, and a drift, is seen within PERIOD
+They are listed periodically, for a watch could not outlive its kind. A CRD that comes or goes, and a drift, is seen within PERIOD
 seconds.
 """
 
@@ -20,46 +20,46 @@ log = logging.getLogger(__name__)
 
 
 class OptionalKinds:
-    """Those that the cluster has now, and their objects in the cache."""
+    """Optional kinds that the cluster has now; their objects are in the cache."""
 
     def __init__(self, kube: Kube, cache: Cache, scopes: Sequence[str | None], wake: Callable[[Key], None]) -> None:
         self._kube, self._cache, self._scopes, self._wake = kube, cache, scopes, wake
-        self._there: set[Kind] = set()
+        self._present: set[Kind] = set()
 
-    def fit(self, settings: Settings) -> Settings:
-        """For this cluster."""
-        return replace(settings, service_monitors=SERVICE_MONITOR in self._there)
+    def adapt(self, settings: Settings) -> Settings:
+        """Returns the settings for this cluster."""
+        return replace(settings, service_monitors=SERVICE_MONITOR in self._present)
 
     async def run(self) -> None:
-        """Never ends by itself."""
+        """Runs until it is cancelled."""
         while True:
-            await self.look()
+            await self.refresh()
             await asyncio.sleep(PERIOD)
 
-    async def look(self) -> None:
-        """A kind that cannot be listed stays as it was."""
+    async def refresh(self) -> None:
+        """Lists all optional kinds. One that cannot be listed stays as it was."""
         for kind in OPTIONAL:
             try:
-                await self._look_at(kind)
+                await self._refresh_kind(kind)
             except KubeError as error:
                 log.warning("%s cannot be listed: %s", kind.plural, error)
 
     async def has(self, kind: Kind) -> bool:
-        """Whether the cluster has the kind at this moment, optional or not. Raises ApiError."""
+        """Returns whether the cluster has the kind at this moment, optional or not. Raises KubeError."""
         if kind in OPTIONAL:
-            await self._look_at(kind)
-        return kind not in OPTIONAL or kind in self._there
+            await self._refresh_kind(kind)
+        return kind not in OPTIONAL or kind in self._present
 
-    async def _look_at(self, kind: Kind) -> None:
+    async def _refresh_kind(self, kind: Kind) -> None:
         try:
             for scope in self._scopes:
                 await self._list(kind, scope)
         except KubeError as error:
             if error.status != 404:
                 raise
-            self._gone(kind)
+            self._on_removed(kind)
         else:
-            self._come(kind)
+            self._on_installed(kind)
 
     async def _list(self, kind: Kind, scope: str | None) -> None:
         answer = await self._kube.get(kind.path(scope), {"labelSelector": kind.selector})
@@ -68,19 +68,19 @@ class OptionalKinds:
         for key in (*filter(None, news), *self._cache.drop_unlisted(kind, scope, listed, at)):
             self._wake(key)
 
-    def _come(self, kind: Kind) -> None:
-        if kind not in self._there:
+    def _on_installed(self, kind: Kind) -> None:
+        if kind not in self._present:
             log.info("the cluster has %s", kind.plural)
-            self._there.add(kind)
+            self._present.add(kind)
             self._wake_all()
 
-    def _gone(self, kind: Kind) -> None:
-        """Its objects went with it."""
+    def _on_removed(self, kind: Kind) -> None:
+        """Drops the kind's objects, which are gone with it."""
         for uid in self._cache.seen(kind, None):
             self._cache.drop(uid)
-        if kind in self._there:
+        if kind in self._present:
             log.info("the cluster no longer has %s", kind.plural)
-            self._there.discard(kind)
+            self._present.discard(kind)
             self._wake_all()
 
     def _wake_all(self) -> None:

@@ -1,6 +1,6 @@
-"""Fields that were applied once and are no longer wanted: the live object holds all that is wanted, and still has to be applied.
+"""Fields that were applied once and are no longer wanted. Such an object has all that is wanted, and still has to be applied.
 
-The API server keeps the fields of each manager in the object itself, so this is known after a restart of the operator too.
+The API server stores each manager's fields in the object itself, so they are known after a restart of the operator too.
 """
 
 import json
@@ -11,8 +11,8 @@ from starling_operator.plan.observed import Manifest
 from starling_operator.watch.is_applied import digest
 
 
-def own_fields(metadata: Manifest) -> str:
-    """What we have applied, as JSON: it is large, and seldom looked at. "" for an object that was never applied."""
+def applied_fields(metadata: Manifest) -> str:
+    """Returns the fields that we have applied as JSON text, for they are large and rarely read; "" where nothing was applied."""
     for entry in metadata.get("managedFields", ()):
         if entry["manager"] == MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
             return json.dumps(entry["fieldsV1"])
@@ -20,7 +20,7 @@ def own_fields(metadata: Manifest) -> str:
 
 
 def left_over(fields: dict[str, Any], wanted: Any) -> bool:
-    """Whether `fields`, in the API server's form of field sets, names anything that `wanted` does not have."""
+    """Returns whether `fields`, in the API server's form of field sets, has any that `wanted` lacks."""
     return any(key != "." and _is_left_over(key, below, wanted) for key, below in fields.items())
 
 
@@ -38,12 +38,12 @@ def _is_left_over(key: str, below: dict[str, Any], wanted: Any) -> bool:
 
 
 def _has_keys(item: dict[str, Any], keys: dict[str, Any]) -> bool:
-    """Keys that the item leaves out have the API's default, such as protocol TCP."""
+    """Returns whether the item has these keys; one that it leaves out has the API's default, such as protocol TCP."""
     return all(item.get(name, value) == value for name, value in keys.items())
 
 
 class Ownership:
-    """Answers for each object once, until it or what is wanted of it changes."""
+    """Caches `left_over` by object, until the object or its manifest changes."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[str, str, bool]] = {}

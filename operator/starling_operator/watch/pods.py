@@ -1,4 +1,4 @@
-"""A pod's body, read for what decisions need of it; the body itself is not kept."""
+"""Reads from a pod's body what decisions need; the body itself is not stored."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from datetime import datetime
 from starling_operator.cluster.kinds import GROUP
 from starling_operator.plan.observed import Manifest, Pod
 
-# What every container goes through; it is no trouble.
+# States that every container goes through.
 _ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
 _NEEDED = ("revision", "role")
 
@@ -37,13 +37,13 @@ def read_pod(body: Manifest) -> Pod:
         unreported_since=_unreported_since(body),
         tolerates=_tolerates(spec.get("tolerations", ())),
         restarts=sum(container.get("restartCount", 0) for container in _containers(status)),
-        waiting=_trouble(body),
+        waiting=_waiting(body),
         last_log=_last_log(status),
     )
 
 
 def read_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time."""
+    """Returns the seconds since the epoch of an RFC 3339 time."""
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -63,14 +63,14 @@ def _condition(body: Manifest, kind: str) -> Manifest:
 
 
 def _deleted_at(metadata: Manifest) -> float | None:
-    """deletionTimestamp is when the pod has to be gone: the grace period after it was asked for."""
+    """Returns when the deletion was requested: deletionTimestamp lies later by the grace period."""
     if "deletionTimestamp" not in metadata:
         return None
     return read_time(metadata["deletionTimestamp"]) - float(metadata.get("deletionGracePeriodSeconds", 0))
 
 
 def _drains(body: Manifest) -> bool:
-    """Not a pod that has failed, nor one that is deleted with less than its own grace: so the operator restarts a broken group."""
+    """Returns whether the pod drains. Not a failed one, nor one deleted with less than its own grace, as when a group restarts."""
     metadata, phase = body["metadata"], body.get("status", {}).get("phase")
     if _is_shut_down(body):
         return True
@@ -82,7 +82,7 @@ def _drains(body: Manifest) -> bool:
 
 
 def _is_shut_down(body: Manifest) -> bool:
-    """By its kubelet, which ends with its node and deletes no pod: it is said when the pod has ended. Not for want of memory."""
+    """Returns whether its kubelet ended the pod because the node shuts down, and not because memory is short."""
     disrupted = _condition(body, "DisruptionTarget")
     by_kubelet = disrupted.get("status") == "True" and disrupted.get("reason") == "TerminationByKubelet"
     return by_kubelet and body["status"].get("reason") != "Evicted"
@@ -94,40 +94,40 @@ def _is_evicted(body: Manifest) -> bool:
 
 
 def _unreported_since(body: Manifest) -> float | None:
-    """A kubelet gives a reason for an unready pod, and calls its containers unready too; the node controller does neither."""
+    """Returns since when the node controller calls the pod unready: it gives no reason, and leaves the containers' condition."""
     ready, containers = _condition(body, "Ready"), _condition(body, "ContainersReady")
     marked = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
     return read_time(ready["lastTransitionTime"]) if marked and "lastTransitionTime" in ready else None
 
 
 def _tolerates(tolerations: Iterable[Manifest]) -> float:
-    """As Kubernetes takes them: of several tolerations of one trouble the shortest; one without a time is for ever."""
+    """Returns the seconds that Kubernetes tolerates: the shortest of several tolerations; one without a time is for ever."""
     found = [entry for entry in tolerations if entry.get("effect", "NoExecute") == "NoExecute"]
 
     def seconds(key: str) -> float:
         matching = [entry for entry in found if entry.get("key", key) == key]
         return min((float(entry.get("tolerationSeconds", math.inf)) for entry in matching), default=0.0)
 
-    return min(seconds(f"node.kubernetes.io/{trouble}") for trouble in ("not-ready", "unreachable"))
+    return min(seconds(f"node.kubernetes.io/{taint}") for taint in ("not-ready", "unreachable"))
 
 
-def _trouble(body: Manifest) -> str:
-    """The first trouble there is: of a container, of the whole pod, of its placing."""
+def _waiting(body: Manifest) -> str:
+    """Returns the first problem: of a container, of the whole pod, of its scheduling."""
     status = body.get("status", {})
     for container in _containers(status):
         state = container.get("state", {})
         found = state.get("waiting") or state.get("terminated") or {}
         if found.get("reason", "Completed") not in _ROUTINE:
-            return _said(found["reason"], found.get("message") or _exit_code(found))
+            return _described(found["reason"], found.get("message") or _exit_code(found))
     if status.get("reason"):
-        return _said(status["reason"], status.get("message", ""))
+        return _described(status["reason"], status.get("message", ""))
     placed = _condition(body, "PodScheduled")
     if placed.get("status") == "False":
-        return _said(placed.get("reason", "Unschedulable"), placed.get("message", ""))
+        return _described(placed.get("reason", "Unschedulable"), placed.get("message", ""))
     return ""
 
 
-def _said(reason: str, message: str) -> str:
+def _described(reason: str, message: str) -> str:
     return f"{reason}: {message.strip()}" if message.strip() else reason
 
 
@@ -136,7 +136,7 @@ def _exit_code(terminated: Manifest) -> str:
 
 
 def _last_log(status: Manifest) -> str:
-    """The termination message of the newest end of a container, in its present state or the one before."""
+    """Returns the newest termination message of a container, from its present state or the one before."""
     for container in _containers(status):
         for state in (container.get("state", {}), container.get("lastState", {})):
             message = state.get("terminated", {}).get("message", "")

@@ -1,4 +1,4 @@
-"""kopf, held to watching: nothing of it is stored on any object, and it posts nothing."""
+"""Settings of kopf: it only watches, stores nothing on any object, and posts nothing."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from starling_operator.cluster.waiting import LONGEST_PAUSE
 
 
 class NoProgress(kopf.ProgressStorage):
-    """Handlers of events have no progress to remember."""
+    """Stores nothing: handlers of events have no progress."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -30,7 +30,7 @@ class NoProgress(kopf.ProgressStorage):
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Nothing is compared; the usual storage copies every object at every event to be able to."""
+    """Compares nothing: kopf's usual storage copies every object at every event for that."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -43,14 +43,14 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 class Backoffs:
-    """Of kopf's own requests, in seconds. They never end, and nor do its watches: an API server that is gone comes back."""
+    """Pauses between kopf's own requests, in seconds, without end: an API server that is gone comes back."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1, 1, 2, 3, 5, 8, 13), itertools.repeat(LONGEST_PAUSE))
 
 
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
-    """The API server filters by label. No list of namespaces or CRDs is watched: that would need rights on them."""
+    """Lets the API server filter by label. Namespaces and CRDs are not watched: that would need rights on them."""
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False

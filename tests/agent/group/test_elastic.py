@@ -1,4 +1,4 @@
-"""A group whose leader changes its size while it serves: real agents, whose engine cores hold the experts among them."""
+"""A group whose leader changes its size while it serves: real agents, whose engine cores share the experts."""
 
 import json
 import os
@@ -27,14 +27,14 @@ SETTINGS = {
     "layout": {"data": 1, "per_node": 1, "elastic": {"min": 1, "max": 4}},
     "recovery": {"progress_timeout_seconds": 10},
 }
-"""Of every agent of an elastic group."""
+"""Configuration of every agent of an elastic group."""
 
 
 def put(leader: Agent, name: str, data: int) -> httpx.Response:
     return leader.admin.put("/admin/scale", json={"operation": name, "data": data})
 
 
-def scaled(leader: Agent, name: str, data: int) -> Operation:
+def scale(leader: Agent, name: str, data: int) -> Operation:
     """Sends an operation and waits for its end."""
     leader.first_report(time.monotonic() + 30)
     assert put(leader, name, data).status_code == 202
@@ -51,7 +51,7 @@ def serves(size: int) -> Callable[[Report], bool]:
     return check
 
 
-class Streams:
+class StreamingClients:
     """Clients that read one completion after another, until they are stopped."""
 
     def __init__(self, agents: list[Agent]) -> None:
@@ -78,7 +78,7 @@ class Streams:
             self.texts[prompt].add("".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]))
             self.done += 1
 
-    def more(self, count: int = 6) -> None:
+    def read_more(self, count: int = 6) -> None:
         wanted, deadline = self.done + count, time.monotonic() + 60
         while self.done < wanted:
             assert time.monotonic() < deadline and not self.errors, self.errors
@@ -91,45 +91,45 @@ class Streams:
         assert not self.errors
 
 
-def test_it_grows_and_shrinks_under_streams(start_node: Callable[..., Agent]) -> None:
+def test_a_group_grows_and_shrinks_while_clients_stream(start_node: Callable[..., Agent]) -> None:
     first = start_node(0, **SETTINGS)
     second = start_node(1, first, **SETTINGS)
     waiting = first.reports(lambda report: report.size.joined == 2)[-1]
-    assert not waiting.ready and waiting.operation is None, "nobody has said how large it is to be"
-    first_size = scaled(first, "one", 1)
+    assert not waiting.ready and waiting.operation is None, "the operator has not given its size yet"
+    first_size = scale(first, "one", 1)
     assert (first_size.source, first_size.target, first_size.nodes, first_size.epoch) == (0, 1, 1, 1)
     first.reports(serves(1))
     assert not second.report().ready, "it is in no epoch"
 
-    streams = Streams([first])
-    streams.more()
-    operation = scaled(first, "two", 2)
+    streams = StreamingClients([first])
+    streams.read_more()
+    operation = scale(first, "two", 2)
     assert set(operation.seconds) == {"waiting", "preparing", "committing", "releasing"} and operation.epoch == 2
     for agent in (first, second):
         report = agent.reports(serves(2))[-1]
         assert report.topology is not None and report.topology.ranks == 2 and report.epoch == 2
     assert first.report().size.effective == 2
-    through_both = Streams([second])
-    streams.more()
-    through_both.more()
+    clients_of_second = StreamingClients([second])
+    streams.read_more()
+    clients_of_second.read_more()
 
-    refused_without_a_change(first, second)
+    bad_operations_are_refused(first, second)
 
-    scaled(first, "back", 1)
+    scale(first, "back", 1)
     left = second.reports(lambda report: not report.ready)[-1]
     assert left.phase == "serving", "its open streams go on through it"
-    for clients in (streams, through_both):
-        clients.more(3)
+    for clients in (streams, clients_of_second):
+        clients.read_more(3)
         clients.stop()
     for prompt in PROMPTS:
-        assert len(streams.texts[prompt] | through_both.texts[prompt]) == 1, "the size changes no token"
+        assert len(streams.texts[prompt] | clients_of_second.texts[prompt]) == 1, "the size changes no token"
     assert put(first, "back", 1).json()["phase"] == "done", "the same id is the same operation"
     committed = 'starling:elastic_operation_seconds_count{phase="committing"} 3.0'
     assert committed in first.http.get("/metrics").text
     assert first.report().size.effective == 1
 
 
-def refused_without_a_change(first: Agent, second: Agent) -> None:
+def bad_operations_are_refused(first: Agent, second: Agent) -> None:
     def code(answer: httpx.Response) -> tuple[int, str]:
         return answer.status_code, answer.json()["error"]["code"]
 
@@ -149,7 +149,7 @@ def refused_without_a_change(first: Agent, second: Agent) -> None:
 def test_a_group_that_lost_a_core_comes_back_with_its_size(start_node: Callable[..., Agent]) -> None:
     first = start_node(0, **SETTINGS)
     second = start_node(1, first, **SETTINGS)
-    scaled(first, "two", 2)
+    scale(first, "two", 2)
     for agent in (first, second):
         agent.reports(serves(2))
     os.kill(second.core_pid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agent.node.conftest import Agent, Reader, StartAgent, ask, free_port, start_agent
+from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, free_port, start_agent
 
 __all__ = ["start_agent"]
 pytestmark = pytest.mark.timeout(400)
@@ -28,50 +28,50 @@ def start_node(start_agent: StartAgent) -> Callable[..., Agent]:
     return start
 
 
-def until_data(agent: Agent, size: int) -> None:
-    """Until it is ready and sees so many data parallel ranks."""
+def wait_for_ranks(agent: Agent, size: int) -> None:
+    """Waits until the agent is ready and reports `size` data parallel ranks."""
     agent.reports(lambda report: report.ready and report.topology is not None and report.topology.data == size)
 
 
-def test_two_nodes_share_the_work_and_one_goes_on_without_the_other(start_node: Callable[..., Agent]) -> None:
+def test_two_nodes_share_requests_and_one_goes_on_without_the_other(start_node: Callable[..., Agent]) -> None:
     first = start_node(0)
     second = start_node(1, first)
     for agent in (first, second):
-        until_data(agent, 2)
+        wait_for_ranks(agent, 2)
     report = second.report()
     assert (report.leader, first.report().leader, report.topology and report.topology.ranks) == (False, True, 2)
-    assert [ask(agent).status_code for agent in (first, second)] == [200, 200]
+    assert [complete(agent).status_code for agent in (first, second)] == [200, 200]
     many_requests_reach_both_cores(first, second)
-    another_node_is_refused(start_node, first)
-    only_the_leader_answers_and_only_to_nodes(first, second)
+    a_node_of_another_revision_is_refused(start_node, first)
+    only_the_leader_answers_polls_and_only_of_nodes(first, second)
 
     second.process.send_signal(signal.SIGKILL)
-    until_data(first, 1)
+    wait_for_ranks(first, 1)
     assert "engine core 1 of chat-1a2b3c4-0-1" in (first.report().last_error or "")
-    assert first.report().ready and ask(first).status_code == 200
+    assert first.report().ready and complete(first).status_code == 200
     again = start_node(1, first)
     for agent in (first, again):
-        until_data(agent, 2)
+        wait_for_ranks(agent, 2)
     many_requests_reach_both_cores(again, first)
 
 
-def many_requests_reach_both_cores(asked: Agent, other: Agent) -> None:
-    """All are sent to one node."""
-    before = generated(asked, other)
+def many_requests_reach_both_cores(target: Agent, other: Agent) -> None:
+    """All requests are sent to one node."""
+    before = generated(target, other)
 
     async def send() -> list[int]:
         body = {"model": "pydoc", "max_tokens": 16, "ignore_eos": True}
-        async with httpx.AsyncClient(base_url=asked.url, timeout=60.0, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=target.url, timeout=60.0, trust_env=False) as client:
             answers = [client.post("/v1/completions", json={**body, "prompt": f"import {n}"}) for n in range(8)]
             return [answer.status_code for answer in await asyncio.gather(*answers)]
 
     assert asyncio.run(send()) == [200] * 8
-    gained = [now - then for now, then in zip(generated(asked, other, sum(before) + 8 * 16), before, strict=True)]
+    gained = [now - then for now, then in zip(generated(target, other, sum(before) + 8 * 16), before, strict=True)]
     assert sum(gained) == 8 * 16 and min(gained) >= 16, "each core is counted once, by its own node"
 
 
 def generated(first: Agent, second: Agent, enough: float = 0) -> list[float]:
-    """The tokens that each has counted, once they are enough and more than two pings brought no others."""
+    """Returns the tokens that each has counted, once they are enough and two more pings brought no others."""
     counts = [[agent.metric("vllm:generation_tokens_total") for agent in (first, second)]]
     deadline = time.monotonic() + 30
     while sum(counts[-1]) < enough or counts[-3:] != [counts[-1]] * 3:
@@ -81,17 +81,17 @@ def generated(first: Agent, second: Agent, enough: float = 0) -> list[float]:
     return counts[-1]
 
 
-def another_node_is_refused(start_node: Callable[..., Agent], leader: Agent) -> None:
-    """By the leader, in words; what serves is left alone."""
+def a_node_of_another_revision_is_refused(start_node: Callable[..., Agent], leader: Agent) -> None:
+    """The leader gives the reason, and the group goes on."""
     stranger = start_node(1, leader, revision="7654321")
-    told = stranger.reports(lambda report: report.last_error is not None)[-1]
-    assert "the leader refuses this node" in (told.last_error or "") and "7654321" in (told.last_error or "")
-    assert not told.ready
+    refused = stranger.reports(lambda report: report.last_error is not None)[-1]
+    assert "the leader refuses this node" in (refused.last_error or "") and "7654321" in (refused.last_error or "")
+    assert not refused.ready
     stranger.close()
-    assert leader.report().ready and ask(leader).status_code == 200
+    assert leader.report().ready and complete(leader).status_code == 200
 
 
-def only_the_leader_answers_and_only_to_nodes(leader: Agent, other: Agent) -> None:
+def only_the_leader_answers_polls_and_only_of_nodes(leader: Agent, other: Agent) -> None:
     answer = other.admin.post("/admin/group", json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_leader")
     assert f"127.0.0.1:{leader.config['admin']['port']}" in answer.text
@@ -109,24 +109,24 @@ def test_a_node_waits_for_its_leader_and_finds_it_again(start_node: Callable[...
     assert f"the leader at http://127.0.0.1:{port}/admin/group does not answer" in (waiting.last_error or "")
     first = start_node(0, admin={"port": port})
     for agent in (first, second):
-        until_data(agent, 2)
+        wait_for_ranks(agent, 2)
     assert second.report().last_error is None
 
     first.process.send_signal(signal.SIGKILL)
-    until_data(second, 1)
-    assert ask(second).status_code == 200, "it serves without its leader"
+    wait_for_ranks(second, 1)
+    assert complete(second).status_code == 200, "it serves without its leader"
     again = start_node(0, admin={"port": port})
     for agent in (again, second):
-        until_data(agent, 2)
+        wait_for_ranks(agent, 2)
 
 
-def test_a_node_that_drains_finishes_what_others_sent_to_it(start_node: Callable[..., Agent]) -> None:
-    patient = {"seconds": 250}
-    first = start_node(0, drain=patient)
-    second = start_node(1, first, drain=patient)
+def test_a_node_that_drains_finishes_requests_of_other_nodes(start_node: Callable[..., Agent]) -> None:
+    long_drain = {"seconds": 250}
+    first = start_node(0, drain=long_drain)
+    second = start_node(1, first, drain=long_drain)
     for agent in (first, second):
-        until_data(agent, 2)
-    streams = [Reader(first, 1500) for _ in range(2)]
+        wait_for_ranks(agent, 2)
+    streams = [StreamReader(first, 1500) for _ in range(2)]
     deadline = time.monotonic() + 30
     while second.metric("vllm:num_requests_running") != 1:
         assert time.monotonic() < deadline, "one of the streams runs on the other node"

@@ -1,4 +1,4 @@
-"""Groups of two nodes on a cluster that has IPv6 alone: they are reached, and reach each other, at such addresses."""
+"""Groups of two nodes on a cluster with IPv6 alone: clients reach them, and they reach each other, at such addresses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,9 @@ import httpx
 import pytest
 from starling_agent.contract.listening import has_ipv6
 
-from tests.agent.group.test_elastic import SETTINGS, scaled, serves
-from tests.agent.group.test_group import until_data
-from tests.agent.group.test_spanning import greedy
+from tests.agent.group.test_elastic import SETTINGS, scale, serves
+from tests.agent.group.test_group import wait_for_ranks
+from tests.agent.group.test_multi_node_rank import greedy_text
 from tests.agent.node.conftest import Agent, StartAgent, start_agent
 
 __all__ = ["start_agent"]
@@ -19,7 +19,7 @@ LISTENS = {"endpoint": {"host": "::1"}, "admin": {"host": "::1"}}
 
 @pytest.fixture
 def start_node(start_agent: StartAgent) -> Callable[..., Agent]:
-    """start(number, leader=None, **changes): as in test_group, with ::1 as the address of all nodes."""
+    """Starts nodes as in test_group, with ::1 as the address of all: start(number, leader=None, **changes)."""
 
     def start(number: int, leader: Agent | None = None, **changes: Any) -> Agent:
         environment = {"STARLING_POD_IP": "::1"}
@@ -38,14 +38,14 @@ def test_a_model_split_over_two_nodes_answers_from_both(start_node: Callable[...
     layout = {"layout": {"pipeline": 2, "per_node": 1}}
     second = start_node(1, first := start_node(0, **layout), **layout)
     for agent in (first, second):
-        until_data(agent, 1)
-    assert len({greedy(agent) for agent in (first, second)}) == 1
+        wait_for_ranks(agent, 1)
+    assert len({greedy_text(agent) for agent in (first, second)}) == 1
 
 
-def test_a_group_grows_by_a_node_that_takes_experts_over(start_node: Callable[..., Agent]) -> None:
+def test_a_group_grows_by_a_node_that_takes_over_experts(start_node: Callable[..., Agent]) -> None:
     second = start_node(1, first := start_node(0, **SETTINGS), **SETTINGS)
-    scaled(first, "one", 1)
-    scaled(first, "two", 2)
+    scale(first, "one", 1)
+    scale(first, "two", 2)
     for agent in (first, second):
         agent.reports(serves(2))
-    assert len({greedy(agent) for agent in (first, second)}) == 1
+    assert len({greedy_text(agent) for agent in (first, second)}) == 1

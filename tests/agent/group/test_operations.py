@@ -1,4 +1,4 @@
-"""`/admin/scale` on the real admin application, over a stand-in for what carries changes out."""
+"""`/admin/scale` on the real admin application, with a fake Resizer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,8 +25,8 @@ from tests.operator.plan.building import make_report
 ELASTIC = LayoutConfig.model_validate({"tensor": 2, "per_node": 4, "elastic": {"min": 2, "max": 8}})
 
 
-class Resizer:
-    """Stops where a test says so; `go` lets it on."""
+class FakeResizer:
+    """Waits for `go` before the commit, and then fails with `fault` if there is one."""
 
     def __init__(self) -> None:
         self.data = 2
@@ -53,12 +53,12 @@ class Resizer:
         self.data, self.epoch = change.target, self.epoch + 1
 
 
-class Desk:
-    """A client of the admin application, with what is behind it."""
+class AdminClient:
+    """A client of the admin application, with the operations and the report behind it."""
 
     def __init__(self, http: httpx.AsyncClient, operations: Operations, state: ReportState) -> None:
-        self.http, self.operations, self.state, self.resizer = http, operations, state, Resizer()
-        operations.serve(self.resizer)
+        self.http, self.operations, self.state, self.resizer = http, operations, state, FakeResizer()
+        operations.set_resizer(self.resizer)
 
     async def put(self, name: str, data: int) -> httpx.Response:
         return await self.http.put("/admin/scale", json={"operation": name, "data": data})
@@ -89,68 +89,68 @@ def client(state: ReportState, folder: Path, operations: Operations | None) -> h
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def admin(tmp_path: Path) -> AsyncIterator[AdminClient]:
     state = ReportState(make_report(), lambda: 0)
     operations = Operations(ELASTIC, lambda operation: state.update(operation=operation))
     async with client(state, tmp_path, operations) as http:
-        yield Desk(http, operations, state)
+        yield AdminClient(http, operations, state)
 
 
-async def test_an_operation_goes_through_its_phases_and_is_known_by_its_id(desk: Desk) -> None:
-    answer = await desk.put("a", 4)
+async def test_an_operation_goes_through_its_phases_and_is_found_by_its_id(admin: AdminClient) -> None:
+    answer = await admin.put("a", 4)
     began = Operation.model_validate_json(answer.content)
     assert (answer.status_code, began.phase, began.source, began.target, began.nodes) == (202, "waiting", 2, 4, 2)
-    assert (await desk.until("a", "preparing")).epoch == 0
-    assert (await desk.put("a", 4)).json()["phase"] == "preparing", "the same operation, and not begun again"
-    assert code(await desk.put("a", 6)) == (400, "invalid_target")
-    desk.resizer.go.set()
-    done = await desk.until("a", "done")
-    assert (done.epoch, done.progress, desk.resizer.data) == (2, 1.0, 4)
+    assert (await admin.until("a", "preparing")).epoch == 0
+    assert (await admin.put("a", 4)).json()["phase"] == "preparing", "the same operation, and not begun again"
+    assert code(await admin.put("a", 6)) == (400, "invalid_target")
+    admin.resizer.go.set()
+    done = await admin.until("a", "done")
+    assert (done.epoch, done.progress, admin.resizer.data) == (2, 1.0, 4)
     assert done.seconds["committing"] >= 0.05 and set(done.seconds) == {"waiting", "preparing", "committing", "releasing"}
     assert done.loaded == {"peers": LoadedExperts(experts=3, bytes=6_000, bytes_per_second=3_000)}
-    assert desk.state.report.operation == done, "the operator reads it there"
-    assert (await desk.put("a", 4)).json()["phase"] == "done"
-    assert code(await desk.delete("a")) == (409, "too_late")
+    assert admin.state.report.operation == done, "the operator reads it there"
+    assert (await admin.put("a", 4)).json()["phase"] == "done"
+    assert code(await admin.delete("a")) == (409, "too_late")
 
 
-async def test_one_at_a_time_and_cancelled_before_its_commit_only(desk: Desk) -> None:
-    await desk.put("a", 4)
-    await desk.until("a", "preparing")
-    assert code(await desk.put("b", 6)) == (409, "operation_running")
-    assert (await desk.delete("a")).status_code == 202
-    assert (await desk.until("a", "cancelled")).error is None and desk.resizer.undone
-    assert (await desk.delete("a")).json()["phase"] == "cancelled"
-    desk.resizer.go.set()
-    await desk.put("b", 6)
-    await desk.until("b", "committing", "done")
-    assert code(await desk.delete("b")) == (409, "too_late")
-    assert (await desk.until("b", "done")).target == 6
+async def test_operations_run_one_at_a_time_and_are_cancelled_only_before_their_commit(admin: AdminClient) -> None:
+    await admin.put("a", 4)
+    await admin.until("a", "preparing")
+    assert code(await admin.put("b", 6)) == (409, "operation_running")
+    assert (await admin.delete("a")).status_code == 202
+    assert (await admin.until("a", "cancelled")).error is None and admin.resizer.undone
+    assert (await admin.delete("a")).json()["phase"] == "cancelled"
+    admin.resizer.go.set()
+    await admin.put("b", 6)
+    await admin.until("b", "committing", "done")
+    assert code(await admin.delete("b")) == (409, "too_late")
+    assert (await admin.until("b", "done")).target == 6
 
 
-async def test_what_comes_to_nothing_says_why(desk: Desk) -> None:
-    desk.resizer.fault = EpochFailed("rank 3 could not load")
-    desk.resizer.go.set()
-    await desk.put("a", 4)
-    failed = await desk.until("a", "failed")
-    assert (failed.error, failed.epoch, desk.resizer.data) == ("rank 3 could not load", 0, 2)
+async def test_an_operation_that_fails_reports_the_cause(admin: AdminClient) -> None:
+    admin.resizer.fault = EpochFailed("rank 3 could not load")
+    admin.resizer.go.set()
+    await admin.put("a", 4)
+    failed = await admin.until("a", "failed")
+    assert (failed.error, failed.epoch, admin.resizer.data) == ("rank 3 could not load", 0, 2)
 
 
-async def test_a_change_waits_for_somebody_to_carry_it_out(desk: Desk) -> None:
-    desk.operations.serve(None)
-    desk.resizer.go.set()
-    assert (await desk.put("first", 2)).json()["source"] == 0
+async def test_an_operation_waits_while_no_engine_runs(admin: AdminClient) -> None:
+    admin.operations.set_resizer(None)
+    admin.resizer.go.set()
+    assert (await admin.put("first", 2)).json()["source"] == 0
     await asyncio.sleep(0)  # its task has had a turn
-    assert (await desk.get("first")).phase == "waiting"
-    desk.operations.serve(desk.resizer)
-    await desk.until("first", "done")
+    assert (await admin.get("first")).phase == "waiting"
+    admin.operations.set_resizer(admin.resizer)
+    await admin.until("first", "done")
 
 
 @pytest.mark.parametrize("data", [1, 3, 10])
-async def test_sizes_that_cannot_be(desk: Desk, data: int) -> None:
-    answer = await desk.put("a", data)
+async def test_a_size_that_the_group_cannot_have_is_refused_with_the_possible_ones(admin: AdminClient, data: int) -> None:
+    answer = await admin.put("a", data)
     assert code(answer) == (400, "invalid_target")
     assert "possible are 2, 4, 6, 8" in answer.text and answer.json()["error"]["param"] == "data"
-    assert desk.state.report.operation is None
+    assert admin.state.report.operation is None
 
 
 @pytest.mark.parametrize(
@@ -163,32 +163,34 @@ async def test_sizes_that_cannot_be(desk: Desk, data: int) -> None:
         ([], None, "invalid_value"),
     ],
 )
-async def test_requests_that_cannot_be(desk: Desk, body: Any, field: str | None, reason: str) -> None:
-    answer = await desk.http.put("/admin/scale", json=body)
+async def test_a_malformed_request_is_refused_and_its_field_named(
+    admin: AdminClient, body: Any, field: str | None, reason: str
+) -> None:
+    answer = await admin.http.put("/admin/scale", json=body)
     assert code(answer) == (400, reason) and answer.json()["error"]["param"] == field
 
 
-async def test_the_rest_that_is_refused(desk: Desk, tmp_path: Path) -> None:
-    assert code(await desk.http.get("/admin/scale", params={"operation": "nobody"})) == (404, "unknown_operation")
-    assert code(await desk.delete("nobody")) == (404, "unknown_operation")
-    assert code(await desk.http.get("/admin/scale")) == (400, "invalid_value")
-    assert (await desk.http.put("/admin/scale", headers={"Authorization": "Bearer guess"}, json={})).status_code == 401
-    desk.resizer.dead = "rank 1 on 10.0.0.2 is gone"
-    answer = await desk.put("a", 4)
+async def test_unknown_operations_lost_ranks_other_nodes_and_fixed_sizes_are_refused(admin: AdminClient, tmp_path: Path) -> None:
+    assert code(await admin.http.get("/admin/scale", params={"operation": "nobody"})) == (404, "unknown_operation")
+    assert code(await admin.delete("nobody")) == (404, "unknown_operation")
+    assert code(await admin.http.get("/admin/scale")) == (400, "invalid_value")
+    assert (await admin.http.put("/admin/scale", headers={"Authorization": "Bearer guess"}, json={})).status_code == 401
+    admin.resizer.dead = "rank 1 on 10.0.0.2 is gone"
+    answer = await admin.put("a", 4)
     assert code(answer) == (409, "rank_dead") and "10.0.0.2" in answer.text
-    async with client(desk.state, tmp_path, None) as follower:
+    async with client(admin.state, tmp_path, None) as follower:
         answer = await follower.put("/admin/scale", json={"operation": "a", "data": 4})
         assert code(answer) == (409, "not_leader") and "10.0.0.1:8001" in answer.text
     fixed = Operations(LayoutConfig(data=2), lambda _: None)
-    async with client(desk.state, tmp_path, fixed) as http:
+    async with client(admin.state, tmp_path, fixed) as http:
         answer = await http.put("/admin/scale", json={"operation": "a", "data": 4})
         assert code(answer) == (400, "invalid_target") and "keeps its size of 2" in answer.text
 
 
-async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
-    desk.resizer.go.set()
+async def test_old_operations_are_forgotten(admin: AdminClient) -> None:
+    admin.resizer.go.set()
     for number in range(REMEMBERED + 1):
-        await desk.put(f"{number}", 4)
-        await desk.until(f"{number}", "done")
-    assert code(await desk.delete("0")) == (404, "unknown_operation")
-    assert (await desk.get("1")).phase == "done"
+        await admin.put(f"{number}", 4)
+        await admin.until(f"{number}", "done")
+    assert code(await admin.delete("0")) == (404, "unknown_operation")
+    assert (await admin.get("1")).phase == "done"

@@ -8,6 +8,7 @@ import pytest
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Returns the files of a certificate and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from starling_agent.contract.report import Report
 
-from tests import forks
+from tests import fork_server
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "starling-pydoc"
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A good one, on free ports; `changes` replace parts of it or fields of them."""
+    """Makes a valid configuration on free ports; `changes` replace parts of it or fields of them."""
     (folder / "token").write_text(TOKEN + "\n")
     config: dict[str, Any] = {
         "namespace": "default",
@@ -76,7 +76,7 @@ class Agent:
         return Report.model_validate_json(answer.content)
 
     def reports(self, enough: Callable[[Report], bool], seconds: float = SECONDS) -> list[Report]:
-        """All that a long poll sees from now until `enough` holds."""
+        """Returns all reports of a long poll from now until `enough` holds."""
         deadline = time.monotonic() + seconds
         seen = [self.first_report(deadline)]
         while not enough(seen[-1]):
@@ -99,7 +99,7 @@ class Agent:
                 time.sleep(0.02)
 
     def core_pid(self) -> int:
-        (pid,) = forks.pids_of(self.process.pid, "starling_engine.core")
+        (pid,) = fork_server.pids_of(self.process.pid, "starling_engine.core")
         return pid
 
     def metric(self, name: str) -> float:
@@ -129,18 +129,18 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
             *, text: str | None = None, pod: str = "chat-1a2b3c4-0-0", environment: dict[str, str] | None = None, **changes: Any
         ) -> Agent:
             config = configuration(folder, **changes)
-            own = folder / f"agent-{time.monotonic_ns()}"
-            own.mkdir()
-            (own / "agent.json").write_text(json.dumps(config) if text is None else text)
-            with (own / "log").open("wb") as errors:
+            run_folder = folder / f"agent-{time.monotonic_ns()}"
+            run_folder.mkdir()
+            (run_folder / "agent.json").write_text(json.dumps(config) if text is None else text)
+            with (run_folder / "log").open("wb") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "starling_cli.main", "agent", "--config", str(own / "agent.json")],
-                    cwd=own,
+                    [sys.executable, "-m", "starling_cli.main", "agent", "--config", str(run_folder / "agent.json")],
+                    cwd=run_folder,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={**os.environ, **forks.environment(), "STARLING_POD_NAME": pod, **(environment or {})},
+                    env={**os.environ, **fork_server.environment(), "STARLING_POD_NAME": pod, **(environment or {})},
                 )
-            agent = Agent(process, own, config)
+            agent = Agent(process, run_folder, config)
             stack.callback(agent.close)
             return agent
 
@@ -149,7 +149,7 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
 
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """One that serves, for all tests that leave it as they found it."""
+    """An agent that serves, for all tests that leave it unchanged."""
     with _agents(tmp_path_factory.mktemp("agent")) as start:
         running = start()
         running.until("serving")
@@ -162,8 +162,8 @@ def start_agent(tmp_path: Path) -> Iterator[StartAgent]:
         yield start
 
 
-class Reader(threading.Thread):
-    """Reads one stream to its end. `begun` once there is something of it."""
+class StreamReader(threading.Thread):
+    """Reads one stream to its end. `begun` is set with its first bytes."""
 
     def __init__(self, agent: Agent, max_tokens: int) -> None:
         super().__init__(daemon=True)
@@ -189,5 +189,5 @@ class Reader(threading.Thread):
         return json.loads(self.result(seconds).rstrip().rsplit("data: ", 1)[1])
 
 
-def ask(agent: Agent) -> httpx.Response:
+def complete(agent: Agent) -> httpx.Response:
     return agent.http.post("/v1/completions", json={"model": "pydoc", "prompt": "import", "max_tokens": 2})

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub that hashes as the real one does, and that can be slow, silent or wrong."""
+"""A fake Hugging Face hub with the hashes of the real one. It can be slow, silent or wrong."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ PIECE = 64 * 1024
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves `folder` as org/name; org/gated needs terms accepted.
+    """Serves `folder` as org/name; org/gated has terms that are not accepted.
 
     delay      seconds before each 64 KiB of a file
-    silences   how many more downloads of the weights stop half way and hang
-    corrupt    how many more downloads of the weights bring other bytes
-    moves      whether somebody pushes to the main branch each time that somebody has asked what it is
+    silences   number of next downloads of the weights that stop half way and hang
+    corrupt    number of next downloads of the weights with wrong bytes
+    moves      if set, the main branch gets a new commit each time that it is resolved
     """
 
     daemon_threads = True
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Logs nothing."""
 
     def _answer(self, body: bool) -> None:
         self.server.tokens.add(self.headers["Authorization"])
@@ -142,7 +142,7 @@ def _entry(path: Path) -> dict[str, object]:
 
 
 def _hash(path: Path) -> str:
-    """As the hub's ETags: SHA-256 for large files, git's own for the others."""
+    """Returns the hub's ETag: SHA-256 for large files, git's own hash for others."""
     content = path.read_bytes()
     return hashlib.sha256(content).hexdigest() if path.suffix == ".safetensors" else _git_hash(content)
 

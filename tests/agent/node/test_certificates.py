@@ -1,4 +1,4 @@
-"""A certificate that is renewed in its file is used for the next connection; one that cannot be used is not."""
+"""A certificate renewed in its file is used for the next connection, if it is valid."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
-from starling_agent.node.certificates import keep_renewed
+from starling_agent.node.certificates import watch_certificate
 from starling_agent.server.http_server import HttpServer, bind
 from starling_agent.settings import Tls
 from starling_engine.errors import ConfigError
@@ -15,8 +15,8 @@ from starling_engine.errors import ConfigError
 from tests.agent.node.certificates import make_certificate
 
 
-class Server(HttpServer):
-    """Tells when it has tried a certificate, and when it has taken one."""
+class ObservedServer(HttpServer):
+    """Sets events when it tries a certificate, and when it has loaded one."""
 
     tried: asyncio.Event
     renewed: asyncio.Event
@@ -27,12 +27,12 @@ class Server(HttpServer):
         self.renewed.set()
 
 
-async def test_renewal(tmp_path: Path):
+async def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(tmp_path: Path):
     certificate, key = make_certificate(tmp_path)
     tls = Tls(str(certificate), str(key))
-    server, listener = Server(Starlette(), tls), bind("127.0.0.1", 0)
+    server, listener = ObservedServer(Starlette(), tls), bind("127.0.0.1", 0)
     server.tried, server.renewed = asyncio.Event(), asyncio.Event()
-    tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(keep_renewed(server, tls, 0.05))]
+    tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watch_certificate(server, tls, 0.05))]
     listener.listen()
     address = listener.getsockname()
     try:
@@ -59,7 +59,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
         HttpServer(Starlette(), Tls(str(certificate), str(key)))
 
 
-async def test_a_handshake_has_the_time_of_a_header(tmp_path: Path):
+async def test_a_tls_handshake_has_the_time_limit_of_a_header(tmp_path: Path):
     certificate, key = make_certificate(tmp_path)
     server, listener = HttpServer(Starlette(), Tls(str(certificate), str(key)), read_seconds=0.1), bind("127.0.0.1", 0)
     listener.listen()

@@ -1,4 +1,4 @@
-"""All ranks of a revision load one commit, whenever they start and wherever the name points to by then."""
+"""All pods of a revision load one commit, although the branch moves between their starts."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-class Rank:
-    """One agent until it knows what to load; each has a cache of its own, as on nodes of their own."""
+class LoadingAgent:
+    """An agent until it knows its commit. Each has a cache of its own, as on different cluster nodes."""
 
     def __init__(self, folder: Path, source: str = "hf://org/name", file: Path | None = None) -> None:
         self.model = ModelSourceConfig(source=source, cache_dir=str(folder), served_names=["m"])
@@ -43,43 +43,43 @@ class Rank:
         return (await pinned(self.model, self.pin, self.state)).source
 
     async def commit(self) -> str:
-        """What the name means to it."""
+        """Returns the commit that the name means to it."""
         report = self.state.report
         while report.commit is None:
             report = await self.state.wait(report.version, report.incarnation, 30.0)
         return report.commit
 
 
-async def test_ranks_load_the_pinned_commit_though_the_repository_moves_between_them(hub: Hub, tmp_path: Path):
+async def test_agents_load_the_pinned_commit_though_the_branch_moves_between_them(hub: Hub, tmp_path: Path):
     hub.moves = True
-    first, second = (Rank(tmp_path / name, file=tmp_path / "absent") for name in "ab")
-    loads = [asyncio.create_task(rank.source()) for rank in (first, second)]
-    meant = {await first.commit(), await second.commit()}
-    assert COMMIT in meant and len(meant) == 2, "the name meant two things"
-    assert not any(load.done() for load in loads), "nobody loads before the commit is chosen"
-    for rank in (first, second):
-        rank.pin.tell(COMMIT)
+    first, second = (LoadingAgent(tmp_path / name, file=tmp_path / "absent") for name in "ab")
+    loads = [asyncio.create_task(agent.source()) for agent in (first, second)]
+    resolved = {await first.commit(), await second.commit()}
+    assert COMMIT in resolved and len(resolved) == 2, "the branch moved meanwhile"
+    assert not any(load.done() for load in loads), "no agent loads before the commit is chosen"
+    for agent in (first, second):
+        agent.pin.choose(COMMIT)
     assert {await load for load in loads} == {f"hf://org/name@{COMMIT}"}
-    assert {rank.state.report.commit for rank in (first, second)} == {COMMIT}
+    assert {agent.state.report.commit for agent in (first, second)} == {COMMIT}
 
 
-async def test_a_pin_that_is_mounted_is_taken_without_the_hub_or_an_operator(tmp_path: Path):
+async def test_a_mounted_pin_is_used_without_the_hub_or_the_operator(tmp_path: Path):
     (tmp_path / "commit").write_text(COMMIT + "\n")
-    rank = Rank(tmp_path, source="hf://org/name@v1", file=tmp_path / "commit")
-    assert await rank.source() == f"hf://org/name@{COMMIT}"
+    agent = LoadingAgent(tmp_path, source="hf://org/name@v1", file=tmp_path / "commit")
+    assert await agent.source() == f"hf://org/name@{COMMIT}"
 
 
 @pytest.mark.parametrize("source", [f"hf://org/name@{COMMIT}", "file:///models/chat"])
-async def test_what_cannot_move_waits_for_nobody(source: str, tmp_path: Path):
-    assert await Rank(tmp_path, source=source, file=tmp_path / "absent").source() == source
+async def test_a_source_that_cannot_move_needs_no_pin(source: str, tmp_path: Path):
+    assert await LoadingAgent(tmp_path, source=source, file=tmp_path / "absent").source() == source
 
 
 @pytest.mark.usefixtures("hub")
-async def test_without_the_hub_a_name_means_what_the_cache_has_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_without_the_hub_a_name_means_the_commit_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for _ in range(2):
-        rank = Rank(tmp_path, file=tmp_path / "absent")
-        load = asyncio.create_task(rank.source())
-        assert await rank.commit() == COMMIT
+        agent = LoadingAgent(tmp_path, file=tmp_path / "absent")
+        load = asyncio.create_task(agent.source())
+        assert await agent.commit() == COMMIT
         load.cancel()
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -87,11 +87,11 @@ async def test_without_the_hub_a_name_means_what_the_cache_has_of_it(tmp_path: P
 @pytest.mark.usefixtures("hub")
 async def test_a_repository_that_is_refused_fails_at_once(tmp_path: Path):
     with pytest.raises(NodeFailure, match="gated: accept its terms") as caught:
-        await Rank(tmp_path, source="hf://org/gated", file=tmp_path / "absent").source()
+        await LoadingAgent(tmp_path, source="hf://org/gated", file=tmp_path / "absent").source()
     assert caught.value.fatal
 
 
-async def test_the_operator_tells_the_commit_with_its_poll_and_the_first_one_stays(tmp_path: Path):
+async def test_the_operator_sends_the_commit_with_its_poll_and_the_first_one_stays(tmp_path: Path):
     (tmp_path / "token").write_text("secret")
     pin = Pin(tmp_path / "absent")
     state = ReportState(make_report(), lambda: 0)
@@ -107,7 +107,7 @@ async def test_the_operator_tells_the_commit_with_its_poll_and_the_first_one_sta
             assert pin.known == known
 
 
-def test_a_digest_tells_checkpoints_apart_and_not_where_they_are(tmp_path: Path):
+def test_a_digest_depends_on_the_checkpoint_and_not_on_its_folder(tmp_path: Path):
     header = (2).to_bytes(8, "little") + b"{}"
     contents = [
         {"config.json": b"{}", "model.safetensors": header + b"1234"},

@@ -1,4 +1,4 @@
-"""Secrets that come late and change, on a real node."""
+"""Secrets that come late, and change, on a real node."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.agent.node.conftest import Agent, StartAgent
 
 
 def mount(volume: Path, number: int, keys: str) -> None:
-    """As a kubelet does: a folder of its own for each version, and one link that is swapped."""
+    """Mounts keys as a kubelet does: a folder for each version, and one link that is swapped."""
     version = volume / f"..{number}"
     version.mkdir(parents=True)
     (version / "api-keys").write_text(keys)
@@ -23,12 +23,12 @@ def status(agent: Agent, key: str) -> int:
     return agent.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
 
 
-def test_a_missing_secret_is_told_and_a_revoked_key_is_refused_without_a_restart(start_agent: StartAgent, tmp_path: Path):
+def test_a_missing_secret_is_reported_and_a_revoked_key_is_refused_without_a_restart(start_agent: StartAgent, tmp_path: Path):
     volume = tmp_path / "secret"
     agent = start_agent(endpoint={"api_key_file": str(volume / "api-keys"), "api_key_secret": "chat-keys"})
-    told = agent.reports(lambda report: report.last_error is not None)[-1]
-    assert told.phase == "starting" and "Secret 'chat-keys' is missing" in str(told.last_error)
-    assert "kubectl create secret generic chat-keys" in str(told.last_error)
+    waiting = agent.reports(lambda report: report.last_error is not None)[-1]
+    assert waiting.phase == "starting" and "Secret 'chat-keys' is missing" in str(waiting.last_error)
+    assert "kubectl create secret generic chat-keys" in str(waiting.last_error)
 
     mount(volume, 1, "leaked\nkept\n")
     assert agent.until("serving")[-1].last_error is None

@@ -1,11 +1,11 @@
-"""Sleep through the admin endpoint: a pod leaves its Service, and is well."""
+"""Sleep through the admin endpoint: the pod is unready, but healthy."""
 
 import httpx
 
-from tests.agent.node.conftest import Agent, ask
+from tests.agent.node.conftest import Agent, complete
 
 
-def test_the_admin_endpoint_puts_a_node_to_sleep(agent: Agent) -> None:
+def test_a_node_sleeps_and_wakes_by_its_admin_endpoint(agent: Agent) -> None:
     assert httpx.post(f"{agent.admin.base_url}/admin/sleep", trust_env=False).status_code == 401
     assert agent.http.post("/sleep").status_code == 404, "not without enable_sleep_mode"
     assert agent.admin.post("/admin/sleep?level=2").json() == {"is_sleeping": True}
@@ -15,11 +15,11 @@ def test_the_admin_endpoint_puts_a_node_to_sleep(agent: Agent) -> None:
     assert agent.admin.get("/health").status_code == 200
     ready = agent.admin.get("/ready")
     assert ready.status_code == 503 and ready.json()["reason"] == "asleep"
-    assert ask(agent).json()["error"]["code"] == "engine_asleep"
+    assert complete(agent).json()["error"]["code"] == "engine_asleep"
     assert agent.admin.get("/admin/is_sleeping").json() == {"is_sleeping": True}
     assert agent.admin.post("/admin/wake_up?tags=kv").status_code == 400
     assert agent.admin.post("/admin/wake_up").json() == {"is_sleeping": False}
     report = agent.reports(lambda report: report.ready)[-1]
     assert not report.asleep and report.engine_restarts == 0
-    assert ask(agent).status_code == 200
+    assert complete(agent).status_code == 200
     assert 'sleep_state="awake"} 1.0' in agent.http.get("/metrics").text

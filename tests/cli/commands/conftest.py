@@ -40,7 +40,7 @@ class OneNamespace:
 
 
 def install_crd(kubeconfig):
-    """As a user would: `starling crds | kubectl apply --server-side -f -`."""
+    """Installs the CRDs as a user would: `starling crds | kubectl apply --server-side -f -`."""
     apply = [*kubectl(kubeconfig), "apply", "--server-side", "-f", "-"]
     done = subprocess.run(apply, input=starling("crds").stdout, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr

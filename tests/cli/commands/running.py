@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 REPOSITORY = Path(__file__).parents[3]
 ENVIRONMENT = {"COLUMNS": "200", "NO_COLOR": "1", "KUBECONFIG": "/nonexistent", "KUBERNETES_SERVICE_HOST": None}
-"""Without a cluster, unless a flag names one."""
+"""No cluster is configured; a flag may name one."""
 
 
 @dataclass
 class Answer:
-    """As subprocess.run gives it."""
+    """Result of a command, as of subprocess.run."""
 
     returncode: int
     stdout: str

@@ -2,7 +2,7 @@
 
 import pytest
 import typer
-from starling_cli.commands.chat import _who_and_what
+from starling_cli.commands.chat import _service_and_question
 
 from tests.cli.commands.running import starling
 
@@ -25,13 +25,13 @@ URL = "http://127.0.0.1:9"
     ],
 )
 def test_service_and_question(name, prompt, url, expected):
-    assert _who_and_what(name, prompt, url) == expected
+    assert _service_and_question(name, prompt, url) == expected
 
 
 @pytest.mark.parametrize(("name", "prompt", "url"), [("a", "b", URL), ("What is", "a list?", None)])
 def test_contradictions(name, prompt, url):
     with pytest.raises(typer.Exit):
-        _who_and_what(name, prompt, url)
+        _service_and_question(name, prompt, url)
 
 
 def test_a_service_without_a_cluster_says_what_to_do():

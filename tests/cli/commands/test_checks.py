@@ -1,4 +1,4 @@
-"""What `starling check` finds, as far as no cluster is needed."""
+"""Findings of `starling check` that need no cluster."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_devices_are_counted_over_nodes():
     assert devices.detail == "CPUs, 8 nvidia.com/gpu"
 
 
-def test_memory_is_told_in_gib():
+def test_memory_is_shown_in_gib():
     assert [found.detail for found in node_findings([node(memory="16777216Ki")])][1] == "4 CPUs, 16.0 GiB for pods"
 
 

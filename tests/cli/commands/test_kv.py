@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from starling_cli.commands.values import format_bytes, parse_age
 from starling_engine.kv_offload.secondary.base import ChunkPart
-from starling_engine.kv_offload.secondary.folder.header import encode
 from starling_engine.kv_offload.secondary.folder.inspect import read_object
+from starling_engine.kv_offload.secondary.folder.object_file import encode_header
 
 from tests.cli.commands.running import starling, starling_process
-from tests.engine.kv_offload.objects import FILE, MODEL, content, file_of, keep, quiet_tier, read, write
+from tests.engine.kv_offload.objects import FILE, MODEL, content, file_of, quiet_tier, read, run_janitor, write
 
 OTHER = replace(MODEL, model="org/other@commit", identity="other", dtype="bfloat16")
 DAY = 86400
@@ -70,7 +70,7 @@ def test_verify_names_what_is_damaged_and_removes_it_when_asked(folder: Path) ->
     assert starling("kv", "verify", folder).stdout.startswith("1 objects")
 
 
-def test_purge_asks(folder: Path) -> None:
+def test_purge_wants_a_confirmation(folder: Path) -> None:
     refused = starling("kv", "purge", folder, input="n\n")
     assert refused.returncode == 1 and "4 objects, 64.00 KiB of 2 models" in refused.stdout
     assert numbers(folder) == [0, 1, 2]
@@ -87,7 +87,7 @@ def test_purge_by_age_and_by_model(folder: Path) -> None:
 
 def test_an_engine_that_uses_the_folder_goes_on(folder: Path) -> None:
     tier = quiet_tier(folder)
-    keep(tier)
+    run_janitor(tier)
     assert read(tier, 0) == content(0)
     starling("kv", "purge", folder, "--yes")
     write(tier, 0)
@@ -105,7 +105,7 @@ def test_an_engine_that_uses_the_folder_goes_on(folder: Path) -> None:
         ("half", "holds no KV cache"),
     ],
 )
-def test_a_path_without_a_cache_is_told(tmp_path: Path, command: str, name: str, problem: str) -> None:
+def test_a_path_without_a_cache_is_reported(tmp_path: Path, command: str, name: str, problem: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "objects").write_text("")
@@ -119,7 +119,7 @@ def denied(path: object, *_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "purge"])
-def test_a_folder_that_may_not_be_read_is_told(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_read_is_reported(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.scandir", denied)
     answer = starling("kv", command, folder, input="y\n")
     assert answer.returncode == 2
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_neither_whole_nor_damaged(folder: Path, monkeypa
     assert starling("kv", "ls", folder).returncode == 0, "names that are not known"
 
 
-def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = file_of(folder, 1)
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda path: denied(path) if path == kept else unlink(path))
@@ -160,13 +160,13 @@ def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.Monkey
 def test_a_header_that_makes_no_sense_is_damage(folder: Path, changes: dict[str, Any]) -> None:
     path = file_of(folder, 0)
     header = msgspec.structs.replace(read_object(path), **changes)
-    path.write_bytes(encode(header).ljust(FILE, b"\0"))
+    path.write_bytes(encode_header(header).ljust(FILE, b"\0"))
     answer = starling("kv", "verify", folder)
     assert answer.returncode == 1 and f"{path} has a header that" in answer.stdout
     assert starling("kv", "ls", folder).returncode == 0
 
 
-def test_wrong_ages_are_told(folder: Path) -> None:
+def test_wrong_ages_are_refused(folder: Path) -> None:
     answer = starling("kv", "purge", folder, "--older-than", "yesterday", "--yes")
     assert answer.returncode == 2 and "7d" in answer.stderr
     assert [parse_age(text) for text in ("90s", "30m", "12h", "7d", "2w")] == [90, 1800, 43200, 7 * DAY, 14 * DAY]

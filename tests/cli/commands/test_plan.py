@@ -51,7 +51,7 @@ def test_a_layout_that_this_release_cannot_run_is_shown_and_refused(file):
     assert "2 nodes, 8 ranks each" in answer.stdout
 
 
-def test_many_groups_and_nodes_are_told_as_a_number(file):
+def test_many_groups_and_nodes_are_shown_as_a_number(file):
     answer = starling("plan", "-f", file(body(replicas=100)))
     assert "and 84 groups more" in answer.stdout
 

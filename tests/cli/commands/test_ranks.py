@@ -6,8 +6,8 @@ from starling_crds.layout import GroupLayout
 
 
 def layout(tensor=1, pipeline=1, data=1, nodes=1):
-    ranks = tensor * pipeline * data
-    return GroupLayout(nodes, ranks, tensor, pipeline, data, data * tensor)
+    per_node = tensor * pipeline * data // nodes
+    return GroupLayout(tensor=tensor, pipeline=pipeline, data=data, per_node=per_node)
 
 
 @pytest.mark.parametrize(

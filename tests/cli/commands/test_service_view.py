@@ -1,4 +1,4 @@
-"""What `starling status` reads of a service, whatever is missing."""
+"""A service as `starling status` reads it, also with fields missing."""
 
 from datetime import UTC, datetime, timedelta
 

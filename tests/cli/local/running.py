@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tests import forks
+from tests import fork_server
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "/opt/starling/models/starling-pydoc"
@@ -28,7 +28,7 @@ class RunningUp:
         # Short, for sockets are made below it.
         self.tmp = tempfile.mkdtemp(prefix="up-", dir="/tmp")
         command = [sys.executable, "-m", "starling_cli.main", "up", "-f", str(manifest), "--port", "0", "-o", "json", *flags]
-        environment = {**os.environ, "TMPDIR": self.tmp, **forks.environment()}
+        environment = {**os.environ, "TMPDIR": self.tmp, **fork_server.environment()}
         with self.out.open("wb") as out, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=errors, env=environment)
 
@@ -42,7 +42,7 @@ class RunningUp:
         return found[-1] if found else {"ready": False, "rows": [], "message": "", "trouble": "", "reason": ""}
 
     def wait_for(self, holds, seconds=READY_SECONDS):
-        """Until `holds(status)`."""
+        """Waits until `holds(status)`."""
         deadline = time.monotonic() + seconds
         while not holds(status := self.status):
             assert self.process.poll() is None, self.errors.read_text()
@@ -51,7 +51,7 @@ class RunningUp:
         return status
 
     def wait_for_status(self, holds, since):
-        """Until one of the lines after the first `since` is a status that holds: it may be over by now."""
+        """Waits until one of the lines after the first `since` is a status that holds: it may be over by now."""
         self.wait_for(lambda _: any(line["kind"] == "status" and holds(line) for line in self.lines[since:]))
 
     def wait_until_ready(self, groups="1/1"):
@@ -94,7 +94,7 @@ class RunningUp:
 
 
 def _child_named(parent, pod):
-    """Of all children the one that runs this pod."""
+    """Returns the child that runs this pod."""
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         if f"STARLING_POD_NAME={pod}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
             return int(child)

@@ -20,9 +20,9 @@ def parsed(text):
     return list(parse_documents(text, "file.yaml"))
 
 
-def test_each_has_its_place():
+def test_each_has_its_location():
     assert [document.name for document in parsed(TWO)] == ["one", "s", "two"]
-    assert parsed(TWO)[2].place == "file.yaml (document 4, InferenceService two)"
+    assert parsed(TWO)[2].location == "file.yaml (document 4, InferenceService two)"
 
 
 def test_a_list_stands_for_its_items():

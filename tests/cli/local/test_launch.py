@@ -182,7 +182,7 @@ def test_a_volume_that_only_a_cluster_has_is_refused(start):
         start(template=overlay)
 
 
-def test_what_a_process_does_not_heed_is_told():
+def test_unused_fields_are_named():
     overlay = {
         "spec": {
             "nodeSelector": {"a": "b"},

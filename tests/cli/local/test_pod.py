@@ -13,7 +13,7 @@ from starling_cli.local.volumes import LaunchError
 
 
 async def until(holds, seconds=10.0):
-    """Of files and processes, which tell nobody when they change."""
+    """Polls files and processes, whose changes cause no event."""
 
     def wait():
         deadline = time.monotonic() + seconds
@@ -71,7 +71,7 @@ async def test_it_runs_with_its_variables(run):
     assert running.pod.pid is not None
 
 
-async def test_an_end_is_told_and_the_first_restart_comes_at_once(run):
+async def test_an_end_is_reported_and_the_first_restart_comes_at_once(run):
     running = run("echo it broke >&2; exit 3")
     await running.until(lambda: running.pod.restarts == 2)
     assert running.pod.waiting.endswith("exit status 3: it broke")
@@ -144,13 +144,13 @@ async def test_a_pod_that_cannot_be_prepared_waits_and_is_tried_again(run):
     await running.runner.wait()
 
 
-async def test_a_command_that_is_not_there_is_told(run, tmp_path):
+async def test_a_missing_command_is_reported(run, tmp_path):
     launched = Launch((str(tmp_path / "none"),), {}, "t", "h", "c", 1.0)
     running = run("", prepare=lambda: launched)
     await running.until(lambda: "No such file" in running.pod.waiting)
 
 
-def test_pauses_grow_to_their_limit_and_begin_anew_after_a_calm_time():
+def test_pauses_grow_to_their_limit_and_begin_again_after_a_calm_time():
     pauses, pause = [], None
     for _ in range(8):
         pause = _next_pause(pause, ran=1.0)

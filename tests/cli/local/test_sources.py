@@ -1,4 +1,4 @@
-"""What file:// and pvc:// mean without a cluster."""
+"""Meaning of file:// and pvc:// without a cluster."""
 
 import pytest
 from starling_cli.local.sources import PathMap, SourceError, check_source, claim_folder, default_maps, map_path, parse_map
@@ -29,7 +29,7 @@ def test_the_first_mapping_that_leads_somewhere_wins(models, tmp_path):
     assert map_path("/m/small", [PathMap("/m", tmp_path / "none"), PathMap("/m", models)]) == models / "small"
 
 
-def test_what_was_tried_is_told(models):
+def test_tried_paths_are_named(models):
     with pytest.raises(SourceError, match=r"/m/large.*models/large.*--map /m/large=FOLDER"):
         map_path("/m/large", [PathMap("/m", models)])
 

@@ -33,7 +33,7 @@ def test_applying_the_same_changes_nothing(store):
     assert version(store) == before
 
 
-def test_applying_another_keeps_the_uid_and_moves_the_version(store):
+def test_a_change_has_the_same_uid_and_a_new_version(store):
     store.apply(manifest(port=1))
     uid, before = store.objects["Service", "a"]["metadata"]["uid"], version(store)
     store.apply(manifest(port=2))
@@ -47,7 +47,7 @@ def test_what_exists_is_not_created_again(store):
     assert store.objects["Service", "a"]["spec"] == {"port": 1}
 
 
-def test_deleting_asks_for_the_uid(store, tmp_path):
+def test_deleting_needs_the_uid(store, tmp_path):
     store.apply(manifest())
     store.delete("Service", "a", "another")
     assert ("Service", "a") in store.objects

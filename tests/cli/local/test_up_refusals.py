@@ -1,4 +1,4 @@
-"""What `starling up` refuses before it starts anything."""
+"""Refusals of `starling up` before it starts anything."""
 
 import socket
 
@@ -51,7 +51,7 @@ def test_a_mapping_of_the_wrong_form(file):
     assert "no mapping" in starling("up", "-f", file(), "--map", "here").stderr
 
 
-def test_a_port_in_use_is_told_before_an_agent_starts(file):
+def test_a_port_in_use_is_reported_before_an_agent_starts(file):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

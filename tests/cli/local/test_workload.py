@@ -1,4 +1,4 @@
-"""Which pods must start, and which must go."""
+"""Pods that must start or stop."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def pod(name="g-0", uid="u"):
         (group(), [pod()], [], []),
         ({}, [pod()], [], ["g-0"]),
         (group(replicas=1), [pod(), pod("g-1")], [], ["g-1"]),
-        # Made anew under the same name: the old pod goes first, and its successor waits for the name.
+        # Made again under the same name: the old pod goes first, and its successor waits for the name.
         (group(uid="v"), [pod(uid="u")], [], ["g-0"]),
         (group() | group("h", 2), [pod()], ["h-0", "h-1"], []),
     ],

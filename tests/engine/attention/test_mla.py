@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from starling_engine.attention import mla
-from starling_engine.attention.mla import MlaWeights, TorchMla
+from starling_engine.attention import mla_torch
+from starling_engine.attention.mla_torch import MlaWeights, TorchMla
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config import mla_shape
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan, plan_forms, spans
@@ -51,7 +51,7 @@ def weights(shape: MlaShape) -> MlaWeights:
 
 
 def turned(x: torch.Tensor, layer: MlaWeights) -> torch.Tensor:
-    """By complex numbers: x [T, heads, rope_dim], the tokens 0 .. T - 1."""
+    """Rotates by complex numbers: x [T, heads, rope_dim], the tokens 0 .. T - 1."""
     half = layer.shape.rope_dim // 2
     table = layer.cos_sin[: len(x)]
     turns = torch.complex(table[:, :half], table[:, half:])[:, None]
@@ -83,7 +83,7 @@ def test_equals_attention_written_out(
     if tight:
         monkeypatch.setattr(mla_shape, "SCRATCH", 8000)
         monkeypatch.setattr(mla_shape, "QUERY_ROWS", 6)
-        monkeypatch.setattr(mla, "QUERY_ROWS", 6)
+        monkeypatch.setattr(mla_torch, "QUERY_ROWS", 6)
     layer = weights(FORMS[form](**SHAPES[name]))
     narrow = replace(layer, w_uk=layer.w_uk.to(dtype), w_uv=layer.w_uv.to(dtype))
     shape, generator = layer.shape, torch.Generator().manual_seed(0)
@@ -119,7 +119,7 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
 
 
 def cost(shape: MlaShape, queries: int, context: int) -> tuple[int, int]:
-    """Of the absorbed and the expanded form, a head, counted matrix by matrix."""
+    """Returns the cost of the absorbed and of the expanded form, for a head, counted matrix by matrix."""
     rank, nope, value, pairs = shape.kv_rank, shape.nope_dim, shape.value_dim, 2 * mla_shape.ATTENTION_COST * queries * context
     absorbed = queries * nope * rank + pairs * shape.latent_dim + queries * rank * value
     expanded = context * rank * nope + context * rank * value + pairs * shape.expanded_dim

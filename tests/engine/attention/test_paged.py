@@ -56,7 +56,7 @@ def width(layer: AttentionWeights) -> int:
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """By complex numbers, unlike either backend. x [T, heads, D], one row of the table a token."""
+    """Rotates by complex numbers, unlike either backend. x [T, heads, D], one row of the table a token."""
     half = table.shape[-1] // 2
     turns = torch.complex(table[:, :half], table[:, half:])[:, None]
     turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * turns

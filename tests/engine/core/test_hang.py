@@ -8,7 +8,7 @@ from starling_engine.delta import Delta
 from starling_engine.errors import EngineDead
 from starling_engine.request import EngineRequest
 
-from tests.engine.held import StuckExecutor, core_process
+from tests.engine.held_executor import StuckExecutor, core_process
 
 
 async def test_work_without_progress_ends_every_request(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 from starling_engine import AsyncEngine, SamplingParams
 from starling_engine.outputs import RequestOutput
 
-from tests.engine.running import KV_BYTES, idle, running
+from tests.engine.real_engine import KV_BYTES, idle, running
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 TIE = 1e-4
-"""Where the two likeliest tokens are this close, either may come first."""
+"""Difference of the two likeliest tokens below which either may come first."""
 
 
 def prompts() -> list[list[int]]:

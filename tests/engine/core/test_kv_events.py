@@ -14,21 +14,21 @@ from starling_agent.contract.listening import has_ipv6
 from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError
 from starling_engine.kv import publisher
-from starling_engine.kv.endpoint import EventEndpoint, parse_endpoint
+from starling_engine.kv.event_endpoint import EventEndpoint, parse_endpoint
 from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockSpan, EventLog
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
 from tests.engine.listener import Cleared, Removed, Router, Stored, free_port, heard, listening, replay, take
-from tests.engine.running import running
-from tests.engine.toy import ToyEngine
+from tests.engine.real_engine import running
+from tests.engine.toy_engine import ToyEngine
 
 PUBLISHED = [AllBlocksCleared()]
 
 
 @pytest.mark.parametrize("window", [0, 24])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_router_knows_what_the_pool_knows(seed: int, window: int) -> None:
+def test_a_router_knows_the_pools_cache(seed: int, window: int) -> None:
     """Random traffic in a small pool, with and without salts, evictions and resets."""
     rng = random.Random(seed)
     engine = ToyEngine(num_blocks=40, window=window, depth=rng.choice([1, 2]), events=True)
@@ -68,17 +68,17 @@ def test_a_reset_beside_running_requests_removes_the_rest_only() -> None:
     assert router.known("GPU") == {0: set(engine.kv.pool._cached[0])} and len(router.cached["GPU"][0]) == 2
 
 
-def test_adapters_salts_and_latents_are_told() -> None:
+def test_salts_and_latents_are_published() -> None:
     log = EventLog([KVGroup(LatentSpec(8, 1, 8, 4), (0,)), KVGroup(KVSpec(8, 1, 8, 4), (1,))])
     for group in (0, 1):
-        log.stored(group, BlockSpan([b"1" * 32], None, [1] * 8, "lora", ("media", "salt")))
+        log.stored(group, BlockSpan([b"1" * 32], None, [1] * 8, "salt"))
     for group in (0, 1):
-        log.stored(group, BlockSpan([b"2" * 32], b"1" * 32, [2] * 8, "lora", ("media", "salt")))
-    log.stored(0, BlockSpan([b"9" * 32], b"8" * 32, [3] * 8, None, ()))
+        log.stored(group, BlockSpan([b"2" * 32], b"1" * 32, [2] * 8, "salt"))
+    log.stored(0, BlockSpan([b"9" * 32], b"8" * 32, [3] * 8, None))
     _, first, second, other = heard(log)
     assert isinstance(first, Stored) and isinstance(other, Stored)
-    assert first.token_ids == [1] * 8 + [2] * 8 and first.lora_name == "lora"
-    assert first.extra_keys == [("lora", "media", "salt"), ("lora",)]
+    assert first.token_ids == [1] * 8 + [2] * 8
+    assert first.extra_keys == [("salt",), None]
     assert (first.kv_cache_spec_kind, second.kv_cache_spec_kind) == ("mla_attention", "full_attention")
     assert other.parent_block_hash == int.from_bytes(b"8" * 8, "big") and other.extra_keys == [None]
 
@@ -87,7 +87,7 @@ def test_the_bytes_are_those_that_vllm_sends() -> None:
     """Positional batch, events as maps: what kthena's issue 1535 shows of vLLM 0.26; a hash is the last 64 bits."""
     log = EventLog([KVGroup(KVSpec(8, 1, 8, 4), (0,))])
     log.take()
-    log.stored(0, BlockSpan([b"h" * 32], None, list(range(8)), None, ()))
+    log.stored(0, BlockSpan([b"h" * 32], None, list(range(8)), None))
     log.removed(0, [b"h" * 32])
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.KVEventBatch(1.5, log.take(), 0)))
     hashed = int.from_bytes(b"h" * 8, "big")
@@ -128,7 +128,7 @@ def subscribed(events: EventPublisher, sub: "zmq.Socket[bytes]") -> int:
     raise AssertionError("nothing came")
 
 
-def test_what_was_missed_is_asked_for_again(context: "zmq.Context[Any]") -> None:
+def test_missed_batches_are_replayed(context: "zmq.Context[Any]") -> None:
     port = free_port()
     with closing(EventPublisher(f"tcp://*:{port}/kv@pod@model", rank=0)) as events, listening(context, port, "kv@") as sub:
         last = subscribed(events, sub)
@@ -145,9 +145,9 @@ def test_what_was_missed_is_asked_for_again(context: "zmq.Context[Any]") -> None
         assert replay(context, port, current + 1) == []
 
 
-def test_what_is_kept_is_bounded(context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "KEPT", 50)
-    monkeypatch.setattr(publisher, "KEPT_BYTES", 4000)
+def test_replayable_batches_are_bounded(context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "MAX_REPLAYED", 50)
+    monkeypatch.setattr(publisher, "MAX_REPLAYED_BYTES", 4000)
     port = free_port()
     with closing(EventPublisher(f"tcp://*:{port}")) as events:
         for _ in range(100):
@@ -158,12 +158,12 @@ def test_what_is_kept_is_bounded(context: "zmq.Context[Any]", monkeypatch: pytes
         assert [number for number, _ in replay(context, port, 0)] == list(range(106, 110))
 
 
-@pytest.mark.parametrize(("place", "host"), [("*", "127.0.0.1"), ("*", "[::1]"), ("[::1]", "[::1]")])
-def test_listeners_of_both_families_are_served(context: "zmq.Context[Any]", place: str, host: str) -> None:
+@pytest.mark.parametrize(("endpoint_host", "host"), [("*", "127.0.0.1"), ("*", "[::1]"), ("[::1]", "[::1]")])
+def test_listeners_of_both_families_are_served(context: "zmq.Context[Any]", endpoint_host: str, host: str) -> None:
     if "::1" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
     port = free_port()
-    with closing(EventPublisher(f"tcp://{place}:{port}")) as events, listening(context, port, host=host) as sub:
+    with closing(EventPublisher(f"tcp://{endpoint_host}:{port}")) as events, listening(context, port, host=host) as sub:
         subscribed(events, sub)
         assert replay(context, port, 0, host)
 
@@ -216,7 +216,7 @@ def test_endpoints() -> None:
             parse_endpoint(wrong)
 
 
-async def test_an_engine_tells_of_its_cores(context: "zmq.Context[Any]") -> None:
+async def test_an_engine_publishes_events_of_its_cores(context: "zmq.Context[Any]") -> None:
     """Two data parallel ranks: each tells of its own, from the start on."""
     port = free_port()
     prompt = list(range(300, 340))

@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 from starling_engine import SamplingParams
-from starling_engine.kv.endpoint import REPLAY_PORT
+from starling_engine.kv.event_endpoint import REPLAY_PORT
 from starling_engine.kv_offload.secondary.base import CHUNK
 
 from tests.engine.listener import free_port
-from tests.engine.running import running
+from tests.engine.real_engine import running
 
 INSTALLED = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache" / "starling") / "ai-dynamo-runtime-1.6.1"
 pytestmark = pytest.mark.skipif(not INSTALLED.exists(), reason="`make router` installs it, where there is one for the machine")
@@ -39,7 +39,7 @@ class Dynamo:
         answer.raise_for_status()
 
     async def knows(self, tokens: list[int]) -> tuple[int, int]:
-        """Of how many of the first tokens it knows on the device, and with the CPU tier."""
+        """Returns how many of the first tokens it knows on the device, and with the CPU tier."""
         answer = await self._client.post("/query", json={"model_name": "m", "token_ids": tokens})
         found = answer.raise_for_status().json()["instances"].get("1", {"gpu": 0, "cpu": 0})
         return found["gpu"], found["cpu"]

@@ -1,4 +1,4 @@
-"""Reservations, windows and prefix hits: what the manager promises is there when it is wanted."""
+"""Reservations, windows and prefix hits: reserved blocks can always be taken."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import SamplingParams
 
-from tests.engine.toy import ToyEngine, expected_output, groups_of
+from tests.engine.toy_engine import ToyEngine, expected_output, groups_of
 
 FULL = KVSpec(8, 1, 8, 4)
 
@@ -19,21 +19,21 @@ def params(max_tokens: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize(("window", "chunk"), [(16, 32), (20, 24), (64, 8)])
-def test_a_prompt_that_was_let_in_gets_its_blocks_whatever_others_take(window: int, chunk: int) -> None:
-    """What its window gives back stays its own until it is computed; else it is preempted half-way."""
+def test_an_admitted_prompt_gets_its_blocks_whatever_others_take(window: int, chunk: int) -> None:
+    """Blocks that its window frees stay reserved until it is computed; else it is preempted half-way."""
     kv = KVManager(groups_of(8, window), 60, chunk=chunk)
-    holding = kv.holding(b"root")
-    assert kv.admit(holding, [[], []], 240)
+    sequence = kv.new_sequence(b"root")
+    assert kv.admit(sequence, [[], []], 240)
     for end in [*range(chunk, 240, chunk), 240]:
         kv.pool.take(kv.num_available)
-        kv.grow(holding, end)
-        kv.leave_window(holding, end)
-    assert holding.num_blocks == 30 and holding.reserved == 0
-    kv.release(holding)
+        kv.grow(sequence, end)
+        kv.leave_window(sequence, end)
+    assert sequence.num_blocks == 30 and sequence.reserved == 0
+    kv.release(sequence)
     assert kv.reserved == 0
 
 
-def test_who_is_let_in_leaves_all_groups_of_the_others_a_block() -> None:
+def test_admission_leaves_a_block_for_each_group_of_others() -> None:
     groups = [KVGroup(FULL, (0,)), *(KVGroup(WindowSpec(8, 1, 8, 4, 64), (layer,)) for layer in range(1, 7))]
     engine = ToyEngine(groups=groups, num_blocks=64, prefix_caching=False)
     for number in range(3):
@@ -46,7 +46,7 @@ def test_who_is_let_in_leaves_all_groups_of_the_others_a_block() -> None:
     engine.run()
 
 
-def test_a_row_with_an_error_leaves_nothing_that_others_find() -> None:
+def test_blocks_of_a_failed_row_are_uncached() -> None:
     engine = ToyEngine(budget=16)
     engine.worker.broken = {7}
     prompt = [7, *range(40)]
@@ -60,7 +60,7 @@ def test_a_row_with_an_error_leaves_nothing_that_others_find() -> None:
     assert engine.outputs["b"] == expected_output(prompt, params(4), 0, 128)
 
 
-def test_what_was_there_before_the_error_stays() -> None:
+def test_blocks_that_were_cached_before_the_error_stay() -> None:
     engine = ToyEngine()
     shared = [7, *range(31)]
     engine.add("a", shared, params(4))
@@ -94,12 +94,12 @@ def test_a_prefix_is_not_looked_for_again_while_nothing_has_changed(monkeypatch:
 def test_a_hit_is_the_longest_that_every_group_can_go_on_from(data: st.DataObject) -> None:
     window, count = data.draw(st.sampled_from([0, 1, 2, 8, 9, 20])), data.draw(st.integers(0, 12))
     kv = KVManager(groups_of(8, window)[-1:], 40)
-    names = [bytes([number]) * 32 for number in range(count)]
-    there = data.draw(st.sets(st.sampled_from(range(count)))) if count else set()
-    for number in there:
+    hashes = [bytes([number]) * 32 for number in range(count)]
+    cached = data.draw(st.sets(st.sampled_from(range(count)))) if count else set()
+    for number in cached:
         (block,) = kv.pool.take(1)
-        kv.pool.remember(0, names[number], block)
+        kv.pool.remember(0, hashes[number], block)
     limit = data.draw(st.integers(0, count))
     spec = kv.groups[0].spec
-    possible = [length for length in range(limit + 1) if there.issuperset(range(spec.first_needed_block(length * 8), length))]
-    assert kv._hit_length(0, names, limit) == max(possible)
+    possible = [length for length in range(limit + 1) if cached.issuperset(range(spec.first_needed_block(length * 8), length))]
+    assert kv._hit_length(0, hashes, limit) == max(possible)

@@ -1,4 +1,4 @@
-"""What a core that ends has put off for its steps is written first."""
+"""A core that ends first writes the chunks that it put off for its steps."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.kv_offload.secondary.share import SecondaryTiers
+from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 
@@ -54,7 +54,7 @@ def test_what_is_not_written_yet_is_written_at_the_end(checkpoint: Path, tmp_pat
 @pytest.mark.timeout(120)
 def test_a_tier_that_hangs_does_not_hold_the_end_up(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(SecondaryTiers, "keep", lambda *_: go.wait(60))
+    monkeypatch.setattr(SecondaryTiers, "write", lambda *_: go.wait(60))
     with core_for(checkpoint, max_model_len=320, tiers=tiers(tmp_path)) as core:
         serve(core)
         began = time.monotonic()

@@ -8,7 +8,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.tokens import pack, unpack
 from starling_engine.worker.messages import Execute, ToWorker
 
-from tests.engine.toy import ToyEngine
+from tests.engine.toy_engine import ToyEngine
 
 LONG = [number * 7919 % 150_000 for number in range(131_072)]
 encode = msgspec.msgpack.encode

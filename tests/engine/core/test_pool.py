@@ -26,18 +26,18 @@ def test_a_shared_block_is_free_when_all_have_released_it() -> None:
     assert pool.num_free == 2
 
 
-def test_the_least_recently_used_name_is_forgotten_first() -> None:
+def test_the_least_recently_used_block_is_uncached_first() -> None:
     pool = BlockPool(4)
     blocks = pool.take(3)
-    for block, name in zip(blocks, (b"a", b"b", b"c"), strict=True):
-        pool.remember(0, name, block)
+    for block, block_hash in zip(blocks, (b"a", b"b", b"c"), strict=True):
+        pool.remember(0, block_hash, block)
     for block in (blocks[1], blocks[0], blocks[2]):
         pool.release(block)
     pool.take(1)
-    assert [pool.find(0, name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert [pool.find(0, block_hash) is not None for block_hash in (b"a", b"b", b"c")] == [True, False, True]
 
 
-def test_nameless_blocks_are_taken_before_named_ones() -> None:
+def test_uncached_blocks_are_taken_before_cached_ones() -> None:
     pool = BlockPool(4)
     first, second, third = pool.take(3)
     pool.remember(0, b"a", first)
@@ -55,10 +55,10 @@ def test_a_hit_takes_a_free_block_out_of_the_list() -> None:
     pool.share(block)
     assert pool.num_free == 1 and pool.take(1) != [block]
     pool.forget_free()
-    assert pool.find(0, b"a") == block, "only what nobody uses is forgotten"
+    assert pool.find(0, b"a") == block, "only free blocks are uncached"
 
 
-def test_a_name_keeps_its_first_block() -> None:
+def test_the_first_block_of_a_hash_stays_cached() -> None:
     pool = BlockPool(3)
     one, two = pool.take(2)
     pool.remember(0, b"a", one)

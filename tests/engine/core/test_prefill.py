@@ -1,4 +1,4 @@
-"""What of prompts goes into a step: within its target of time, and not all of one while others wait."""
+"""Prompts in a step: within its target of time, and not all of one while others wait."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from starling_engine.step import StepPlan
 
 from tests.engine.core.test_scheduler import params, prompt_of
 from tests.engine.cores import core_for
-from tests.engine.running import MODEL
-from tests.engine.toy import ToyEngine
+from tests.engine.real_engine import MODEL
+from tests.engine.toy_engine import ToyEngine
 
 BLOCK = 8
 
@@ -35,7 +35,7 @@ BLOCK = 8
 def test_prompts_get_what_fits(measured: list[tuple[list[int], float]], tokens: int) -> None:
     budget = PrefillBudget(0.2, 16)
     for rows, seconds in measured:
-        budget.measured(rows, seconds)
+        budget.observe(rows, seconds)
     assert budget.tokens(2048) == pytest.approx(tokens, rel=0.02)
     assert budget.tokens(10) == 10
 
@@ -45,20 +45,20 @@ def test_prompts_get_what_fits(measured: list[tuple[list[int], float]], tokens: 
 def test_the_time_of_a_step_comes_to_its_target(decodes: float, believed: float) -> None:
     """Also where no step of decodes alone shows that they take longer, or less, than those before."""
     budget = PrefillBudget(0.2, 16)
-    budget.measured([2048], 2.0)
+    budget.observe([2048], 2.0)
     if believed:
-        budget.measured([1] * 16, believed)
+        budget.observe([1] * 16, believed)
     seconds = 0.0
     for _ in range(40):
         tokens = budget.tokens(2048)
         seconds = decodes + tokens * 0.001
-        budget.measured([*[1] * 16, tokens], seconds)
+        budget.observe([*[1] * 16, tokens], seconds)
     assert seconds == pytest.approx(0.2, rel=0.05)
 
 
 def test_without_a_target_prompts_get_all() -> None:
     budget = PrefillBudget(0.0, 16)
-    budget.measured([2048], 2.0)
+    budget.observe([2048], 2.0)
     assert budget.tokens(2048) == 2048
 
 
@@ -139,7 +139,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert "short" in engine.finished
 
 
-def test_what_those_that_wait_cannot_use_is_not_lost() -> None:
+def test_budget_that_waiting_requests_cannot_use_is_not_lost() -> None:
     """The second one waits for blocks, and the first goes on as if it were alone."""
     engine = ToyEngine(num_blocks=30, budget=64, max_model_len=232, prefix_caching=False)
     engine.add("first", prompt_of(200), SamplingParams(max_tokens=1))
@@ -177,7 +177,7 @@ def test_streams_wait_no_longer_for_a_suspect_s_prompt() -> None:
     assert not beside_streams, [plan.num_tokens for plan in beside_streams]
 
 
-def test_who_was_preempted_in_a_step_takes_no_share_of_it() -> None:
+def test_a_request_preempted_in_a_step_gets_no_share_of_it() -> None:
     engine = ToyEngine(num_blocks=97, budget=32, max_model_len=800, prefix_caching=False)
     engine.add("stream", prompt_of(15), params(60))
     engine.step()

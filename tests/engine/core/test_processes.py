@@ -16,7 +16,7 @@ from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, Mode
 from starling_engine.frontend.resolve import resolve
 from starling_engine.ipc.log_lines import parse_line
 
-from tests.engine.running import MODEL, engine_args, idle, running, when
+from tests.engine.real_engine import MODEL, engine_args, idle, running, wait_until
 
 PROMPT = list(range(300, 340))
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -54,7 +54,7 @@ async def test_one_frontend_spreads_over_several_cores() -> None:
     async with running() as first, running() as second:
         both = await AsyncEngine.attach(engine_args(), [*first.cores.addresses, *second.cores.addresses])
         await asyncio.gather(*(both.complete(PROMPT, SamplingParams(max_tokens=20)) for _ in range(8)))
-        await when(lambda: first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0)
+        await wait_until(lambda: first.stats.generated_tokens_total > 0 and second.stats.generated_tokens_total > 0)
         await both.shutdown()
 
 
@@ -81,7 +81,7 @@ async def test_a_frontend_that_is_gone_leaves_nothing_behind() -> None:
     async with running() as engine:
         other = await AsyncEngine.attach(engine_args(), engine.cores.addresses)
         await first_delta(other)
-        for client in other.cores.here:  # as if killed: no abort, no farewell
+        for client in other.cores.node_clients:  # as if killed: no abort, no farewell
             await client.close()
         other.cores._context.destroy(linger=0)
         for _ in range(60):
@@ -104,7 +104,7 @@ import asyncio
 from starling_engine import AsyncEngine
 from starling_engine.frontend.resolve import resolve
 
-from tests.engine.running import engine_args
+from tests.engine.real_engine import engine_args
 
 async def main():
     engine = await AsyncEngine.start(engine_args())
@@ -124,7 +124,7 @@ async def test_a_core_ends_with_its_parent() -> None:
     assert core.exists()
     parent.kill()
     await parent.communicate()
-    await when(lambda: not core.exists())
+    await wait_until(lambda: not core.exists())
 
 
 @pytest.mark.usefixtures("programs")

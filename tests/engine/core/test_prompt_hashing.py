@@ -1,39 +1,39 @@
-"""Names of long prompts: what is hashed between two steps is bounded, and nothing else changes by it."""
+"""Hashing of long prompts: bounded between two steps, and without an effect on anything else."""
 
 import pytest
-from starling_engine.scheduler import prompt_hashing as naming
+from starling_engine.scheduler import prompt_hashing
 
 from tests.engine.core.test_scheduler import params, prompt_of
-from tests.engine.kv_offload.test_offload import Outside, engine_of
-from tests.engine.toy import ToyEngine, expected_output
+from tests.engine.kv_offload.test_offload import Secondary, engine_of
+from tests.engine.toy_engine import ToyEngine, expected_output
 
 SLICE = 32
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "NAMED_TOKENS", SLICE)
+    monkeypatch.setattr(prompt_hashing, "MAX_HASHED_TOKENS", SLICE)
 
 
-def named_tokens(engine: ToyEngine) -> int:
-    return sum(request.holding.chain.length for request in engine.scheduler.requests.values())
+def num_hashed_tokens(engine: ToyEngine) -> int:
+    return sum(request.blocks.chain.length for request in engine.scheduler.requests.values())
 
 
-@pytest.mark.parametrize("outside", [None, {}], ids=["device alone", "tier outside"])
-def test_long_prompts_are_hashed_between_the_tokens_of_others(outside: Outside | None) -> None:
-    engine = engine_of(outside=outside) if outside is not None else ToyEngine(num_blocks=200)
+@pytest.mark.parametrize("secondary", [None, {}], ids=["device alone", "secondary tier"])
+def test_long_prompts_are_hashed_between_the_tokens_of_others(secondary: Secondary | None) -> None:
+    engine = engine_of(secondary=secondary) if secondary is not None else ToyEngine(num_blocks=200)
     engine.add("stream", prompt_of(4), params(100))
     engine.step()
-    before, hashed = named_tokens(engine), []
+    before, hashed = num_hashed_tokens(engine), []
     for number in range(3):
         engine.add(f"long {number}", prompt_of(100, number), params(2))
     while any(f"long {number}" not in engine.outputs for number in range(3)):
         tokens = len(engine.outputs["stream"])
         engine.step()
         assert len(engine.outputs["stream"]) == tokens + 1
-        hashed.append(named_tokens(engine) - before)
-        before = named_tokens(engine)
-    assert max(hashed) <= 2 * SLICE, "what requests that arrive may take, and what a plan may"
+        hashed.append(num_hashed_tokens(engine) - before)
+        before = num_hashed_tokens(engine)
+    assert max(hashed) <= 2 * SLICE, "one slice for arriving requests, one for a plan"
     assert len(hashed) > 300 // SLICE // 2
     engine.run()
     for number in range(3):
@@ -48,7 +48,7 @@ def test_a_prompt_is_found_as_before() -> None:
     assert engine.cached == {"first": 0, "again": 96}
 
 
-def test_a_short_prompt_of_higher_priority_is_named_before_long_ones() -> None:
+def test_a_short_prompt_of_higher_priority_is_hashed_before_long_ones() -> None:
     engine = ToyEngine(num_blocks=200, policy="priority")
     for number in range(4):
         engine.add(f"long {number}", prompt_of(120, number), params(2), priority=1)
@@ -57,7 +57,7 @@ def test_a_short_prompt_of_higher_priority_is_named_before_long_ones() -> None:
     assert next(iter(engine.finished)) == "urgent"
 
 
-def test_those_that_are_ended_meanwhile_hold_up_nobody() -> None:
+def test_aborted_requests_hold_up_nobody() -> None:
     engine = ToyEngine(num_blocks=200)
     engine.add("stream", prompt_of(4), params(20))
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What comes from frontends: an id that comes again, and more messages than a step should wait for."""
+"""Messages from frontends: an id that comes again, and more messages than a step should wait for."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from starling_engine.delta import Delta
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 
-from tests.engine.held import HeldExecutor, core_process
+from tests.engine.held_executor import HeldExecutor, core_process
 
 encode = msgspec.msgpack.Encoder().encode
 

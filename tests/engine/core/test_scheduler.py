@@ -1,6 +1,8 @@
 """The scheduler over a toy worker that checks every page it reads."""
 
+import logging
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.config import Policy
 from starling_engine.params import SamplingParams
+from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import StepResult
 
-from tests.engine.toy import ToyEngine, expected_output
+from tests.engine.toy_engine import ToyEngine, expected_output
 
 BAD, BROKEN = 60, 61
 """First tokens of prompts with which steps, or their own rows, fail."""
@@ -114,6 +117,28 @@ def test_preemption_recomputes_and_changes_nothing(depth: int) -> None:
         assert engine.outputs[f"r{i}"] == expected_output(prompt_of(16, i), params(40), i, 128)
 
 
+@pytest.mark.parametrize("preempt", ["swap", "recompute"])
+def test_each_preemption_is_logged_and_the_first_of_a_burst_at_info(preempt: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "starling.scheduler")
+    now = 100.0
+    engine = ToyEngine(block_size=8, num_blocks=50, max_model_len=300, slots=40, budget=128, preempt=preempt)
+    engine.scheduler._preemptions = PreemptionLog(lambda: now)
+    levels = []
+    for burst in range(2):
+        caplog.clear()
+        before = engine.scheduler.stats.preemptions_total
+        for i in range(4):
+            engine.add(f"{burst}-{i}", prompt_of(80, 4 * burst + i), params(120), arrival=i)
+        engine.run()
+        records = [record for record in caplog.records if " is preempted at " in record.message]
+        assert len(records) == engine.scheduler.stats.preemptions_total - before > 1, "each once"
+        line = rf"\d-\d is preempted at \d+ of \d+ tokens \({preempt}\): \d-\d wants \d+ blocks, \d+ free"
+        assert all(re.fullmatch(line, record.message) for record in records)
+        levels.append([record.levelno for record in records])
+        now += BURST_SECONDS
+    assert all(first == logging.INFO and {*others} == {logging.DEBUG} for first, *others in levels)
+
+
 def test_priority_runs_first_and_preempts_last() -> None:
     engine = ToyEngine(num_blocks=9, max_num_seqs=2, policy="priority", prefix_caching=False)
     engine.add("low", prompt_of(16, 0), params(30), priority=5, arrival=0.0)
@@ -148,7 +173,7 @@ def test_a_fork_whose_parent_is_aborted_runs_alone() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_abort_frees_at_once_and_discards_what_is_in_flight(depth: int) -> None:
+def test_abort_frees_at_once_and_discards_results_in_flight(depth: int) -> None:
     engine = ToyEngine(depth=depth)
     engine.add("a", prompt_of(30), params(50))
     engine.step()
@@ -226,7 +251,7 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
-    """Whatever the pool, windows, depth, budget, target and traffic: every request gets what it would get alone."""
+    """Every request gets what it would get alone, for any pool, windows, depth, budget, target and traffic."""
     draw = data.draw
     rng = random.Random(seed)
     block_size = draw(st.sampled_from([8, 16]))
@@ -285,7 +310,7 @@ def test_prompt_scores_come_once_whatever_is_preempted() -> None:
     assert {name: len(rows) for name, rows in engine.prompt_rows.items()} == {str(i): 19 for i in range(4)}
 
 
-def test_a_newer_attempt_takes_the_place_of_an_older_one() -> None:
+def test_a_newer_attempt_replaces_an_older_one() -> None:
     engine = ToyEngine()
     engine.add("a", prompt_of(10), params(20))
     engine.step()
@@ -322,7 +347,7 @@ def test_a_stale_result_changes_nothing() -> None:
         (16, 32, 100, 24, 2, True),
     ],
 )
-def test_windows_hold_what_is_in_flight(
+def test_windows_hold_tokens_in_flight(
     num_blocks: int, block_size: int, window: int, budget: int, depth: int, prefix_caching: bool
 ) -> None:
     """A pool of just the size that the peak asks for never starves a request."""

@@ -5,7 +5,7 @@ import logging
 import pytest
 from starling_engine.params import SamplingParams
 
-from tests.engine.toy import ToyEngine, expected_output
+from tests.engine.toy_engine import ToyEngine, expected_output
 
 BAD = 49
 
@@ -43,7 +43,7 @@ def test_a_bystander_of_many_faults_is_not_to_blame(depth: int) -> None:
     assert {delta.error for name, delta in engine.finished.items() if name != "bystander"} == {"boom"}
 
 
-def test_who_fails_late_in_a_prompt_is_found_too() -> None:
+def test_a_request_that_fails_late_in_its_prompt_is_found_too() -> None:
     """Each passes its first chunk alone, so nothing is known before it has come as far as the step that failed."""
     engine = ToyEngine(budget=32, prefix_caching=False)
     engine.worker.fail_from = {BAD: 50}
@@ -98,8 +98,8 @@ def test_a_suspect_that_is_aborted_is_forgotten() -> None:
     assert engine.outputs["good"] == expected_output([1, 2, 3], params(20), 0, 128)
 
 
-def test_the_log_says_of_each_request_what_became_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    """By its id: refused, put off and started, preempted, computed again, ended for an error."""
+def test_the_log_has_the_fate_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests in the log, by id: refused, put off and started, preempted, computed again, ended for an error."""
     caplog.set_level(logging.INFO, "starling.scheduler")
     engine = ToyEngine(num_blocks=9, max_num_waiting=1, max_num_seqs=3, prefix_caching=False)
     engine.worker.fail_on = {BAD}
@@ -116,8 +116,7 @@ def test_the_log_says_of_each_request_what_became_of_it(caplog: pytest.LogCaptur
     engine.run()
     names = ("short", "late", "much", "fine", "bad", "broken")
     said = {name: [line for line in caplog.messages if line.startswith(f"{name} ")] for name in names}
-    assert said["short"][0].startswith("short is preempted at 24 of 25 tokens")
-    assert said["short"][0].endswith("short needs more (1 blocks wanted, 0 free and not promised)")
+    assert said["short"][0] == "short is preempted at 24 of 25 tokens (recompute): short wants 1 blocks, 0 free"
     assert said["late"][0].startswith("late is put off: up to 4 blocks wanted for 25 tokens")
     assert "late starts after it was put off" in said["late"]
     assert said["bad"][-1].startswith("bad ends: step ") and said["bad"][-1].endswith("which ran it alone, failed: boom")

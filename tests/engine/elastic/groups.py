@@ -12,8 +12,8 @@ from starling_engine import AsyncEngine, SamplingParams
 
 from tests.engine.checkpoints import STEPS, Reference
 from tests.engine.cores import assert_greedy
-from tests.engine.running import MODEL, running
-from tests.forks import all_forks, forks_of
+from tests.engine.real_engine import MODEL, running
+from tests.fork_server import all_forks, forks_of
 
 MARK = "STARLING_TEST_GROUP"
 """The variable by which the processes of a group are known."""
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
 
 @asynccontextmanager
 async def group(reference: Reference, **args: Any) -> AsyncIterator[AsyncEngine]:
-    """When it ends, no process of it is left, be it an orphan."""
+    """Starts a group. When it ends, no process of it is left, be it an orphan."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     settings: dict[str, Any] = {"enable_expert_parallel": True, "max_num_batched_tokens": 24, "progress_timeout": 10.0}
@@ -39,7 +39,7 @@ async def complete(engine: AsyncEngine, reference: Reference, **options: Any) ->
 
 
 async def complete_many(engine: AsyncEngine, reference: Reference, count: int) -> list[list[int]]:
-    """At once, each with a cache of its own."""
+    """Completes `count` requests at once, each with a cache of its own."""
     return await asyncio.gather(*(complete(engine, reference, cache_salt=str(i)) for i in range(count)))
 
 
@@ -70,7 +70,7 @@ class Traffic:
         await asyncio.gather(*self._tasks)
 
     async def failures(self) -> list[BaseException]:
-        """What ended each of the streams."""
+        """Returns the errors that ended streams."""
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         return [error for error in ended if error is not None]
 

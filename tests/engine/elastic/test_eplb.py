@@ -14,7 +14,7 @@ from tests.engine.checkpoints import VARIANTS, Reference, answer, write_checkpoi
 from tests.engine.elastic.groups import Traffic, group
 
 HOT = 1.0
-"""What the router adds to the affinities, which are at most 1, of the experts that all tokens are to take."""
+"""Bias that the router adds to the affinities, at most 1, of the experts that all tokens are to take."""
 EPLB: dict[str, Any] = {"enable_eplb": True, "eplb_window_size": 48, "eplb_step_interval": 60}
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a group when a rank dies or hangs, or a change cannot be, in each phase of it."""
+"""Faults of a group: a rank dies or hangs, or a change is impossible, in each of its phases."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from starling_engine.topology.epoch import CHECKPOINT, PEERS
 from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
 from tests.engine.elastic.groups import Traffic, all_asleep, children, complete, group, worker_of
-from tests.engine.running import when
+from tests.engine.real_engine import wait_until
 
 PATIENCE = 5.0
 """Seconds; a busy machine keeps a rank from its step for some of them."""
@@ -51,7 +51,7 @@ def stop_last_worker(engine: AsyncEngine) -> None:
 
 @contextlib.asynccontextmanager
 async def unharmed(engine: AsyncEngine, reference: Reference) -> AsyncIterator[None]:
-    """Whatever is tried in it came to nothing, and streams went on."""
+    """Asserts that the change which is tried in it failed, and that streams went on."""
     before, processes = engine.cores.membership, [process.pid for process in engine.cores.processes]
     known = children(os.getpid())
     traffic = Traffic(engine, reference, streams=2)
@@ -78,12 +78,12 @@ async def dead(engine: AsyncEngine, within: float) -> float:
 
 
 def failures(engine: AsyncEngine) -> list[str]:
-    """Of the cores that have noticed."""
-    return [client.failure for client in engine.cores.own.clients if client.failure is not None]
+    """Returns the failures of the cores that have noticed."""
+    return [client.failure for client in engine.cores.local.clients if client.failure is not None]
 
 
 def assert_both_name(engine: AsyncEngine, core: str) -> None:
-    """Whoever misses it names it: by what it does not do, or, where the exchange cannot tell, by its own last words."""
+    """Asserts that cores which miss it name it: by what it does not do, or by its own last words."""
     assert all(core in failure for failure in failures(engine)), failures(engine)
 
 
@@ -103,12 +103,12 @@ async def serving(reference: Reference, tmp_path_factory: pytest.TempPathFactory
 async def test_joiners_that_die_while_they_load(serving: AsyncEngine, reference: Reference) -> None:
     async with unharmed(serving, reference):
         change = asyncio.create_task(serving.scale(2))
-        await when(lambda: len(serving.cores.processes) == 2)
+        await wait_until(lambda: len(serving.cores.processes) == 2)
         kill_last_core(serving)
         with pytest.raises(EpochFailed, match=r"engine core \d did not start: it was ended by SIGKILL"):
             await change
         change = asyncio.create_task(serving.scale(3))
-        await when(lambda: len(serving.cores.processes) == 3 and bool(children(serving.cores.processes[-1].pid)))
+        await wait_until(lambda: len(serving.cores.processes) == 3 and bool(children(serving.cores.processes[-1].pid)))
         kill_last_worker(serving)
         with pytest.raises(EpochFailed, match=r"engine core \d did not start: .*rank 0 \(process \d+\) was ended by SIGKILL"):
             await change
@@ -212,7 +212,7 @@ async def test_a_joiner_that_dies_in_the_commit(reference: Reference) -> None:
             await engine.scale(1)
         async with asyncio.timeout(3 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
-            await when(lambda: len(failures(engine)) == 2)  # nobody waits for ever
+            await wait_until(lambda: len(failures(engine)) == 2)  # nobody waits for ever
         assert_both_name(engine, "engine core 1")
 
 
@@ -225,7 +225,7 @@ async def test_a_rank_that_hangs_while_it_serves(reference: Reference) -> None:
         assert await dead(engine, within=2 * PATIENCE + 3) > PATIENCE / 2
         async with asyncio.timeout(2 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
-            await when(lambda: len(failures(engine)) == 2)
+            await wait_until(lambda: len(failures(engine)) == 2)
         assert_both_name(engine, "engine core 1")
 
 
@@ -237,7 +237,7 @@ async def test_a_rank_that_dies_while_it_serves(reference: Reference) -> None:
         assert await dead(engine, within=PATIENCE) < PATIENCE
         async with asyncio.timeout(3 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
-            await when(lambda: len(failures(engine)) == 2)
+            await wait_until(lambda: len(failures(engine)) == 2)
         assert any(re.search(r"rank 0 \(process \d+\) was ended by SIGKILL", failure) for failure in failures(engine))
         assert_both_name(engine, "engine core 1")
 
@@ -250,7 +250,7 @@ def kill_rank(engine: AsyncEngine, core: int, rank: int) -> None:
 
 
 async def test_one_of_the_ranks_that_split_a_core_dies(reference: Reference) -> None:
-    """Of a joiner in prepare; then, of a core that goes on, after the commit."""
+    """A rank of a joiner in prepare; then one of a core that goes on, after the commit."""
     async with elastic(reference, tensor_parallel_size=2) as engine:
         with pytest.raises(EpochFailed, match=r"engine core 1 died: .*rank 1 \(process \d+\) was ended by SIGKILL"):
             await engine.scale(2, at("preparing", lambda: kill_rank(engine, 1, 1)))
@@ -263,6 +263,6 @@ async def test_one_of_the_ranks_that_split_a_core_dies(reference: Reference) -> 
         await dead(engine, within=PATIENCE)
         async with asyncio.timeout(3 * PATIENCE):
             assert all(isinstance(error, EngineDead) for error in await traffic.failures())
-            await when(lambda: len(failures(engine)) == 2)
+            await wait_until(lambda: len(failures(engine)) == 2)
         assert any(re.search(r"rank 1 \(process \d+\) was ended by SIGKILL", failure) for failure in failures(engine))
         assert_both_name(engine, "engine core 0")

@@ -15,7 +15,7 @@ from starling_engine.params import PoolingParams
 
 from tests.engine.checkpoints import VOCAB, Reference
 from tests.engine.elastic.groups import children, cpu_seconds, group
-from tests.engine.running import idle, when
+from tests.engine.real_engine import idle, wait_until
 
 LONG = 120
 IDLE_SECONDS = 3.0
@@ -128,17 +128,17 @@ async def test_every_kind_of_request_goes_through_a_shrink(reference: Reference)
         before = engine.stats.generated_tokens_total
         committing, on_leaver, embeddings = asyncio.Event(), [0, 0], list[asyncio.Task[EmbeddingRequestOutput]]()
 
-        def tell(stage: Stage) -> None:
+        def on_stage(stage: Stage) -> None:
             if stage == "committing":
                 committing.set()
-                leaver = engine.cores.own.clients[-1].stats
+                leaver = engine.cores.local.clients[-1].stats
                 on_leaver[:] = leaver.running, leaver.waiting
                 embeddings.extend(asyncio.create_task(engine.embed(list(range(100)), PoolingParams())) for _ in range(4))
 
         disturbed = asyncio.create_task(run_all(engine, wanted, "disturbed"))
         aborts = [asyncio.create_task(aborted(engine, committing)) for _ in range(3)]
-        await when(lambda: engine.stats.generated_tokens_total > before + 40)
-        await engine.scale(1, tell)
+        await wait_until(lambda: engine.stats.generated_tokens_total > before + 40)
+        await engine.scale(1, on_stage)
         assert all(on_leaver), "there is nothing to move"
         outputs = await disturbed
         for name, expected in undisturbed.items():

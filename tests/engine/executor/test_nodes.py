@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starling_engine.errors import RankLost
 from starling_engine.executor.launcher import WorkerHandle
-from starling_engine.parallel import nearby
+from starling_engine.parallel import shared_memory
 from starling_engine.parallel.communicator import ALONE
 from starling_engine.topology.layout import ParallelLayout
 
@@ -111,7 +111,7 @@ def test_memory_is_shared_only_where_the_folder_is_the_same(monkeypatch: pytest.
         def __getattr__(self, name: str) -> Any:
             return getattr(ALONE, name)
 
-    own = nearby._identity()
-    assert nearby.share_memory(Two(own))
-    monkeypatch.setattr(nearby, "shared_folder", lambda: Path("/proc"))
-    assert not nearby.share_memory(Two(own)), "another mounted file system"
+    own = shared_memory._identity()
+    assert shared_memory.can_share_memory(Two(own))
+    monkeypatch.setattr(shared_memory, "shared_folder", lambda: Path("/proc"))
+    assert not shared_memory.can_share_memory(Two(own)), "another mounted file system"

@@ -1,8 +1,8 @@
-"""Where ranks run, and how many steps go to them ahead."""
+"""Ranks run in a thread or in processes, with some steps ahead."""
 
 import pytest
 from starling_engine.config import WorkerConfig
-from starling_engine.executor.select import own_processes
+from starling_engine.executor.select import needs_processes
 from starling_engine.topology.layout import ParallelLayout
 
 WORKER = {
@@ -22,7 +22,7 @@ WORKER = {
 
 
 @pytest.mark.parametrize(
-    ("device", "has_gpu", "settings", "own"),
+    ("device", "has_gpu", "settings", "needed"),
     [
         ("cpu", False, {}, False),
         ("cpu", True, {}, False),
@@ -31,11 +31,13 @@ WORKER = {
         ("cuda", True, {}, True),
         ("interpreter", False, {}, False),
         ("cpu", False, {"layout": ParallelLayout(tensor=2)}, True),
-        ("cpu", False, {"lockstep": True}, True),
+        ("cpu", False, {"dp_sync": True}, True),
     ],
 )
-def test_a_device_with_a_queue_has_a_process_of_its_own(device: str, has_gpu: bool, settings: dict[str, object], own: bool) -> None:
-    assert own_processes(WorkerConfig(device=device, **WORKER, **settings), has_gpu=has_gpu) is own
+def test_a_device_with_a_queue_has_a_process_of_its_own(
+    device: str, has_gpu: bool, settings: dict[str, object], needed: bool
+) -> None:
+    assert needs_processes(WorkerConfig(device=device, **WORKER, **settings), has_gpu=has_gpu) is needed
 
 
 @pytest.mark.parametrize(

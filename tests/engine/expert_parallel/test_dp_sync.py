@@ -1,4 +1,4 @@
-"""Ranks of several cores that step together: who runs, who serves, when all sleep, and how an epoch follows another."""
+"""DP sync: which ranks run and which serve, when all sleep, and how one epoch follows another."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import zmq
-from starling_engine.expert_parallel.dp_sync import DpSync, Epoch, SyncDecision
+from starling_engine.expert_parallel.dp_sync import DpSync, SyncDecision
+from starling_engine.expert_parallel.epoch import Epoch
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
@@ -21,23 +22,23 @@ TIMEOUT = 20.0
 @dataclass
 class Rank:
     steps: DpSync
-    turns: list[SyncDecision] = field(default_factory=list)
+    decisions: list[SyncDecision] = field(default_factory=list)
 
     def work(self, plans: int) -> None:
         """Steps with its plans until it has none and may sleep."""
-        while self.steps.wants_turn(has_plan=bool(plans)):
-            turn = self.steps.turn(has_plan=bool(plans))
-            self.turns.append(turn)
-            plans -= turn is SyncDecision.RUN
+        while self.steps.needs_sync(has_plan=bool(plans)):
+            decision = self.steps.sync(has_plan=bool(plans))
+            self.decisions.append(decision)
+            plans -= decision is SyncDecision.RUN
 
     def sleep(self) -> None:
-        """Until somebody rings."""
+        """Waits until another rank wakes it."""
         assert self.steps.epoch is not None
-        assert self.steps.epoch.bells.socket.poll(TIMEOUT * 1000), "nobody rang"
+        assert self.steps.epoch.wakeup.socket.poll(TIMEOUT * 1000), "no rank called"
 
-    def take_turns(self) -> list[SyncDecision]:
-        turns, self.turns = self.turns, []
-        return turns
+    def pop_decisions(self) -> list[SyncDecision]:
+        decisions, self.decisions = self.decisions, []
+        return decisions
 
 
 class Group:
@@ -50,7 +51,7 @@ class Group:
         self.pool = ThreadPoolExecutor(max_workers=8)
         self.context = zmq.Context()
 
-    def together(self, *calls: Callable[[], object]) -> list[object]:
+    def run_all(self, *calls: Callable[[], object]) -> list[object]:
         futures: list[Future[object]] = [self.pool.submit(call) for call in calls]
         return [future.result(TIMEOUT) for future in futures]
 
@@ -65,25 +66,25 @@ class Group:
             own = plan(at // self.layout.tensor)
             place = Coordinates(0, 0, at % self.layout.tensor)
             epoch = Epoch(own, self.layout, place, self.context, lambda: None, "")
-            self.ranks[member].steps.offer(own, epoch)
+            self.ranks[member].steps.prepare(own, epoch)
 
-        self.together(*(lambda at=at, m=m: join(at, m) for at, m in enumerate(members)))
+        self.run_all(*(lambda at=at, m=m: join(at, m) for at, m in enumerate(members)))
         for leaver in leavers:
-            self.ranks[leaver].steps.offer(plan(None), None)
+            self.ranks[leaver].steps.prepare(plan(None), None)
 
     def commit(self, number: int, ranks: list[int]) -> None:
         for rank in ranks:
             self.ranks[rank].steps.commit(number)
 
     def work(self, plans: dict[int, int]) -> list[list[SyncDecision]]:
-        """Each of these ranks works its plans off; what turns each took."""
-        self.together(*(lambda r=rank, n=count: self.ranks[r].work(n) for rank, count in plans.items()))
-        return [self.ranks[rank].take_turns() for rank in plans]
+        """Runs these ranks' plans, and returns the decisions of each."""
+        self.run_all(*(lambda r=rank, n=count: self.ranks[r].work(n) for rank, count in plans.items()))
+        return [self.ranks[rank].pop_decisions() for rank in plans]
 
     def close(self) -> None:
         self.pool.shutdown()
         for rank in self.ranks:
-            rank.steps.withdraw()
+            rank.steps.abandon()
             if rank.steps.epoch is not None:
                 rank.steps.epoch.close()
         self.context.term()
@@ -126,29 +127,29 @@ def test_idle_ranks_serve_while_another_works_and_sleep_at_the_same_step(make: C
         rank.sleep()
         rank.work(0)
 
-    group.together(lambda: group.ranks[1].work(3), lambda: idle(group.ranks[0]), lambda: idle(group.ranks[2]))
-    assert group.ranks[1].take_turns() == [RUN, RUN, RUN, SERVE]
-    assert group.ranks[0].take_turns() == group.ranks[2].take_turns() == [SERVE] * 4
+    group.run_all(lambda: group.ranks[1].work(3), lambda: idle(group.ranks[0]), lambda: idle(group.ranks[2]))
+    assert group.ranks[1].pop_decisions() == [RUN, RUN, RUN, SERVE]
+    assert group.ranks[0].pop_decisions() == group.ranks[2].pop_decisions() == [SERVE] * 4
 
 
-def test_a_bell_for_a_step_that_is_over_wakes_nobody(make: Callable[..., Group]) -> None:
+def test_a_call_to_a_step_that_is_over_wakes_no_rank(make: Callable[..., Group]) -> None:
     group = serving(make(2), [0, 1])
     first, second = group.ranks
     assert first.steps.epoch is not None
-    first.steps.epoch.bells.ring(0)
+    first.steps.epoch.wakeup.wake(0)
     second.sleep()
-    assert not second.steps.wants_turn(has_plan=False)
+    assert not second.steps.needs_sync(has_plan=False)
 
 
-def test_ranks_of_one_core_run_a_plan_together_or_not_at_all(make: Callable[..., Group]) -> None:
+def test_ranks_of_one_core_run_a_plan_when_all_have_it(make: Callable[..., Group]) -> None:
     group = serving(make(4, tensor=2), [0, 1, 2, 3])
     late = threading.Event()
 
     def behind(rank: Rank) -> None:
-        """Its plan comes a step later than that of the other rank of its core."""
+        """Gets its plan a step later than the other rank of its core."""
         rank.sleep()
-        assert rank.steps.wants_turn(has_plan=False)
-        rank.turns.append(rank.steps.turn(has_plan=False))
+        assert rank.steps.needs_sync(has_plan=False)
+        rank.decisions.append(rank.steps.sync(has_plan=False))
         late.set()
         rank.work(1)
 
@@ -156,15 +157,15 @@ def test_ranks_of_one_core_run_a_plan_together_or_not_at_all(make: Callable[...,
         rank.sleep()
         rank.work(0)
 
-    group.together(
+    group.run_all(
         lambda: group.ranks[0].work(1),
         lambda: behind(group.ranks[1]),
         lambda: idle(group.ranks[2]),
         lambda: idle(group.ranks[3]),
     )
     assert late.is_set()
-    assert group.ranks[0].take_turns() == group.ranks[1].take_turns() == [SERVE, RUN, SERVE]
-    assert group.ranks[2].take_turns() == group.ranks[3].take_turns() == [SERVE] * 3
+    assert group.ranks[0].pop_decisions() == group.ranks[1].pop_decisions() == [SERVE, RUN, SERVE]
+    assert group.ranks[2].pop_decisions() == group.ranks[3].pop_decisions() == [SERVE] * 3
 
 
 def test_all_switch_at_one_step_and_a_joiner_waits_for_them(make: Callable[..., Group]) -> None:
@@ -177,15 +178,15 @@ def test_all_switch_at_one_step_and_a_joiner_waits_for_them(make: Callable[..., 
     group.commit(2, [0])
     waiting = group.pool.submit(group.ranks[0].work, 1)
     group.ranks[1].sleep()
-    assert group.ranks[1].steps.wants_turn(has_plan=False)
-    assert group.ranks[1].steps.turn(has_plan=False) is SERVE, "it may not switch before all have committed"
+    assert group.ranks[1].steps.needs_sync(has_plan=False)
+    assert group.ranks[1].steps.sync(has_plan=False) is SERVE, "it may not switch before all have committed"
     group.commit(2, [1])
     group.ranks[1].work(2)
     for rank in (joiner, waiting):
         rank.result(TIMEOUT)
     assert [rank.steps.epoch.plan.number for rank in group.ranks if rank.steps.epoch] == [2, 2, 2]
-    assert group.ranks[1].take_turns().count(RUN) == 2
-    assert SWITCHED in group.ranks[0].take_turns()
+    assert group.ranks[1].pop_decisions().count(RUN) == 2
+    assert SWITCHED in group.ranks[0].pop_decisions()
 
 
 def test_a_rank_that_leaves_is_in_no_epoch(make: Callable[..., Group]) -> None:
@@ -194,7 +195,7 @@ def test_a_rank_that_leaves_is_in_no_epoch(make: Callable[..., Group]) -> None:
     group.commit(2, [0, 1, 2])
     group.work({0: 1, 1: 0, 2: 0})
     assert group.ranks[2].steps.epoch is None
-    assert not group.ranks[2].steps.wants_turn(has_plan=True)
+    assert not group.ranks[2].steps.needs_sync(has_plan=True)
     assert all(rank.steps.epoch is not None and rank.steps.epoch.plan.data == 2 for rank in group.ranks[:2])
 
 
@@ -202,7 +203,7 @@ def test_what_was_prepared_can_be_abandoned(make: Callable[..., Group]) -> None:
     group = serving(make(3), [0, 1])
     group.prepare(2, [0, 1, 2])
     for rank in group.ranks:
-        rank.steps.withdraw()
+        rank.steps.abandon()
     group.prepare(3, [0, 1, 2])
     group.commit(3, [0, 1, 2])
     group.work({0: 1, 1: 1, 2: 1})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.errors import ConfigError
 from starling_engine.expert_parallel.eplb import _copies, rebalance
-from starling_engine.expert_parallel.expert_load import imbalance
+from starling_engine.expert_parallel.load import imbalance
 from starling_engine.topology.placement import Placement, moves, spread
 
 

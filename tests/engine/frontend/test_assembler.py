@@ -1,4 +1,4 @@
-"""Deltas of the core to what the caller gets."""
+"""The core's deltas become the caller's output."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_streams_and_sums_up(tokenizer: Tokenizer) -> None:
     assert whole.finished and whole.outputs[0].finish_reason == "length" and whole.num_cached_tokens == 3
 
 
-def test_what_was_given_does_not_change(tokenizer: Tokenizer) -> None:
+def test_results_do_not_change_later(tokenizer: Tokenizer) -> None:
     run = assembler(tokenizer, logprobs=0)
     row = LogprobRow([5], [-1.0], 2)
     run.push(0, delta([5], logprobs=[row]))
@@ -63,7 +63,7 @@ def test_what_was_given_does_not_change(tokenizer: Tokenizer) -> None:
     assert len(taken.outputs[0].logprobs or []) == len(whole.outputs[0].logprobs or []) == 1
 
 
-def test_forgets_what_was_taken_unless_all_is_wanted(tokenizer: Tokenizer) -> None:
+def test_drops_taken_text_unless_cumulative(tokenizer: Tokenizer) -> None:
     run = assembler(tokenizer, cumulative=False)
     run.push(0, delta(letters(tokenizer, "ab")))
     assert run.take() is not None
@@ -88,7 +88,7 @@ def test_a_stop_string_ends_the_sequence_here(tokenizer: Tokenizer) -> None:
     assert (len(output.logprobs or []), output.cumulative_logprob) == (4, -6.0)
 
 
-def test_no_abort_for_what_the_core_ended_itself(tokenizer: Tokenizer) -> None:
+def test_no_abort_for_sequences_that_the_core_ended(tokenizer: Tokenizer) -> None:
     run = assembler(tokenizer, stop=["b"])
     assert not run.push(0, delta(letters(tokenizer, "abc"), finish_reason="length"))
     output = run.output().outputs[0]
@@ -139,7 +139,7 @@ def test_several_outputs(tokenizer: Tokenizer) -> None:
     assert [output.text for output in run.output().outputs] == ["a", "", "cd"]
 
 
-def test_names_logprobs(tokenizer: Tokenizer) -> None:
+def test_logprobs_have_texts(tokenizer: Tokenizer) -> None:
     a, b, c = letters(tokenizer, "abc")
     run = assembler(tokenizer, logprobs=2)
     chosen_among_the_top = LogprobRow([b, a, b], [-2.0, -1.0, -2.0], 2)

@@ -64,7 +64,7 @@ async def test_length_penalty(length_penalty: float, best: tuple[int, ...]) -> N
     assert scores == sorted(scores, reverse=True)
 
 
-async def test_finished_beams_are_kept_and_not_run_on() -> None:
+async def test_finished_beams_stay_and_run_no_further() -> None:
     model = TableModel({(): {EOS: 0.6, 1: 0.4}, (1,): {1: 0.5, 2: 0.5}})
     beams = await beam_search([], BeamSearchParams(beam_width=2, max_tokens=4, length_penalty=0), {EOS}, model)
     assert beams[0] == Beam((EOS,), math.log(0.6), ended=True)
@@ -78,7 +78,7 @@ async def test_ignore_eos_goes_on() -> None:
     assert [beam.tokens for beam in await beam_search([], params, {EOS}, model)] == [(EOS, 1)]
 
 
-async def test_stops_asking_when_nothing_can_get_better() -> None:
+async def test_stops_when_no_beam_can_get_better() -> None:
     unlikely = {(1,) * n: {1: 0.5, 2: 0.5} for n in range(1, 50)}
     model = TableModel({(): {EOS: 0.99, 1: 0.01}} | unlikely)
     params = BeamSearchParams(beam_width=1, max_tokens=50, length_penalty=0.0)

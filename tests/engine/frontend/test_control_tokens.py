@@ -90,7 +90,7 @@ def test_tools_are_text(loaded: dict[str, Tokenizer]) -> None:
         ("{{ messages[0].content.startswith('<s>') }}{{ messages[0].content }}", "<s></s>", ["<s>"]),
     ],
 )  # fmt: skip
-def test_whatever_a_template_makes_of_it(template: str, content: Any, expected: list[str], loaded: dict[str, Tokenizer]) -> None:
+def test_templates_that_change_messages(template: str, content: Any, expected: list[str], loaded: dict[str, Tokenizer]) -> None:
     ours = loaded["byte_level"]
     prompt = ours.render_chat(user(content), template=template)
     assert control_tokens(ours, ours.encode(prompt, False)) == expected
@@ -211,7 +211,7 @@ def test_any_chat_of_turns_that_are_not_special(contents: list[str], generate: b
 
 
 def _tokenizers() -> Iterator[Backend]:
-    """Models that hold control tokens as words of their own, and rules of tokens that are seldom used."""
+    """Models that hold control tokens as words of their own, and rare rules of tokens."""
     words = {word: id_ for id_, word in enumerate(["[UNK]", "hi", "[", "]", "SEP", "[SEP]", "pad"])}
     for model in (models.WordLevel(words, "[UNK]"), models.WordPiece(words, unk_token="[UNK]")):
         backend = Backend(model)

@@ -1,4 +1,4 @@
-"""EPLB's arguments: what they come to, and where they cannot work."""
+"""EPLB's arguments: the resolved settings, and impossible ones."""
 
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=str,
 )
-def test_slots_hold_what_there_may_be(folder: str, args: dict[str, Any], slots: int, spare: int, copies: dict[int, int]) -> None:
+def test_slots_suffice_for_all_sizes(folder: str, args: dict[str, Any], slots: int, spare: int, copies: dict[int, int]) -> None:
     _, model, config = resolve(EngineArgs(model=folder, **EP, **args, eplb_window_size=10, eplb_step_interval=30))
     redundant = args.get("num_redundant_experts", 0)
-    assert config.worker.lockstep and config.worker.expert_slots == slots
+    assert config.worker.dp_sync and config.worker.expert_slots == slots
     assert config.worker.eplb == EplbConfig(window=10, interval=30, redundant=redundant, spare=spare)
     space = ExpertSpace.of(model, config)
     assert {ranks: space.copies(ranks) for ranks in copies} == copies
@@ -61,7 +61,7 @@ def test_slots_hold_what_there_may_be(folder: str, args: dict[str, Any], slots: 
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused(folder: str, args: dict[str, Any], field: str, message: str) -> None:
+def test_impossible_arguments_are_refused(folder: str, args: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         resolve(EngineArgs(model=folder, **args))
     assert refused.value.field == field

@@ -19,7 +19,7 @@ from starling_engine import LLM, BeamSearchParams, PoolingParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong
 from transformers import AutoModelForCausalLM
 
-from tests.engine.running import MODEL, idle
+from tests.engine.real_engine import MODEL, idle
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "max_num_waiting": 8, "max_num_batched_tokens": 128,

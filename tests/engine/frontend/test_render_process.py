@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def rendering(loaded: dict[str, Tokenizer]) -> Iterator[ChatRendering]:
-    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS, places=lambda: 8)
+    rendering = ChatRendering(loaded["byte_level"].renderer, LIMITS, max_waiting=lambda: 8)
     yield rendering
     rendering.close()
 
@@ -63,14 +63,14 @@ async def test_others_are_served_meanwhile(rendering: ChatRendering, loaded: dic
     assert all(isinstance(error, InvalidRequest) for error in await asyncio.gather(*endless, return_exceptions=True))
 
 
-async def test_a_chat_that_does_not_fit_is_its_sender_s_mistake(rendering: ChatRendering) -> None:
+async def test_a_chat_that_does_not_fit_is_an_invalid_request(rendering: ChatRendering) -> None:
     messages = [{"role": "user", "content": "a"}] * 600_000
     with pytest.raises(InvalidRequest, match="96 MiB of memory"):
         await render(rendering, messages=messages)
     assert await render(rendering)
 
 
-async def test_what_earlier_chats_left_in_memory_is_no_later_one_s_mistake(loaded: dict[str, Tokenizer]) -> None:
+async def test_memory_left_by_earlier_chats_fails_no_later_one(loaded: dict[str, Tokenizer]) -> None:
     process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(memory_bytes=48 << 20), lambda: 8)
     pids = set()
     for number in range(40):  # each template is kept
@@ -95,7 +95,7 @@ async def test_errors_are_as_without_a_process(rendering: ChatRendering, loaded:
         await render(rendering, messages=[])
     assert caught.value.param == "messages"
     template = ChatTemplates({"default": "{%"})
-    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS, places=lambda: 8)
+    broken = ChatRendering(Tokenizer(loaded["byte_level"].backend, {}, template).renderer, LIMITS, max_waiting=lambda: 8)
     with pytest.raises(ModelError, match="cannot be read"):
         await render(broken)
     broken.close()
@@ -127,7 +127,7 @@ async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> N
         await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-async def test_only_so_many_wait_also_of_those_that_went(loaded: dict[str, Tokenizer]) -> None:
+async def test_chats_of_clients_that_left_count_as_waiting(loaded: dict[str, Tokenizer]) -> None:
     process = RenderProcess(loaded["byte_level"].renderer, LIMITS, lambda: 2)
     given = [asyncio.create_task(process.render(messages=HELLO, template=NESTED, variables={}))]
     given += [asyncio.create_task(process.render(messages=HELLO, variables={})) for _ in range(2)]

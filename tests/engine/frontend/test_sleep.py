@@ -10,10 +10,10 @@ import pytest
 from starling_engine import LLM, AsyncEngine, PoolingParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineAsleep, InvalidRequest, RequestFailed, SleepFailed, SleepRefused
 from starling_engine.frontend.resolve import resolve
-from starling_engine.topology.node_placement import NodePlacement
+from starling_engine.topology.layout import NodePlacement
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
-from tests.engine.running import MODEL, engine_args, running
+from tests.engine.real_engine import MODEL, engine_args, running
 
 MIB = 1 << 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -73,7 +73,7 @@ def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
         assert resident(llm) < deep + 2 * MIB, "what came anew goes as well"
 
 
-async def test_requests_wait_end_or_stand_against_it() -> None:
+async def test_requests_are_finished_or_aborted_or_prevent_sleep() -> None:
     async with running() as engine:
         stream = engine.stream("import", ENDLESS)
         await anext(stream)
@@ -108,12 +108,12 @@ async def test_requests_wait_end_or_stand_against_it() -> None:
 
 
 async def test_all_cores_of_a_group_sleep_or_none_does() -> None:
-    """Whichever node is asked, and the other one's frontend hears of it."""
+    """Either node may be asked, and the other one's frontend is informed."""
     args = engine_args(data_parallel_size=2)
-    first, second = [await AsyncEngine.start(args, here=NodePlacement("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
+    first, second = [await AsyncEngine.start(args, node=NodePlacement("127.0.0.1", (rank,), ranks=1)) for rank in range(2)]
     try:
         for engine, other in ((first, second), (second, first)):
-            await engine.cores.add("the other core", other.cores.reachable[0])
+            await engine.cores.add("the other core", other.cores.advertised_addresses[0])
         before = await first.complete("import", GREEDY)
         stream = second.stream("import", ENDLESS)  # on one of them
         await anext(stream)
@@ -136,7 +136,7 @@ async def test_all_cores_of_a_group_sleep_or_none_does() -> None:
         await second.shutdown()
 
 
-def test_cores_that_step_together_do_not_sleep(tmp_path: Path) -> None:
+def test_cores_with_dp_sync_do_not_sleep(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, VARIANTS["qwen3-moe"])
     args = {"model": str(tmp_path), "data_parallel_size": 2, "enable_expert_parallel": True, "max_model_len": 128}
     with pytest.raises(ConfigError, match="enable_sleep_mode: cores that share experts step together"):

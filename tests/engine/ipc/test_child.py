@@ -1,4 +1,4 @@
-"""What the processes of the engine have in common."""
+"""Child processes of the engine."""
 
 import gc
 import subprocess
@@ -28,7 +28,7 @@ def test_what_is_imported_for_good_is_looked_through_no_more(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("asked", "policy"), [(None, "passive"), ("active", "active")])
-def test_threads_that_wait_leave_the_processor_to_others_unless_told_otherwise(
+def test_threads_that_wait_leave_the_processor_to_others_unless_set_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, policy: str
 ) -> None:
     (tmp_path / "telling.py").write_text("import os, sys; sys.stderr.write(os.environ['OMP_WAIT_POLICY'])")

@@ -1,4 +1,4 @@
-"""Compiles for an H200, without one, the kernels that a function launches: what Triton made of them, and what ptxas says of it.
+"""Compiles for an H200, without one, the kernels that a function launches: the code of Triton, and the report of ptxas.
 
 A kernel that was imported to be interpreted cannot be compiled, so this goes on in a process of its own, kept for the session.
 """
@@ -52,7 +52,7 @@ def _not_interpreted() -> None:
 
 
 class _H200:
-    """The part of Triton's driver that compiling asks."""
+    """The part of Triton's driver that compiling needs."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

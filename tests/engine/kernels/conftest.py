@@ -44,7 +44,7 @@ def _check(name: str) -> None:
 
 
 def _round_as_hardware() -> None:
-    """The interpreter cuts off what does not fit in bf16 or fp8, where hardware rounds to the nearest, and multiplies the bits of
+    """The interpreter cuts off what does not fit in bf16 or fp8, where hardware rounds to the nearest. It multiplies the bits of
     bf16 as if they were integers. Here torch converts, and products are of fp32."""
     from triton.language import float32
     from triton.runtime import interpreter

@@ -30,7 +30,7 @@ def experts(tokens: int) -> None:
 
 
 def step(rows: int, queries: int) -> AttentionMetadata:
-    """Of `queries` tokens each, with contexts of up to 8192."""
+    """Makes sequences of `queries` tokens each, with contexts of up to 8192."""
     tokens = rows * queries
     return AttentionMetadata(
         empty(tokens, dtype=torch.int64),

@@ -1,4 +1,4 @@
-"""Paged attention in Triton against its torch reference, over a cache whose unused places are NaN: a stray read shows."""
+"""Paged attention in Triton against its torch reference, over a cache whose unused slots are NaN, so that a wrong read shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from torch import Tensor
 
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TOLERANCE = {FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
-"""Of the largest value of the reference, which is computed in fp32 of the same inputs: the weights are rounded to the type."""
+"""Tolerance, relative to the largest value of the reference, in fp32 of the same inputs. The weights are rounded to the type."""
 
 PREFILL = ((37, 37), (20, 20))
 """(context, queries) of each sequence."""
@@ -130,7 +130,7 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
 
 
 def test_the_cases_take_the_ways_that_they_name() -> None:
-    """Which way is taken depends on numbers that may be tuned; a case must not leave its way unseen."""
+    """Checks that each case takes the path that it is for, whatever the tuned numbers are."""
     for name, case in CASES.items():
         rows = max(queries for _, queries in case.rows) * case.group
         short = decode_tiles(case.head_dim, case.dtype.itemsize, rows) is not None
@@ -186,7 +186,7 @@ def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: to
 
 
 def test_merging_parts_of_the_keys_is_attention_over_all(device: torch.device) -> None:
-    """Against torch's softmax over all scores. A part without keys counts nothing, whatever lies in its place."""
+    """Compares with torch's softmax over all scores. A part without keys counts nothing, whatever its memory holds."""
     from starling_engine.kernels.split_attention import Partial, merge
 
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""What Triton and ptxas make of the attention kernels for an H200: our only look at their speed without one."""
+"""The attention kernels as Triton and ptxas compile them for an H200: our only look at their speed without one."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.engine.kernels.compiled import MAX_SHARED, Compiled, compiled
 pytestmark = pytest.mark.timeout(120)
 
 REGISTERS = 1 << 16
-"""Of an SM, for the threads of all its blocks."""
+"""Registers of an SM, for the threads of all its blocks."""
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -20,7 +20,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dtype = BF16) -> None:
-    """Of the shape of Llama 3 8B, contexts of up to 8,192 tokens."""
+    """Makes a step of the shape of Llama 3 8B, with contexts of up to 8,192 tokens."""
     from starling_engine.kernels.paged_attention import paged_attention
 
     q, kv = empty(tokens, 32, 128, dtype=BF16), empty(1 << 14, 2, 8, 16, 128, dtype=cache)

@@ -30,7 +30,7 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int],
     softcap: float,
 ) -> torch.Tensor:
-    """As documented: sequences packed on both sides, causality from the bottom right, both ends of a window included."""
+    """Does what flash-attn documents: sequences packed on both sides, causality from the bottom right, both ends of a window."""
     assert causal and cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert max_seqlen_q == cu_seqlens_q.diff().max() and max_seqlen_k == cu_seqlens_k.diff().max()
     out = torch.empty_like(q)
@@ -44,7 +44,7 @@ def flash_attn_varlen_func(
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
-    """As documented: pages in compressed rows, 1 to page_size tokens in a last page, `window_left` keys before a query's own."""
+    """Does what flashinfer documents: compressed rows of pages, 1 to page_size tokens in a last page, `window_left` keys."""
 
     def __init__(self, workspace: torch.Tensor, kv_layout: str) -> None:
         assert workspace.dtype == torch.uint8 and kv_layout == "HND"

@@ -12,8 +12,8 @@ from tests.engine.attention.test_paged import test_a_token_without_a_slot_stores
 from tests.engine.attention.test_paged import test_equals_attention_written_out as _written_out
 from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
 from tests.engine.models.test_decoder import TOLERANCE, build
-from tests.engine.paged import PagedDriver
-from tests.engine.running import running
+from tests.engine.paged_driver import PagedDriver
+from tests.engine.real_engine import running
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"

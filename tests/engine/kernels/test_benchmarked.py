@@ -1,4 +1,4 @@
-"""What bench/gpu.sh measures can be called: every case at its tiny size."""
+"""The cases of bench/gpu.sh can be called, each at its tiny size."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from tests.engine.checkpoints import PROMPT
 from tests.engine.cores import core_for, run
 from tests.engine.fp8 import ONES, SCALES, Scales, assert_near, fp8_reference
 from tests.engine.models.test_decoder import build
-from tests.engine.paged import PagedDriver
+from tests.engine.paged_driver import PagedDriver
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"

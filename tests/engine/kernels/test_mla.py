@@ -26,7 +26,7 @@ class Expanding(MlaShape):
 
 
 def on(device: torch.device, meta: AttentionMetadata, *, known: bool) -> AttentionMetadata:
-    """With the lengths that the host knows, or without."""
+    """Makes metadata with the lengths that the host knows, or without."""
     lens = (meta.query_start.tolist(), meta.context_lens.tolist()) if known else None
     names = ("positions", "slots", "query_start", "context_lens", "block_tables")
     return replace(meta, **{name: getattr(meta, name).to(device) for name in names}, host_lens=lens)

@@ -21,7 +21,7 @@ TOLERANCE = {FP32: 1e-5, FP16: 0.005, BF16: 0.03}
 )
 @pytest.mark.parametrize("here", [1.0, 0.5, 0.0])
 def test_blocks_are_the_sorted_pairs(tokens: int, top_k: int, slots: int, block: int, here: float, device: torch.device) -> None:
-    """Up to three chunks. Slots that are not here are left out."""
+    """Sorts up to three chunks. Slots that are not here are left out."""
     generator = torch.Generator().manual_seed(tokens)
     chosen = torch.rand(tokens, slots, generator=generator).argsort(-1)[:, :top_k].contiguous()
     chosen[torch.rand(tokens, top_k, generator=generator) >= here] = slots

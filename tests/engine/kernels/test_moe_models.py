@@ -25,8 +25,10 @@ LATENT = ("attend_absorbed", "attend_expanded")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, with recorded steps that are filled up with tokens that go to no expert. The whole prompt comes in a step for
-    which there is no recording, in the expanded form; then a short one beside its first token, then tokens one by one.
+    """Runs as on a GPU, with recorded steps whose padding goes to no expert.
+
+    The whole prompt comes in a step without a recording, in the expanded form. A short one follows beside its first token, then
+    tokens one by one.
     """
     monkeypatch.setenv(INTERPRETED, "1")
     monkeypatch.setattr(worker, "select_platform", lambda *_: InterpretedPlatform())
@@ -35,7 +37,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(mla_triton, "SHORT", 8)
     used = set[str]()
     for owner, function in ((TritonExperts, "apply"), (routing, "route"), *((mla_triton, function) for function in LATENT)):
-        monkeypatch.setattr(owner, function, told(getattr(owner, function), used))
+        monkeypatch.setattr(owner, function, spied(getattr(owner, function), used))
     idle = watch_idle(monkeypatch)
     reference = make_reference(tmp_path, VARIANTS["deepseek-v3"])
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
@@ -51,7 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
 
 
 def watch_idle(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, ...]]:
-    """Of each time that experts are asked: which tokens go to none of them."""
+    """Records, for each call of the experts, which tokens go to none of them."""
     apply, seen = TritonExperts.apply, set[tuple[bool, ...]]()
 
     def watched(self: TritonExperts, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -62,7 +64,7 @@ def watch_idle(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, ...]]:
     return seen
 
 
-def told(function: Callable[..., Any], used: set[str]) -> Callable[..., Any]:
+def spied(function: Callable[..., Any], used: set[str]) -> Callable[..., Any]:
     """The same function; its name is in `used` once it was called."""
 
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from starling_engine.kernels import norm
-from starling_engine.layers.fits import elementwise_kernels
+from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.native import reference
 from starling_engine.platforms.triton_support import INTERPRETED
@@ -23,7 +23,7 @@ SHAPES = [
 
 
 def _same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """But for sums in another order: in 16 bits a value in a hundred may round to its neighbour."""
+    """Allows for sums in another order: in 16 bits a value in a hundred may round to its neighbour."""
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, rtol=1e-6 if actual.dtype == FP32 else 2**-7, atol=0)
     if actual.dtype != FP32:

@@ -26,12 +26,12 @@ class Machine:
         return self.numbers(rank)[BLOCKS * RANKS :]
 
     def slot(self, rank: int, number: int, x: torch.Tensor) -> torch.Tensor:
-        """Where `x` lies for the sum of this number."""
+        """Returns the memory of `x` for the sum of this number."""
         slots = self.regions[rank][-2 * SLOT_BYTES :].view(2, SLOT_BYTES)
         return slots[number & 1, : x.nbytes].view(x.dtype).view(x.shape)
 
     def arrive(self, rank: int, number: int, parts: list[torch.Tensor]) -> None:
-        """What the other ranks do up to where they wait."""
+        """Does what the other ranks do until they wait."""
         for other in range(RANKS):
             if other != rank:
                 self.slot(other, number, parts[other]).copy_(parts[other])
@@ -62,7 +62,7 @@ def test_every_rank_gets_the_sum_to_the_last_bit(size, dtype, device):
         assert torch.equal(x, in_order(parts))
 
 
-def test_a_rank_tells_every_other_and_leaves_its_part(device):
+def test_a_rank_sets_the_flag_of_every_other_and_writes_its_part(device):
     parts, machine = draw(50, torch.float32, device), Machine(device)
     machine.arrive(1, 1, parts)
     one_shot_sum(parts[1].clone(), machine.addresses, 1)
@@ -74,7 +74,7 @@ def test_a_rank_tells_every_other_and_leaves_its_part(device):
 
 @pytest.mark.parametrize("begun", [0, 7, 2**31 - 2])
 def test_sums_follow_one_another(begun, device):
-    """Each is written where the last but one was, also where the count begins again below zero."""
+    """Checks that sums use two slots in turn, also where the count wraps to negative numbers."""
     machine = Machine(device)
     machine.counts(0).fill_(begun)
     for rank in range(RANKS):

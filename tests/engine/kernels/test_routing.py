@@ -62,7 +62,7 @@ def test_affinities_of_zero_give_no_nan(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 def test_a_token_of_nan_goes_to_experts_that_there_are(device: torch.device) -> None:
-    """Whatever padding holds, nothing is read outside of the weights, and the others' tokens are as ever."""
+    """Checks that padding of any content reads nothing outside of the weights, and changes no other token."""
     logits = torch.randn(2, 256, generator=torch.Generator().manual_seed(0)).to(device)
     bias = torch.zeros(256, device=device)
     expected = kernel.route(logits, V3, bias)[1][1]

@@ -53,7 +53,7 @@ def test_draws_the_reference_tokens(vocab: int, spread: float, device: torch.dev
 
 @pytest.mark.parametrize("spread", [0.02, 6.0])
 def test_filters_keep_what_the_reference_keeps(spread: float, device: torch.device) -> None:
-    """Of a flat distribution, whose every group is searched, and of one whose few likeliest have nearly all."""
+    """Checks a flat distribution, whose every group is searched, and one whose few likeliest tokens have nearly all."""
     settings = [
         (1.0, 50, 0.9, 0.0),
         (0.6, 20, 0.95, 0.0),
@@ -85,11 +85,11 @@ def test_min_p_keeps_no_neighbour_below(device: torch.device) -> None:
 def test_a_row_draws_the_same_however_it_is_split(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     settings = [(1.0, 0, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (0.0, 0, 1.0, 0.0), (3.0, 0, 1.0, 0.0)]
     arguments = (_logits(len(settings), 30_000, 2.0, device), *_columns(settings, device), *_keys(len(settings), device))
-    together = sample.sample(*arguments)
+    at_once = sample.sample(*arguments)
     alone = torch.cat([sample.sample(*(argument[r : r + 1] for argument in arguments)) for r in range(len(settings))])
     monkeypatch.setattr(sample, "PROGRAMS", 1)
     assert sample.split_row(4, 30_000) == (30_720, 1)
-    assert together.tolist() == alone.tolist() == sample.sample(*arguments).tolist() == reference.sample(*arguments).tolist()
+    assert at_once.tolist() == alone.tolist() == sample.sample(*arguments).tolist() == reference.sample(*arguments).tolist()
 
 
 def test_without_filters_the_search_is_left_out(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:

@@ -104,10 +104,10 @@ def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, out
 @pytest.mark.parametrize(
     ("arguments", "planned", "passes"),
     [
-        ({"kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB, outside="kv_store"), False),
+        ({"kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB, staged_for="kv_store"), False),
         (FOLDER, HostMemory(), True),
         ({**FOLDER, "kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB), False),
-        ({"kv_store": f"{STORE}&segment=5MiB"}, HostMemory(store=8 * MIB, outside="kv_store"), True),
+        ({"kv_store": f"{STORE}&segment=5MiB"}, HostMemory(store=8 * MIB, staged_for="kv_store"), True),
         ({**FOLDER, "kv_store": STORE, "kv_cpu_bytes": 8 * MIB}, HostMemory(cpu=8 * MIB, store=3 * MIB), False),
     ],
 )
@@ -115,6 +115,6 @@ def test_the_plan_has_what_each_tier_takes(tmp_path: Path, arguments: dict[str, 
     write_checkpoint(tmp_path, VARIANTS["llama3.1"])
     tiers = resolve(EngineArgs(model=str(tmp_path), max_model_len=64, **arguments))[2].worker.tiers
     found = host_memory(tiers)
-    assert replace(found, passage=0) == planned
-    assert bool(found.passage) == passes
+    assert replace(found, staging=0) == planned
+    assert bool(found.staging) == passes
     assert host_memory(None) == HostMemory()

@@ -25,7 +25,7 @@ from starling_engine.kv_offload.orders import (
 )
 from starling_engine.kv_offload.primary import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
-from starling_engine.kv_offload.transfers import READERS, WRITERS, TransferThreads
+from starling_engine.kv_offload.transfers import READ_THREADS, WRITE_THREADS, TransferThreads
 
 
 class Hung(SecondaryTiers):
@@ -59,7 +59,7 @@ def test_reads_do_not_wait_for_writes() -> None:
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(WriteBackChunks(1, chunks))
-    for _ in range(WRITERS):
+    for _ in range(WRITE_THREADS):
         assert far.began.acquire(timeout=5)
     transfers.order(LookUpChunks(2, chunks))
     transfers.order(PromoteChunks(3, chunks))
@@ -74,7 +74,7 @@ def test_looking_does_not_wait_for_reads() -> None:
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(PromoteChunks(1, chunks))
-    for _ in range(READERS):
+    for _ in range(READ_THREADS):
         assert far.began.acquire(timeout=30)
     transfers.order(LookUpChunks(2, chunks))
     assert answers.get(timeout=15).job == 2

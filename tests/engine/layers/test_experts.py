@@ -43,7 +43,7 @@ def reference(shape: ExpertsShape) -> Qwen3MoeExperts:
 def filled(
     method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, source: Qwen3MoeExperts, experts: Sequence[int] | None = None
 ) -> Experts:
-    """With all experts, or those given."""
+    """Loads all experts, or those given."""
     layer = Experts(NAMES, shape, method, dtype, CPU)
     for expert in range(shape.num_experts) if experts is None else experts:
         load(layer, source, expert)
@@ -52,10 +52,10 @@ def filled(
 
 def load(layer: Experts, source: Qwen3MoeExperts, expert: int, parts: int = 3) -> None:
     # The last part first: the order must not matter.
-    for name, slot in [*reversed(layer.take(expert).items())][:parts]:
+    for name, slot in [*reversed(layer.reserve(expert).items())][:parts]:
         gate, up = source.gate_up_proj[expert].chunk(2)
         whole = {"gate_proj": gate, "up_proj": up, "down_proj": source.down_proj[expert]}[name.split(".")[3]].detach()
-        slot.load(whole[slot.take])
+        slot.load(whole[slot.part])
 
 
 def routes(tokens: int, top_k: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +105,7 @@ def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
 def test_names_its_tensors_as_checkpoints_do() -> None:
     names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), "l.mlp.experts")
     layer = Experts(names, ExpertsShape(2, 2, 6, Share.all(4)), DenseExperts(), FP32, CPU)
-    slots = {**layer.take(0), **layer.take(1)}
+    slots = {**layer.reserve(0), **layer.reserve(1)}
     assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {
         "0.w1.weight": (4, 6),
         "0.w3.weight": (4, 6),
@@ -123,7 +123,7 @@ def test_names_its_tensors_as_checkpoints_do() -> None:
 def test_packing_holds_no_more_than_one_expert_besides() -> None:
     method = NativeExperts()
     layer = Experts(NAMES, ExpertsShape(3, 3, 32, Share.all(16)), method, BF16, CPU)
-    for slot in [slot for expert in range(3) for slot in layer.take(expert).values()]:
+    for slot in [slot for expert in range(3) for slot in layer.reserve(expert).values()]:
         slot.load(torch.zeros(slot.shape))
         assert len(method._staged) <= 1
     assert not method._staged
@@ -197,17 +197,17 @@ def check_sum(source: Qwen3MoeExperts, parts: Sequence[Experts], x: torch.Tensor
 
 @pytest.mark.parametrize(("make", "dtype"), METHODS)
 def test_experts_come_and_go(make: Callable[[], ExpertsMethod], dtype: torch.dtype) -> None:
-    """What was dropped half loaded must not be found in what takes its slot."""
+    """Checks that an expert which was dropped half loaded leaves nothing in its slot."""
     shape = ExpertsShape(6, 3, 48, Share.all(32))
     source = reference(replace(shape, slots=6))
     layer = filled(make(), dtype, shape, source, [0, 1])
     for parts in (1, 2):
         load(layer, source, 5, parts)
-        assert layer.taken == {0, 1, 5} and not layer.has(5)
+        assert layer.reserved == {0, 1, 5} and not layer.has(5)
         layer.drop(5)
     load(layer, source, 4)
     with pytest.raises(ConfigError, match="no free slot for expert 2: all 3"):
-        layer.take(2)
+        layer.reserve(2)
     layer.drop(1)
     load(layer, source, 2)
     assert [expert for expert in range(6) if layer.has(expert)] == [0, 2, 4]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.layers.dense import DenseLinear
 from starling_engine.layers.linear import Linear, LinearMethod, LinearShape, stacked
-from starling_engine.layers.packed import MkldnnLinear, NativeLinear
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
+from starling_engine.layers.linear_select import select_linear_method
 from torch.nn import functional as F
 
 CPU = torch.device("cpu")

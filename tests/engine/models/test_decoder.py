@@ -4,10 +4,10 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
-from starling_engine.attention.mla import TorchMla
+from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models import mlp
 from starling_engine.models.decoder import Decoder
@@ -15,7 +15,7 @@ from starling_engine.weights.loader import load_weights
 
 from tests.engine.checkpoints import PROMPT, STEPS, VARIANTS, Reference
 from tests.engine.models.conftest import ReferenceOf
-from tests.engine.paged import PagedDriver
+from tests.engine.paged_driver import PagedDriver
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4

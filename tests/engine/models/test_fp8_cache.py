@@ -13,13 +13,13 @@ from starling_engine.sleep import Sleep, WakeUp
 from starling_engine.weights.cache_scales import load_kv_scales
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, write_checkpoint
-from tests.engine.core.test_sleep import ALL, Bed
+from tests.engine.core.test_sleep import ALL, SleepDriver
 from tests.engine.cores import core_for, greedy, run
 from tests.engine.fp8 import ONES, SCALES, assert_near, fp8_reference
 from tests.engine.models.test_decoder import backend as backend
 from tests.engine.models.test_decoder import build
-from tests.engine.paged import PagedDriver
-from tests.engine.running import engine_args
+from tests.engine.paged_driver import PagedDriver
+from tests.engine.real_engine import engine_args
 
 CASES = {"qwen3": ("qwen3", ONES), "window": ("mistral-window", ONES), "scales": ("llama3.1", SCALES)}
 
@@ -51,7 +51,7 @@ def test_logits_equal_those_of_a_cache_that_rounds(name: str, backend: Attention
 
 
 def test_bfloat16_is_rounded_as_well(backend: AttentionBackend, tmp_path: Path) -> None:
-    """It is less exact by itself; the scales make that small beside what they do."""
+    """Compares with wrong scales: the cache is less exact by itself, and scales matter much more."""
     reference, plain = fp8_reference(tmp_path, "llama3.1", SCALES)
     model = scaled(reference, backend, torch.bfloat16)
     (found,) = PagedDriver(model, FP8, block_size=16).run([(0, reference.prompt)])
@@ -65,7 +65,7 @@ def test_the_argument_decides_what_is_cached(argument: str, kind: str) -> None:
     assert (config.worker.kv_dtype, config.cache_dtype) == (kind, argument)
 
 
-def test_what_cannot_be_cached_in_fp8_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_cached_in_fp8_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype: must be one of auto, fp8, fp8_e4m3, got 'fp8_e5m2'"):
         engine_args(kv_cache_dtype="fp8_e5m2")
     write_checkpoint(tmp_path, VARIANTS["deepseek-v3"])
@@ -74,7 +74,7 @@ def test_what_cannot_be_cached_in_fp8_is_told_before_anything_starts(tmp_path: P
 
 
 def test_the_same_bytes_hold_as_many_more_tokens_and_greedy_answers_are_the_reference_s(tmp_path: Path) -> None:
-    """Through a core and its worker, with the scales of the checkpoint; also after the weights were read again."""
+    """Runs a core and its worker with the scales of the checkpoint, also after the weights were read again."""
     reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
     with core_for(tmp_path) as core:
         blocks = core.scheduler.kv.pool.num_blocks
@@ -84,9 +84,9 @@ def test_the_same_bytes_hold_as_many_more_tokens_and_greedy_answers_are_the_refe
         for tokens, error in answers.values():
             assert error is None
             assert_alike(tokens, reference)
-        bed = Bed(core)
-        bed.ask(Sleep(1, 2, "refuse"))
-        assert bed.answer().error is None
-        bed.ask(WakeUp(2, ALL))
-        assert bed.answer().error is None
+        driver = SleepDriver(core)
+        driver.command(Sleep(2, "refuse"))
+        assert driver.answer().error is None
+        driver.command(WakeUp(ALL))
+        assert driver.answer().error is None
         assert run(core, [greedy("0", reference.prompt)])["0"] == answers["0"]

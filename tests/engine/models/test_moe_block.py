@@ -8,13 +8,13 @@ import torch
 from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing
 from starling_engine.models import mlp
-from starling_engine.models.build import BuildContext
+from starling_engine.models.build_context import BuildContext
 from starling_engine.models.moe_block import MoeBlock
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config
@@ -71,7 +71,7 @@ def build_context(moe: MoeConfig, dtype: torch.dtype) -> BuildContext:
 
 
 def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:
-    """Ours, and the reference in fp32 with the same weights; those are exact in bf16."""
+    """Returns ours, and the reference in fp32 with the same weights, which are exact in bf16."""
     make, moe = BLOCKS[name]
     reference = make()
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:
 def test_gives_what_the_reference_gives(
     name: str, dtype: torch.dtype, tolerance: float, has_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16 too each token goes to the very same experts: the router's logits are exact."""
+    """Checks that each token goes to the very same experts in bf16, too: the router's logits are exact."""
     if not has_native:
         monkeypatch.setattr(native, "load", lambda: None)
     block, reference = pair(name, dtype)

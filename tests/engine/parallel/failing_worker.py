@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
-from starling_engine.models.blocks import DecoderLayer
-from starling_engine.worker.process.worker_process.worker_process import main
+from starling_engine.models.decoder_layer import DecoderLayer
+from starling_engine.worker.process.worker_process import main
 
 CALLS = 20
-"""Of a layer, before one fails: past the warm-up."""
+"""Calls of a layer before one fails: past the warm-up."""
 
 
 def fail_once() -> None:

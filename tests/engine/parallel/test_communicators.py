@@ -8,10 +8,10 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
-from starling_engine.models.context import no_tick
-from starling_engine.parallel.communicator import ALONE, Communicator, SingleRank, of_group
+from starling_engine.models.forward_context import no_tick
+from starling_engine.parallel.communicator import ALONE, Communicator, SingleRank, call_group
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.shared import SHARED_FOLDER, SLOT_BYTES, SharedCommunicator
+from starling_engine.parallel.shared_memory import SHARED_FOLDER, SLOT_BYTES, SharedMemoryCommunicator
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
@@ -54,7 +54,7 @@ def test_all_gather_keeps_the_order_of_the_ranks(kind: str, dtype: torch.dtype, 
 SOME = [[3, 0, 2], [1, 4, 0], [0, 0, 0]]
 """Rows that each rank sends to each; the last one sends none."""
 MANY = [[1, SLOT_BYTES // 40, 5], [SLOT_BYTES // 30, 0, SLOT_BYTES // 9], [7, 0, 1]]
-"""Of 28 bytes: more than goes through shared memory at once."""
+"""Rows of 28 bytes: more than fits into shared memory at once."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +132,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_it_may(
     ids=["all_reduce", "all_gather", "all_to_all", "receive", "send"],
 )
 def test_a_rank_that_has_gone_is_lost_however_often_it_is_asked(exchange: Callable[[Communicator], object]) -> None:
-    """gloo says so of the first exchange when it is waited for, of later ones at once."""
+    """gloo raises in the wait for the first exchange, and at once in later ones."""
 
     def work(ranks: Communicator) -> None:
         for _ in range(3 if ranks.shard.first else 0):
@@ -147,7 +147,7 @@ def test_a_fault_of_the_own_device_is_not_another_ranks() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        of_group(breaks)
+        call_group(breaks)
 
 
 def test_a_group_that_never_meets() -> None:
@@ -190,4 +190,4 @@ def test_no_room_to_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(ConfigError, match=rf"no room in {SHARED_FOLDER} for \d+ bytes that ranks share.*No space left"):
-        SharedCommunicator(FirstOfTwo(), 1.0)
+        SharedMemoryCommunicator(FirstOfTwo(), 1.0)

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import SingleRank

@@ -15,8 +15,8 @@ from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, write_checkpoint
 from tests.engine.cores import core_for, greedy, run
-from tests.engine.running import running
-from tests.forks import forks_of
+from tests.engine.real_engine import running
+from tests.fork_server import forks_of
 
 TP2 = ParallelLayout(tensor=2)
 TOKENS = list(range(PROMPT))
@@ -73,7 +73,7 @@ def test_so_does_one_that_fails_while_the_next_is_launched(folder: Path, victim:
 
 
 def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch: pytest.MonkeyPatch, *worker: str) -> None:
-    """Four requests, so that other steps are in flight: what they were told before the end is what they would have been told."""
+    """Runs four requests, so that other steps are in flight: tokens before the end are those of a run without a failure."""
     prompts = [TOKENS[:length] for length in (5, 9, 14, 20)]
     requests = [greedy(str(number), prompt) for number, prompt in enumerate(prompts)]
     with core_for(folder) as core:
@@ -82,15 +82,15 @@ def check_failing(folder: Path, layout: ParallelLayout, victim: int, monkeypatch
     with core_for(folder, layout=layout, patience=20.0) as core:
         for request in requests:
             assert core.add(request) is None
-        told: dict[str, list[int]] = {request.id: [] for request in requests}
+        published: dict[str, list[int]] = {request.id: [] for request in requests}
         began = time.monotonic()
         with pytest.raises(RankLost, match=rf"^rank {victim} failed at step \d+, and not all others did: MemoryError"):
             while core.has_work:
                 for delta in core.step():
-                    told[delta.id] += delta.tokens
+                    published[delta.id] += delta.tokens
         assert time.monotonic() - began < 30
-    assert 0 < sum(map(len, told.values())) < sum(map(len, expected.values()))
-    assert all(expected[name][: len(tokens)] == tokens for name, tokens in told.items())
+    assert 0 < sum(map(len, published.values())) < sum(map(len, expected.values()))
+    assert all(expected[name][: len(tokens)] == tokens for name, tokens in published.items())
 
 
 def test_a_device_that_breaks_behind_its_host_ends_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 from starling_engine import native
-from starling_engine.models.context import no_tick
+from starling_engine.models.forward_context import no_tick
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.shared import SharedCommunicator
+from starling_engine.parallel.shared_memory import SharedMemoryCommunicator
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
@@ -26,24 +26,24 @@ Join = Callable[[str, int, int], Communicator]
 
 
 JOIN_SECONDS = 20.0
-"""To find the store, on a machine that does other things too."""
+"""Seconds to find the store, on a machine that does other things too."""
 
 
 def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: float = 20.0) -> list[T]:
-    """What `work` gives for each rank. The first error that one raises is raised. `timeout` is that of the groups they join."""
+    """Returns the result of `work` for each rank. Raises the first error of any. `timeout` is that of the groups they join."""
     store = serve_store("127.0.0.1", JOIN_SECONDS)
     unhurried = Rendezvous("127.0.0.1", store.port, "127.0.0.1", JOIN_SECONDS)
-    together = Barrier(count, timeout=JOIN_SECONDS)
+    barrier = Barrier(count, timeout=JOIN_SECONDS)
 
     def rank(index: int) -> T:
         mine = join_store(unhurried)
-        together.wait()
+        barrier.wait()
 
         def join(name: str, at: int, of: int) -> Communicator:
             if of == 1:
                 return ALONE
             if kind == "shared":
-                return SharedCommunicator(GlooCommunicator(mine, name, Shard(at, of), unhurried, no_tick), timeout)
+                return SharedMemoryCommunicator(GlooCommunicator(mine, name, Shard(at, of), unhurried, no_tick), timeout)
             return GlooCommunicator(mine, name, Shard(at, of), replace(unhurried, timeout=timeout), no_tick)
 
         return work(index, join)
@@ -53,8 +53,10 @@ def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: f
 
 
 def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
-    """As `on_threads`, of ranks that are one group. They have all met when `work` begins: one that is done early leaves no other
-    to look for it."""
+    """Runs ranks that are one group, like `on_threads`.
+
+    They have all met when `work` begins: one that is done early leaves no other to look for it.
+    """
     met = Barrier(count, timeout=JOIN_SECONDS)
 
     def rank(index: int, join: Join) -> T:

@@ -1,4 +1,4 @@
-"""Which platform serves a device, and what the CPU says of itself."""
+"""The platform of each device, and the limits that the CPU reports."""
 
 import subprocess
 import sys

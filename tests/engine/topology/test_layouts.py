@@ -11,7 +11,7 @@ from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import VARIANTS, Reference, make_reference
 from tests.engine.cores import assert_greedy, core_for, greedy, run
-from tests.engine.kinds import answers, assert_same, request
+from tests.engine.mixed_requests import answers, assert_same, request
 
 TP2, TP4 = ParallelLayout(tensor=2), ParallelLayout(tensor=4)
 CASES = [
@@ -83,7 +83,7 @@ def test_recorded_steps_find_the_experts_of_other_ranks(references: dict[str, Re
     check_layout(references["qwen3-moe"], layout=TP2, expert_parallel=True)
 
 
-def test_ranks_agree_on_what_requests_want_besides(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_on_extra_outputs(references: dict[str, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each counts the tokens that it has sampled by itself."""
     folder, requests = references["llama3.1"].folder, [request(random.Random(number), number) for number in range(8)]
     with core_for(folder) as core:
@@ -94,7 +94,7 @@ def test_ranks_agree_on_what_requests_want_besides(references: dict[str, Referen
 
 
 def make_late(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The workers that are started now; see `tests.engine.late`."""
+    """Gives the workers that start from now on a late device; see `tests.engine.late_device`."""
     monkeypatch.setattr(processes, "WORKER", ("tests.engine.parallel.late_worker", how))
 
 

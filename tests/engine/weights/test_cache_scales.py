@@ -1,4 +1,4 @@
-"""Scales of a cache in fp8: found under every name that tools write, and what is no scale is told."""
+"""Scales of a cache in fp8: found under every name that tools write; a number that is no scale is refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""From a model's name to its folder: local folders, and repositories from a hub over its real protocol."""
+"""Resolving a model's name to its folder: local folders, and repositories from a hub over its real protocol."""
 
 import os
 import subprocess

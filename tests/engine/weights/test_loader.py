@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from starling_engine.attention.mla import TorchMla
+from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
 
 from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
-from tests.engine.paged import PagedDriver
+from tests.engine.paged_driver import PagedDriver
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -249,7 +249,7 @@ def test_dummy_weights_depend_on_the_seed_alone(folder: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["qwen2", "deepseek-v3-dense"])
 def test_dummy_weights_give_varied_output(variant: str, tmp_path: Path) -> None:
-    """They stand in for a model in tests of speed, where one token repeated for ever would hide what sampling costs."""
+    """Checks that outputs vary: in tests of speed, one token repeated for ever would hide the cost of sampling."""
     write_checkpoint(tmp_path, VARIANTS[variant])
     edit_json(tmp_path / "config.json", {"tie_word_embeddings": True})
     model = empty_model(tmp_path)

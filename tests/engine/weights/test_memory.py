@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.layers.dense import DenseLinear
+from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 
@@ -33,7 +33,7 @@ EXPERTS = {
 }
 SHARDS = 5
 SLACK = 24 << 20
-"""What the allocator keeps of the matrices that were staged, and the interpreter's noise."""
+"""Bytes that the allocator keeps of staged matrices, and the interpreter's noise."""
 
 MEASURE = """
 import sys, threading, time
@@ -41,7 +41,7 @@ from pathlib import Path
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.linear import Linear, stacked
-from starling_engine.layers.select import select_linear_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
@@ -79,7 +79,7 @@ print(peak - start, resident() - start)
 
 @pytest.fixture(scope="module", params=[DENSE, EXPERTS], ids=["dense", "experts"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 110 MB of bf16 in five shards, cut in the order of names, as transformers cuts them."""
+    """Makes about 110 MB of bf16 in five shards, cut in the order of names, as transformers cuts them."""
     folder = tmp_path_factory.mktemp("large")
     (folder / "config.json").write_text(json.dumps(request.param))
     config = load_model_config(folder)

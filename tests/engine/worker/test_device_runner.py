@@ -1,4 +1,4 @@
-"""The runner for a device with a queue of its own gives what the one on the host gives, whatever is in a step."""
+"""The runner for a device with its own queue gives the same results as the one on the host, for any step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +17,16 @@ from starling_engine.worker.host.batch import InputBatch
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run
-from tests.engine.kinds import assert_same, random_traffic
-from tests.engine.late import Broken, LateQueue, use_late_device
-from tests.engine.running import running
+from tests.engine.late_device import Broken, LateQueue, use_late_device
+from tests.engine.mixed_requests import assert_same, random_traffic
+from tests.engine.real_engine import running
 
 pytestmark = pytest.mark.timeout(100)
 
 
 @pytest.fixture(params=[True, False], ids=["recorded", "eager"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, workers are made for a late device. Its recordings run the work again, and so may ask the host."""
+    """Returns a function after whose call workers use a late device. Recordings run the work again, and so may read the host."""
 
     def take() -> None:
         use_late_device(monkeypatch.setattr, recorded=request.param)
@@ -54,7 +54,7 @@ def test_every_kind_of_request_is_answered_as_on_the_host(device: Callable[[], N
     assert_same(random_traffic(tmp_path), expected)
 
 
-def test_a_step_is_filled_up_to_the_next_size() -> None:
+def test_a_step_is_padded_to_the_next_size() -> None:
     assert decode_sizes(1) == [1]
     assert decode_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert decode_sizes(256)[-3:] == [224, 240, 256]
@@ -66,7 +66,7 @@ def test_a_step_is_filled_up_to_the_next_size() -> None:
 
 
 def test_padding_fits_tables_of_the_longest_sequence() -> None:
-    """Prompts of at most that length, one behind the other, whatever else is in the step."""
+    """Padding is prompts of at most that length, one after the other, whatever else is in the step."""
     groups = [KVGroup(KVSpec(8, 1, 16, 4), (0,))]
     batch = InputBatch(groups, max_num_seqs=4, max_model_len=24, block_size=8)
     fields = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64).padding(StepShape(64, 3))
@@ -75,11 +75,11 @@ def test_padding_fits_tables_of_the_longest_sequence() -> None:
     assert set(fields.slots.tolist()) == {4} and set(fields.targets.flatten().tolist()) == {-1}
 
 
-def test_a_size_that_cannot_be_recorded_runs_as_it_comes() -> None:
+def test_a_size_that_cannot_be_recorded_runs_eagerly() -> None:
     ran: list[str] = []
 
     class Refuses(InlineQueue):
-        def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
             work()
             raise torch.OutOfMemoryError("no memory for another recording")
 
@@ -95,7 +95,7 @@ def test_a_size_is_recorded_once_and_again_after_memory_has_moved() -> None:
     ran: list[str] = []
 
     class Recorder(InlineQueue):
-        def record(self, work: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
             ran.append("record")
             return lambda: ran.append("replay")
 
@@ -111,7 +111,7 @@ def test_a_size_is_recorded_once_and_again_after_memory_has_moved() -> None:
 
 
 def test_a_fault_of_the_device_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No later step could run on it: whoever supervises starts anew."""
+    """No later step could run on it, so a supervisor has to start the engine again."""
     from starling_engine.errors import RankLost
 
     reference = make_reference(tmp_path, VARIANTS["llama3.1"])
@@ -119,7 +119,7 @@ def test_a_fault_of_the_device_ends_the_engine(tmp_path: Path, monkeypatch: pyte
 
     with core_for(tmp_path) as core:
         run(core, [greedy("before", reference.prompt)])
-        monkeypatch.setattr(LateQueue, "mark", lambda _: Broken())
+        monkeypatch.setattr(LateQueue, "record_event", lambda _: Broken())
         core.add(greedy("after", reference.prompt))
         with pytest.raises(RankLost, match="illegal memory access"):
             for _ in range(100):
@@ -128,7 +128,7 @@ def test_a_fault_of_the_device_ends_the_engine(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_runner_is_the_one_for_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lest the tests above compare the host with itself."""
+    """Otherwise the tests above would compare the host with itself."""
     make_reference(tmp_path, VARIANTS["llama3.1"])
     use_late_device(monkeypatch.setattr)
     launched: list[object] = []
@@ -141,7 +141,7 @@ def test_the_runner_is_the_one_for_devices(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here; the tests of the kernels run on the GPU")
 async def test_the_engine_runs_on_tritons_kernels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a GPU does but its graphs: the interpreter in the place of the GPU, as an argument of the engine."""
+    """All work of a GPU except its graphs, in the interpreter, chosen by an argument of the engine."""
     monkeypatch.setenv(INTERPRETED, "1")
     reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
     banned = next(token for token in range(512) if token not in reference.tokens[:4])

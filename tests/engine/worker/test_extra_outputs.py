@@ -1,4 +1,4 @@
-"""What some rows want of a device beyond tokens costs the others nothing."""
+"""Extra outputs of some rows cost the others nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestOrder, RestoreMemory
+from starling_engine.sleep import MemoryOrder, MemoryOrderDone, ReleaseMemory, RestoreMemory
 from starling_engine.step import StepPlan
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_runner import DeviceRunner
@@ -18,8 +18,8 @@ from starling_engine.worker.device.graphs import Graphs
 
 from tests.engine.checkpoints import VARIANTS, make_reference
 from tests.engine.cores import core_for
-from tests.engine.kinds import KINDS, answers
-from tests.engine.late import use_late_device
+from tests.engine.late_device import use_late_device
+from tests.engine.mixed_requests import KINDS, answers
 
 pytestmark = pytest.mark.timeout(60)
 TOKENS = 24
@@ -44,7 +44,7 @@ def of_kinds(kinds: list[dict[str, Any]]) -> list[EngineRequest]:
 
 
 def spy(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, note: Callable[..., object]) -> list[Any]:
-    """What `note` makes of the arguments of each call from now on."""
+    """Returns a list that gets `note` of the arguments of each call from now on."""
     noted: list[Any] = []
     real = getattr(owner, name)
 
@@ -56,8 +56,8 @@ def spy(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, note: Callable[
     return noted
 
 
-def test_a_step_is_replayed_whatever_its_rows_want(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of requests whose prompts are read: only for as long as these are computed."""
+def test_a_step_is_replayed_with_any_extra_outputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose prompts are read prevent it only while the prompts are computed."""
     with core_for(folder) as core:
         plans = spy(monkeypatch, DeviceRunner, "launch", lambda _, plan: plan)
         decodes = spy(monkeypatch, Graphs, "run", lambda _, shape, __: shape.decode)
@@ -67,7 +67,7 @@ def test_a_step_is_replayed_whatever_its_rows_want(folder: Path, monkeypatch: py
     assert len(alone) > TOKENS - 3 and len(alone) == sum(decodes)
 
 
-def test_only_rows_that_want_more_are_sampled_from_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_with_adjusted_logits_are_sampled_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adjusted = spy(monkeypatch, DeviceAdjuster, "adjust", lambda _, __, rows, *___: len(rows))
     memory = spy(monkeypatch, DeviceAdjuster, "_words_of_all", lambda _: None)
     scored = spy(monkeypatch, ExtraOutputs, "_score", lambda _, samples, __: len(samples))
@@ -85,7 +85,7 @@ def test_only_rows_that_want_more_are_sampled_from_again(folder: Path, monkeypat
 
 @pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
 def test_a_row_without_finite_logits_ends_its_request(late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's kernels pass over nothing, and nothing that is added to a logit hides that."""
+    """No kernel skips such logits, and adjustments do not hide them."""
     make_reference(tmp_path, VARIANTS["llama3.1"])
     if late:
         use_late_device(monkeypatch.setattr)
@@ -102,17 +102,17 @@ def test_a_row_without_finite_logits_ends_its_request(late: bool, tmp_path: Path
     assert [(answer["tokens"], answer["end"]) for answer in found.values()] == 3 * [([], ("error", NOT_FINITE))]
 
 
-def test_a_device_that_slept_knows_nothing_of_requests(folder: Path) -> None:
+def test_a_device_that_slept_has_no_request_left(folder: Path) -> None:
     with core_for(folder, prefix_caching=False) as core:
 
-        def rest(order: RestOrder) -> None:
-            core.executor.rest(order)
-            while (rested := core.executor.rested()) is None:
+        def carry_out(order: MemoryOrder) -> None:
+            core.executor.send(order)
+            while not (replies := core.executor.replies(0.1)):
                 core.executor.check()
-            assert rested == MemoryOrderDone()
+            assert replies == [MemoryOrderDone()]
 
         requests = of_kinds([*KINDS[:2], *KINDS[4:7]])
         before = answers(core, requests)
-        rest(ReleaseMemory(1))
-        rest(RestoreMemory(["weights", "kv_cache"]))
+        carry_out(ReleaseMemory(1))
+        carry_out(RestoreMemory(["weights", "kv_cache"]))
         assert answers(core, requests) == before

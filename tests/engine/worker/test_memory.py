@@ -1,4 +1,4 @@
-"""Memory is found, goes, and comes back under the same tensors."""
+"""Memory of tensors is found, released, and restored under the same tensors."""
 
 import mmap
 from pathlib import Path
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.attention.mla import TorchMla
+from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.layers.dense import DenseLinear
 from starling_engine.layers.linear import LinearMethod, LinearShape
-from starling_engine.layers.packed import NativeLinear
+from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.layers.linear_packed import NativeLinear
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms import host_memory
@@ -45,12 +45,12 @@ def model_of(variant: str, folder: Path, dtype: torch.dtype, method: type[Linear
 
 @pytest.mark.parametrize("method", [DenseLinear, NativeLinear])
 @pytest.mark.parametrize("variant", ["llama-biases", "qwen3-tied", "qwen3-moe-some-plain", "deepseek-v3"])
-def test_all_that_a_model_holds_is_found_once(variant: str, method: type[LinearMethod], tmp_path: Path) -> None:
-    """What the checkpoint fills is there, a tied matrix once; besides that the rotations, and which expert lies where."""
+def test_all_storages_of_a_model_are_found_once(variant: str, method: type[LinearMethod], tmp_path: Path) -> None:
+    """The checkpoint's tensors, a tied matrix once; also rotary tables, and the experts' slots."""
     if method is NativeLinear and native.load() is None:
         pytest.skip("this machine has no native kernels")
     model = model_of(variant, tmp_path, torch.bfloat16, method)
-    weights = sum(2 * torch.Size(slot.taken).numel() for slot in model.slots().values())
+    weights = sum(2 * torch.Size(slot.local_shape).numel() for slot in model.slots().values())
     found = storages_of(model)
     assert len({storage.data_ptr() for storage in found}) == len(found)
     rotations = 64 * model.config.rotary_dim * 4
@@ -138,7 +138,7 @@ def test_one_block_of_their_size_is_pinned_and_given_back(end: str, monkeypatch:
             assert storage.nbytes() == size and bool((as_bytes(storage) == number).all())
 
 
-def test_what_cannot_be_pinned_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_pinned_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, storages = Runtime(monkeypatch, error=2), of_sizes(1 << 20)
     with pytest.raises(MemoryError, match=r"1.00 MiB of host memory cannot be pinned \(CUDA error 2\)"):
         HostCopies(storages, CUDA)
@@ -146,7 +146,7 @@ def test_what_cannot_be_pinned_stays_where_it_is(monkeypatch: pytest.MonkeyPatch
     assert storages[0].nbytes() == 1 << 20
 
 
-def test_what_does_not_fit_is_given_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_does_not_fit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.ones(10), torch.ones(20)]
     runtime = Runtime(monkeypatch)
     copies = HostCopies(storages_of(tensors), CUDA)

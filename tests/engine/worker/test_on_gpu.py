@@ -11,11 +11,11 @@ from starling_engine.config import TiersConfig
 from starling_engine.sleep import Slept
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
-from tests.engine.core.test_sleep import Bed, ask_again
+from tests.engine.core.test_sleep import SleepDriver, ask_again
 from tests.engine.cores import assert_greedy, core_for, greedy, run
 from tests.engine.fp8 import SCALES, fp8_reference
-from tests.engine.kinds import assert_same, random_traffic
 from tests.engine.kv_offload.test_model import MIB, core_with, serve
+from tests.engine.mixed_requests import assert_same, random_traffic
 from tests.engine.models.test_fp8_cache import assert_alike
 
 DEVICE = "cuda"
@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _recorded(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What cannot be recorded is launched kernel by kernel, with the same answers: only the log tells."""
+    """Checks the log: a step that could not be recorded is launched kernel by kernel, with the same results."""
     caplog.set_level("INFO", "starling.worker")
     yield
     said = {record.getMessage() for record in caplog.get_records("call")}
@@ -56,14 +56,14 @@ def test_every_kind_of_request_is_answered_as_on_the_host(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "qwen3-moe"])
-def test_who_has_slept_answers_as_before(name: str, tmp_path: Path) -> None:
-    """With weights that were in the host's memory, and with others read anew; steps are recorded anew."""
+def test_answers_are_the_same_after_sleep(name: str, tmp_path: Path) -> None:
+    """With weights that were in the host's memory, and with others read again; steps are recorded again."""
     reference = make_reference(tmp_path, VARIANTS[name])
     with core_for(tmp_path, device=DEVICE) as core:
-        bed = Bed(core)
+        driver = SleepDriver(core)
         ask_again(core, reference, "before")
         for level in (1, 2, 1):
-            assert bed.sleep(level) == Slept(1) and bed.wake() == Slept(2)
+            assert driver.sleep(level) == Slept() and driver.wake() == Slept()
             ask_again(core, reference, f"after {level}")
         assert core.scheduler.stats.prefix_hits_total == 0, "the cache was dropped"
 

@@ -1,4 +1,4 @@
-"""What a rank does when it is told to sleep and to wake, on a device whose memory is not the host's."""
+"""A rank sleeps and wakes, on a device whose memory is not the host's."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from starling_engine.worker.sleep.sleeper import RankSleeper
 
 
 class Weights:
-    """Stands for a model: two matrices, one of them seen twice."""
+    """Stands in for a model: a matrix, a view of it, and a vector."""
 
     def __init__(self, device: torch.device, value: float) -> None:
         self.matrix = torch.full((64, 64), value, device=device)
@@ -28,23 +28,25 @@ Weights.__module__ = "starling_engine.models"
 
 class Runner:
     def __init__(self) -> None:
-        self.heard: list[object] = []
+        self.calls: list[object] = []
 
     def on_sleep(self) -> None:
-        self.heard.append("sleep")
+        self.calls.append("sleep")
 
     def on_wake(self, model: object) -> None:
-        self.heard.append(model)
+        self.calls.append(model)
 
 
-class Bed:
+class Rank:
     def __init__(self, device: torch.device) -> None:
-        """Tensors are the host's where `device` stands in for one that is not there."""
-        place = device if device.type == "cuda" else torch.device("cpu")
-        self.weights, self.kv, self.runner = Weights(place, 1.0), torch.ones(1000, device=place), Runner()
-        self.fresh = Weights(place, 2.0)
+        """Tensors are on the host if the machine has no `device`."""
+        at = device if device.type == "cuda" else torch.device("cpu")
+        self.weights, self.kv, self.runner = Weights(at, 1.0), torch.ones(1000, device=at), Runner()
+        self.fresh = Weights(at, 2.0)
         self.fails = False
-        self.rest = RankSleeper(cast(Decoder, self.weights), self._remake, cast(Any, self.runner), [self.kv, self.kv[:10]], device)
+        self.sleeper = RankSleeper(
+            cast(Decoder, self.weights), self._remake, cast(Any, self.runner), [self.kv, self.kv[:10]], device
+        )
 
     def _remake(self) -> Decoder:
         if self.fails:
@@ -53,47 +55,47 @@ class Bed:
 
 
 @pytest.fixture(params=["stands in", "cuda"])
-def bed(request: pytest.FixtureRequest) -> Bed:
+def rank(request: pytest.FixtureRequest) -> Rank:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
-    return Bed(torch.device("cuda" if request.param == "cuda" else "xpu"))
+    return Rank(torch.device("cuda" if request.param == "cuda" else "xpu"))
 
 
 @pytest.mark.parametrize("tags", [["weights", "kv_cache"], ["kv_cache", "weights"]])
-def test_weights_wait_in_host_memory(bed: Bed, tags: list[Any]) -> None:
-    assert len(storages_of(bed.weights)) == 2
-    assert bed.rest.carry_out(ReleaseMemory(1)) == MemoryOrderDone() == bed.rest.carry_out(ReleaseMemory(1))
-    assert bed.weights.sizes == [0, 0, 0]
+def test_weights_wait_in_host_memory(rank: Rank, tags: list[Any]) -> None:
+    assert len(storages_of(rank.weights)) == 2
+    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryOrderDone() == rank.sleeper.carry_out(ReleaseMemory(1))
+    assert rank.weights.sizes == [0, 0, 0]
     for tag in tags:
-        assert bed.weights not in bed.runner.heard, "not before all is there"
-        assert bed.rest.carry_out(RestoreMemory([tag])) == MemoryOrderDone() == bed.rest.carry_out(RestoreMemory([tag]))
-    assert bed.runner.heard == ["sleep", "sleep", bed.weights], "once"
-    assert bool((bed.weights.tied == 1).all()) and bool((bed.weights.norm == 1).all()), "the same objects"
-    assert not bed.kv.any()
+        assert rank.weights not in rank.runner.calls, "not before all is restored"
+        assert rank.sleeper.carry_out(RestoreMemory([tag])) == MemoryOrderDone() == rank.sleeper.carry_out(RestoreMemory([tag]))
+    assert rank.runner.calls == ["sleep", "sleep", rank.weights], "once"
+    assert bool((rank.weights.tied == 1).all()) and bool((rank.weights.norm == 1).all()), "the same objects"
+    assert not rank.kv.any()
 
 
-def test_a_deeper_sleep_drops_them(bed: Bed) -> None:
+def test_a_deeper_sleep_drops_the_weights(rank: Rank) -> None:
     assert (
-        bed.rest.carry_out(ReleaseMemory(1))
-        == bed.rest.carry_out(ReleaseMemory(2))
-        == bed.rest.carry_out(ReleaseMemory(1))
+        rank.sleeper.carry_out(ReleaseMemory(1))
+        == rank.sleeper.carry_out(ReleaseMemory(2))
+        == rank.sleeper.carry_out(ReleaseMemory(1))
         == MemoryOrderDone()
     )
-    assert bed.weights.sizes == [0, 0, 0]
-    bed.fails = True
-    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone("OSError: the file is gone")
-    assert bed.runner.heard[-1] == "sleep"
-    bed.fails = False
-    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone()
-    assert bed.runner.heard[-1] is bed.fresh
-    assert bed.rest.carry_out(ReleaseMemory(2)) == MemoryOrderDone() and bed.fresh.sizes == [0, 0, 0]
+    assert rank.weights.sizes == [0, 0, 0]
+    rank.fails = True
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone("OSError: the file is gone")
+    assert rank.runner.calls[-1] == "sleep"
+    rank.fails = False
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone()
+    assert rank.runner.calls[-1] is rank.fresh
+    assert rank.sleeper.carry_out(ReleaseMemory(2)) == MemoryOrderDone() and rank.fresh.sizes == [0, 0, 0]
 
 
-def test_where_host_memory_does_not_suffice_nothing_has_changed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_enough_host_memory_nothing_changes(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> torch.Tensor:
         raise MemoryError("out of host memory")
 
     monkeypatch.setattr("starling_engine.worker.sleep.memory.anonymous", full)
-    assert bed.rest.carry_out(ReleaseMemory(1)) == MemoryOrderDone("MemoryError: out of host memory")
-    assert all(bed.weights.sizes) and bool(bed.kv.all()) and not bed.runner.heard
-    assert bed.rest.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone() and not bed.runner.heard
+    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryOrderDone("MemoryError: out of host memory")
+    assert all(rank.weights.sizes) and bool(rank.kv.all()) and not rank.runner.calls
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone() and not rank.runner.calls

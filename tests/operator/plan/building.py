@@ -1,4 +1,4 @@
-"""What the tests of the decisions are made from: specs, pods, reports and groups, each with what a healthy one has."""
+"""Specs, pods, reports and groups for the tests of the planner: each is healthy unless a field says otherwise."""
 
 import base64
 import copy
@@ -48,7 +48,7 @@ def make_observed(spec: InferenceServiceSpec | None = None, *, settings: Setting
 
 
 def make_report(**fields: Any) -> Report:
-    """Of an agent that serves on one rank."""
+    """Makes the report of an agent that serves on one rank."""
     given: dict[str, Any] = {
         "version": 7,
         "incarnation": "i",
@@ -94,7 +94,7 @@ def pending(**fields: Any) -> dict[str, Any]:
 
 
 def make_group(name: str = "chat-aaaaaaa-0", pods: Iterable[Pod] | None = None, **fields: Any) -> Group:
-    """A group of the target revision; with one serving pod unless told otherwise."""
+    """Makes a group of the target revision, with one serving pod unless `pods` says otherwise."""
     members = tuple(pods) if pods is not None else tuple(make_pod(name, number) for number in range(fields.get("nodes", 1)))
     given: dict[str, Any] = {
         "name": name,
@@ -108,7 +108,7 @@ def make_group(name: str = "chat-aaaaaaa-0", pods: Iterable[Pod] | None = None, 
 
 
 def record(group: Group, **fields: Any) -> GroupStatus:
-    """What a status would hold of the group after it served."""
+    """Makes the record that a status has of the group after it served."""
     nodes = [GroupNode(pod=pod.name, number=pod.number, uid=pod.uid, restarts=pod.restarts) for pod in group.pods]
     given: dict[str, Any] = {"name": group.name, "revision": group.revision, "index": group.index, "served": True, "nodes": nodes}
     return GroupStatus(**(given | fields))

@@ -96,7 +96,7 @@ def test_the_token_s_secret_is_mounted_by_pods_and_is_no_part_of_a_revision() ->
     assert "admin" not in [volume["name"] for volume in child("ControllerRevision")["data"]["template"]["spec"]["volumes"]]
 
 
-def test_another_token_has_a_secret_of_another_name_which_pods_that_are_made_anew_mount() -> None:
+def test_another_token_has_a_secret_of_another_name_which_pods_that_are_made_again_mount() -> None:
     """The operator's key was lost, or a pod is of a release whose tokens were random: nothing restarts by itself."""
     world = World()
     world.settle()
@@ -116,8 +116,8 @@ def test_a_service_whose_agents_refuse_the_token_is_stalled_and_goes_on() -> Non
     decision = plan(replace(observed, pods=deaf))
     conditions = conditions_of(decision.status)
     assert (conditions["Stalled"], conditions["Available"]) == (("True", "TokenRefused"), ("True", "GroupsServe"))
-    told = message_of(decision.status, "Stalled")
-    assert deaf[0].name in told and secret_name("chat", TOKEN) in told
+    reason = message_of(decision.status, "Stalled")
+    assert deaf[0].name in reason and secret_name("chat", TOKEN) in reason
     assert decision.delete == ()
     budget, before = ([made for made in each.apply if made["kind"] == "PodDisruptionBudget"] for each in (decision, plan(observed)))
     assert budget == before, "evictions are as they were"

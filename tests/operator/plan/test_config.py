@@ -8,7 +8,7 @@ import pytest
 from starling_agent.contract.config import AgentConfig
 from starling_operator.plan.config import agent_config
 from starling_operator.plan.podtemplate import pod_template
-from starling_operator.plan.sizes import MIB, shm_bytes
+from starling_operator.plan.resources import MIB, shm_bytes
 from starling_operator.plan.token import secret_name, with_token
 
 from tests.operator.plan.building import SETTINGS, TOKEN, make_service, make_spec
@@ -152,8 +152,8 @@ def test_nothing_that_changes_live_is_in_what_pods_mount(unit: str, size: int, r
         ({"expert": 4, "tensor": 2, "elastic": {"min": 2, "max": 8}}, (1, (1, 4))),
     ],
 )
-def test_the_size_that_agents_are_told(parallelism: dict[str, Any], layout: tuple[int, tuple[int, int] | None]) -> None:
-    """In data parallel ranks; within elastic bounds their leader is told it while it runs."""
+def test_the_size_in_agent_json(parallelism: dict[str, Any], layout: tuple[int, tuple[int, int] | None]) -> None:
+    """Sizes are data parallel ranks. Within elastic bounds the leader gets the size by a call."""
     made = config_of({"parallelism": parallelism}).layout
     assert (made.data, made.elastic and (made.elastic.min, made.elastic.max)) == layout
 
@@ -216,8 +216,8 @@ def test_who_the_pod_is_comes_from_the_downward_api() -> None:
     [("startupProbe", "/live", "admin"), ("livenessProbe", "/live", "admin"), ("readinessProbe", "/ready", "admin")],
 )
 def test_probes_ask_the_admin_server(probe: str, path: str, port: str) -> None:
-    asked = agent_of()[probe]["httpGet"]
-    assert (asked["path"], asked["port"]) == (path, port)
+    request = agent_of()[probe]["httpGet"]
+    assert (request["path"], request["port"]) == (path, port)
 
 
 def test_pods_leave_a_dead_node_after_half_a_minute() -> None:

@@ -1,10 +1,10 @@
-"""Pods that are taken away on purpose: evictions, drained nodes. Nobody's stream is cut for it, and no node waits for ever."""
+"""Pods that are taken away on purpose: evictions, drained nodes. No stream is cut, and no node waits for ever."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from starling_operator.plan.disruption import PLACING_SECONDS
+from starling_operator.plan.disruption import SCHEDULING_SECONDS
 
 from tests.operator.plan.world import BAD, OTHER, PAIRS, Member, World, names, settled
 
@@ -13,7 +13,7 @@ ALONE = {"rollout": {"maxUnavailable": 1}}
 
 
 def evictable(world: World) -> int:
-    """Once the operator has written what it decides."""
+    """Pods that may be evicted, after the operator has written its decision."""
     world.reconcile()
     return max(0, world.evictable())
 
@@ -76,7 +76,7 @@ def test_a_drained_node_waits_for_one_start_and_no_group_is_missed(shape: dict[s
         world.settle()
         assert world.condition("Ready") == ("True", "Serving"), world.message()
         assert len(world.available()) == len(world.sets()) == replicas
-    assert world.told("Restarted") == []
+    assert world.event_reasons("Restarted") == []
     assert all(group.restarts == 0 for group in world.status.groups)
 
 
@@ -111,7 +111,7 @@ def test_a_cordon_brings_another_group_and_its_end_sends_one_away(shape: dict[st
 @pytest.mark.parametrize(
     "hinder",
     [
-        pytest.param(lambda world: setattr(world, "places", len(world.pods)), id="no node is free"),
+        pytest.param(lambda world: setattr(world, "node_slots", len(world.pods)), id="no node is free"),
         pytest.param(lambda world: setattr(world, "quota", "exceeded quota: pods"), id="a quota refuses it"),
     ],
 )
@@ -123,12 +123,12 @@ def test_an_eviction_does_not_wait_for_a_group_that_cannot_come(shape: dict[str,
     for _ in range(5):
         world.reconcile()
         world.tick()
-    wake = world.decide().wake_after
-    assert wake is not None and wake <= PLACING_SECONDS + 1
-    world.tick(PLACING_SECONDS)
+    requeue_after = world.decide().requeue_after
+    assert requeue_after is not None and requeue_after <= SCHEDULING_SECONDS + 1
+    world.tick(SCHEDULING_SECONDS)
     assert evictable(world) == 1
     assert world.ask_to_evict(world.pods[0])
-    world.places, world.quota = 100, ""
+    world.node_slots, world.quota = 100, ""
     world.settle()
     assert len(world.available()) == 1
 
@@ -181,20 +181,20 @@ def test_a_node_is_emptied_while_the_spec_cannot_be_carried_out(
 
 
 def test_while_the_spec_cannot_be_carried_out_a_group_that_waits_for_a_node_is_not_waited_for_long() -> None:
-    world = World({"replicas": 2}, places=1)
+    world = World({"replicas": 2}, node_slots=1)
     world.settle()
     world.edit(WRONG)
     world.cordon(world.pods[0])
     assert evictable(world) == 0
-    wake = world.decide().wake_after
-    assert wake is not None
-    world.tick(wake)
+    requeue_after = world.decide().requeue_after
+    assert requeue_after is not None
+    world.tick(requeue_after)
     assert evictable(world) == 1
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> None:
-    """Under another name: its leader finds no node of the old one."""
+    """The new group has another name, so its leader finds no node of the old one."""
     world = settled(PAIRS)
     (old,) = names(world)
     pods = world.members(old)
@@ -204,12 +204,12 @@ def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> Non
     (new,) = names(world)
     assert new != old
     assert ("Service", old) in world.children, "its pods still have to find each other"
-    assert world.told() == ["MovingAway"]
+    assert world.event_reasons() == ["MovingAway"]
     assert world.condition("Ready") == ("False", "MovingAway")
     world.settle()
     assert world.available() == [new]
     assert ("Service", old) not in world.children
-    assert world.told("Restarted") == []
+    assert world.event_reasons("Restarted") == []
     assert world.status.groups[0].restarts == 0
 
 
@@ -224,7 +224,7 @@ def test_a_node_that_shuts_down_takes_the_whole_group_along(shape: dict[str, Any
     world.settle()
     assert len(world.available()) == 1
     assert world.available() != [old]
-    assert world.told("Restarted") == []
+    assert world.event_reasons("Restarted") == []
 
 
 def test_any_number_of_evictions_costs_no_restart() -> None:
@@ -233,7 +233,7 @@ def test_any_number_of_evictions_costs_no_restart() -> None:
         world.evict(world.pods[-1])
         world.settle()
         assert world.condition("Ready") == ("True", "Serving"), world.message()
-    assert world.told("Restarted") == []
+    assert world.event_reasons("Restarted") == []
 
 
 def test_nodes_that_know_nothing_of_each_other_drain_alone() -> None:
@@ -242,7 +242,7 @@ def test_nodes_that_know_nothing_of_each_other_drain_alone() -> None:
     world.evict(world.members(name)[1])
     assert world.reconcile().delete == ()
     assert names(world) == [name]
-    assert world.told() == []
+    assert world.event_reasons() == []
 
 
 def test_while_a_new_revision_is_broken_an_old_group_comes_back_in_its_place() -> None:
@@ -256,7 +256,7 @@ def test_while_a_new_revision_is_broken_an_old_group_comes_back_in_its_place() -
     assert (deletion.name, deletion.grace_seconds) == (f"{old}-1", None), "its streams have the time of a drain"
     world.settle()
     assert world.available() == [old]
-    assert world.told("Restarted") == []
+    assert world.event_reasons("Restarted") == []
 
 
 def test_a_rollout_goes_on_over_an_eviction() -> None:
@@ -269,8 +269,8 @@ def test_a_rollout_goes_on_over_an_eviction() -> None:
     assert len(world.available()) == len(world.sets()) == 2
 
 
-def test_the_budget_names_the_pods_that_stay_and_asks_for_no_owner() -> None:
-    """Of pods that drain the StatefulSet is gone: with maxUnavailable the API server would refuse every eviction."""
+def test_the_budget_is_min_available_which_looks_at_no_owner() -> None:
+    """The StatefulSet of pods that drain is gone: with maxUnavailable the API server would refuse every eviction."""
     world = settled({"replicas": 2} | PAIRS)
     budget = world.children["PodDisruptionBudget", "chat"]["spec"]
     assert budget["minAvailable"] == 3

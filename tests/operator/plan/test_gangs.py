@@ -1,10 +1,10 @@
-"""Groups of two services that wait for each other's nodes: one of them lets go, and in the end both have had their turn."""
+"""Groups of two services that wait for each other's nodes: one gives its nodes back, and in the end both have served."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from starling_operator.plan.gangs import GangRelease, release, waiting_gangs
+from starling_operator.plan.gangs import GangRelease, gang_release, waiting_gangs
 from starling_operator.plan.observed import Gang, Observed
 
 from tests.operator.plan.building import NOW, SETTINGS, make_observed, make_pod, pending
@@ -18,8 +18,8 @@ def gang(service: tuple[str, str], age: float, held: int = 1) -> Gang:
     return Gang(service, f"{service[1]}-aaaaaaa-0", NOW - age, held)
 
 
-def asked(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
-    return release(make_observed(gangs=gangs), 0.0 if released_ago is None else NOW - released_ago)
+def released(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
+    return gang_release(make_observed(gangs=gangs), 0.0 if released_ago is None else NOW - released_ago)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def asked(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
         "first",
         "first, twice the time",
         "first, one without nodes",
-        "no holder first",
+        "none with nodes first",
         "no nodes",
     ],
 )
 def test_who_is_later_lets_go_first(gangs: Sequence[Gang], gone: bool) -> None:
-    assert bool(asked(*gangs).groups) == gone
+    assert bool(released(*gangs).groups) == gone
 
 
 @pytest.mark.parametrize(
     ("released_ago", "held", "holds"), [(None, 1, False), (1.0, 1, True), (1.0, 0, False), (2 * PATIENCE, 1, False)]
 )
 def test_who_let_go_waits_for_the_other(released_ago: float | None, held: int, holds: bool) -> None:
-    assert bool(asked(gang(OTHER, 5, held), released_ago=released_ago).hold) == holds
+    assert bool(released(gang(OTHER, 5, held), released_ago=released_ago).hold) == holds
 
 
 def test_a_gang_that_waits_has_pods_without_a_node_and_serves_nobody() -> None:
@@ -64,7 +64,7 @@ def test_a_gang_that_waits_has_pods_without_a_node_and_serves_nobody() -> None:
 
 @dataclass
 class Tenant(World):
-    """One of several services in a cluster with `room` for so many pods together."""
+    """Service in a cluster that it shares with others. `room`: pods that the cluster's nodes can hold."""
 
     namespace: str = "prod"
     room: int = 2
@@ -79,7 +79,7 @@ class Tenant(World):
         return World.observe(self).pods
 
     def tick(self, seconds: float = 1.0) -> None:
-        self.places = self.room - sum(member.scheduled for other in self.others for member in other.pods)
+        self.node_slots = self.room - sum(member.scheduled for other in self.others for member in other.pods)
         super().tick(seconds)
 
 
@@ -90,14 +90,14 @@ def test_two_services_with_room_for_one_group_are_served_one_after_the_other() -
         each.reconcile()
         each.room = 0
         each.tick()
-        place(each.pods[0])
+        schedule(each.pods[0])
         each.room = 2
     run([blue, green], PATIENCE - 30)
     assert served(blue) == served(green) == 0, "each has one node, and waits for the other's"
     run([blue, green], 120)
     assert (served(blue), served(green)) == (1, 0) or (served(blue), served(green)) == (0, 1)
     first, second = (blue, green) if served(blue) else (green, blue)
-    assert second.told("LetGo") == ["LetGo"]
+    assert second.event_reasons("LetGo") == ["LetGo"]
     assert second.condition("Ready")[0] == "False"
     run([blue, green], 3 * PATIENCE)
     assert served(first) == 1, "who serves is left in peace"
@@ -106,7 +106,7 @@ def test_two_services_with_room_for_one_group_are_served_one_after_the_other() -
     assert served(second) == 1
 
 
-def place(member: Member) -> None:
+def schedule(member: Member) -> None:
     member.scheduled, member.phase = True, "Running"
 
 

@@ -1,15 +1,15 @@
-"""How many nodes and ranks a group has, and which layouts there are not."""
+"""Number of nodes and ranks of a group, and layouts that are impossible."""
 
 import re
 from typing import Any
 
 import pytest
-from starling_crds.layout import group_layout
+from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.parallelism import ElasticBounds, Parallelism
 
 
 def sizes(**fields: Any) -> Parallelism:
-    """Past the types' own rules: the arithmetic must hold for objects that an older API server let through."""
+    """Makes sizes without the types' own rules: the arithmetic must hold for objects that an older API server let through."""
     given = {"tensor": 1, "pipeline": 1, "data": None, "expert": None, "elastic": None} | fields
     if isinstance(given["elastic"], tuple):
         given["elastic"] = ElasticBounds.model_construct(min=given["elastic"][0], max=given["elastic"][1])

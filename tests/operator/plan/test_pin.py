@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from starling_operator.plan.pin import common_weights, new_pin, pin_of
 from starling_operator.plan.plan import plan
-from starling_operator.plan.proof import unproven
+from starling_operator.plan.readiness import unready_reason
 from starling_operator.plan.revision import read_revisions
 
 from tests.operator.plan.building import make_group, make_observed, make_pod, make_report, make_spec
-from tests.operator.plan.test_proof import ASKED
+from tests.operator.plan.test_readiness import EXPECTED
 
 A, B = "a" * 40, "b" * 40
 
@@ -46,8 +46,8 @@ def test_the_first_answer_is_chosen_but_what_is_loaded_already_comes_first(repor
     observed, revision = revision_of()
     group = f"chat-{revision.id}-0"
     pods = tuple(
-        make_pod(group, number, report=None if told is None else make_report(**{"revision": revision.id} | told))
-        for number, told in enumerate(reports)
+        make_pod(group, number, report=None if report is None else make_report(**{"revision": revision.id} | report))
+        for number, report in enumerate(reports)
     )
     made = new_pin(replace(observed, pods=pods), revision)
     assert [one["data"]["commit"] for one in made] == ([chosen] if chosen else [])
@@ -58,15 +58,15 @@ def test_the_first_answer_is_chosen_but_what_is_loaded_already_comes_first(repor
 
 
 def test_a_pod_with_another_commit_or_other_weights_is_not_ready_and_named() -> None:
-    asked = replace(ASKED, commit=A, weights="1" * 64)
-    for fields, told in (
+    expected = replace(EXPECTED, commit=A, weights="1" * 64)
+    for fields, reason in (
         ({}, ""),
         ({"commit": A, "weights": "1" * 64}, ""),
         ({"commit": B}, "chat-aaaaaaa-0-0: serves commit bbbbbbbbbbbb of the model, but its revision is pinned to aaaaaaaaaaaa"),
         ({"weights": "2" * 64}, "chat-aaaaaaa-0-0: serves other weights (222222222222)"),
     ):
-        assert unproven(make_group(pods=[make_pod(report=make_report(**fields))]), asked).startswith(told)
-        assert bool(unproven(make_group(pods=[make_pod(report=make_report(**fields))]), asked)) == bool(told)
+        assert unready_reason(make_group(pods=[make_pod(report=make_report(**fields))]), expected).startswith(reason)
+        assert bool(unready_reason(make_group(pods=[make_pod(report=make_report(**fields))]), expected)) == bool(reason)
 
 
 def test_most_pods_say_what_the_weights_are() -> None:

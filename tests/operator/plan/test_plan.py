@@ -53,7 +53,7 @@ def test_a_settled_service() -> None:
 def test_a_settled_service_needs_nothing() -> None:
     world = settled({"replicas": 2})
     decision = world.decide()
-    assert (decision.create, decision.delete, decision.events, decision.wake_after) == ((), (), (), None)
+    assert (decision.create, decision.delete, decision.events, decision.requeue_after) == ((), (), (), None)
     assert decision.status == world.status
     world.now += 1000
     assert world.decide() == decision, "the time alone changes nothing"
@@ -73,15 +73,15 @@ def test_the_url_leaves_out_the_usual_port(endpoint: dict[str, Any], url: str) -
     assert plan(make_observed(make_spec({"endpoint": endpoint}))).status.url == url
 
 
-def test_the_status_tells_how_far_the_model_is() -> None:
+def test_the_status_shows_how_far_the_model_is() -> None:
     world = World()
     world.reconcile()
-    told = []
+    loaded = []
     for _ in range(6):
         world.tick()
         world.reconcile()
-        told.append(conditions_of(world.status)["ModelLoaded"])
-    assert told == [
+        loaded.append(conditions_of(world.status)["ModelLoaded"])
+    assert loaded == [
         ("False", "Starting"),
         ("False", "Downloading"),
         ("False", "Loading"),
@@ -115,13 +115,13 @@ def test_scaling_up_and_down(shape: dict[str, Any]) -> None:
     world.edit({"replicas": 2})
     world.settle()
     assert [name[-1] for name in world.available()] == ["0", "1"]
-    assert world.told("Scaled", "Ready") == ["Scaled", "Ready", "Scaled", "Ready"]
-    assert len(world.told("Created")) == 2
+    assert world.event_reasons("Scaled", "Ready") == ["Scaled", "Ready", "Scaled", "Ready"]
+    assert len(world.event_reasons("Created")) == 2
 
 
-def test_groups_of_several_nodes_never_wait_for_each_other_s_places() -> None:
-    """Three places: two groups of two pods, made at once, would take one and a half each way."""
-    world = World({"replicas": 2} | PAIRS, places=3)
+def test_groups_of_several_nodes_never_wait_for_each_other_s_nodes() -> None:
+    """Nodes for three pods: two groups of two pods that are made at once could get one and two."""
+    world = World({"replicas": 2} | PAIRS, node_slots=3)
     for _ in range(12):
         world.reconcile()
         world.tick()
@@ -129,13 +129,13 @@ def test_groups_of_several_nodes_never_wait_for_each_other_s_places() -> None:
     assert world.condition("Available") == ("True", "GroupsServe")
     assert world.condition("Ready")[0] == "False"
     assert "Unschedulable" in world.message()
-    world.places = 4
+    world.node_slots = 4
     world.settle()
     assert len(world.available()) == 2
 
 
-def test_an_unschedulable_pod_is_no_failure_and_is_told() -> None:
-    world = World(places=0)
+def test_an_unschedulable_pod_is_no_failure_and_is_reported() -> None:
+    world = World(node_slots=0)
     for _ in range(3):
         world.reconcile()
         world.tick()
@@ -155,7 +155,7 @@ def test_a_rollout_replaces_all_groups(shape: dict[str, Any], surge: int, unavai
     world.settle()
     assert not old & set(names(world))
     assert world.condition("Ready") == ("True", "Serving")
-    assert world.told("RolloutStarted", "RolloutFinished", "Ready") == ["RolloutStarted", "Ready", "RolloutFinished"]
+    assert world.event_reasons("RolloutStarted", "RolloutFinished", "Ready") == ["RolloutStarted", "Ready", "RolloutFinished"]
 
 
 def test_available_stays_true_while_rolling() -> None:
@@ -180,7 +180,7 @@ def test_a_bad_revision_stops_and_the_old_one_serves(shape: dict[str, Any]) -> N
     assert world.condition("Stalled") == ("True", "RolloutStalled")
     assert world.condition("Reconciling") == ("False", "Settled")
     assert "container agent failed: bad: config.json names no architecture" in world.message()
-    assert world.told() == ["RolloutStarted", "Created", "RolloutStalled"]
+    assert world.event_reasons() == ["RolloutStarted", "Created", "RolloutStalled"]
 
 
 def test_a_bad_first_revision() -> None:
@@ -293,7 +293,7 @@ def test_a_group_heals_and_the_others_go_on(fault: str, shape: dict[str, Any]) -
     assert world.condition("Ready") == ("True", "Serving"), world.message()
     assert {member.uid for member in world.members(second)} == untouched
     alone = fault == "evict" or (fault == "lose" and shape == {})
-    assert world.told("Restarted") == ([] if alone else ["Restarted"])
+    assert world.event_reasons("Restarted") == ([] if alone else ["Restarted"])
 
 
 @pytest.mark.parametrize("fault", ["crash", "lose", "break"])
@@ -307,7 +307,7 @@ def test_a_failure_in_the_back_off_is_remembered_until_its_time(fault: str) -> N
         while not world.available():
             world.tick()
             world.reconcile()
-    assert world.told("Restarted") == ["Restarted", "Restarted"]
+    assert world.event_reasons("Restarted") == ["Restarted", "Restarted"]
     assert world.status.groups[0].restarts == 2
 
 
@@ -340,16 +340,16 @@ def test_an_exhausted_budget_leaves_the_group_alone_until_the_window_ends() -> N
     assert world.condition("Available") == ("True", "GroupsServe")
     assert "rank 0 died" in world.message()
     assert "1 restarts in 600 s" in world.message()
-    assert world.told("RestartBudgetExhausted") == ["RestartBudgetExhausted"]
-    wake = world.decide().wake_after
-    assert wake is not None
-    world.tick(wake)
+    assert world.event_reasons("RestartBudgetExhausted") == ["RestartBudgetExhausted"]
+    requeue_after = world.decide().requeue_after
+    assert requeue_after is not None
+    world.tick(requeue_after)
     world.settle()
     assert world.condition("Ready") == ("True", "Serving")
 
 
 def test_while_a_restart_waits_the_status_stays_the_same() -> None:
-    """Or each write of it would wake the operator, which would write it again."""
+    """A write that changes would wake the operator, which would write again."""
     world = settled()
     world.break_agent(world.pods[0])
     world.reconcile()
@@ -362,12 +362,12 @@ def test_while_a_restart_waits_the_status_stays_the_same() -> None:
     world.now += 1
     decision = world.reconcile()
     assert decision.status == first
-    assert decision.wake_after is not None
+    assert decision.requeue_after is not None
     assert world.condition("Ready") == ("False", "Recovering")
     assert "restarts at 20" in world.message()
 
 
-def test_a_group_that_stumbles_at_its_start_is_tried_again_and_then_told() -> None:
+def test_a_group_that_stumbles_at_its_start_is_tried_again_and_then_reported() -> None:
     world = World()
     for attempt in range(3):
         while not [pod for pod in world.pods if pod.stage == 1 and pod.deleted_at is None]:
@@ -376,7 +376,7 @@ def test_a_group_that_stumbles_at_its_start_is_tried_again_and_then_told() -> No
         assert (world.condition("Stalled")[0] == "True") == (attempt >= 2)
         world.stumble(world.pods[0])
         world.reconcile()
-    assert world.told("GroupFailed") == ["GroupFailed"]
+    assert world.event_reasons("GroupFailed") == ["GroupFailed"]
     world.settle()
     assert world.condition("Ready") == ("True", "Serving")
 

@@ -1,12 +1,12 @@
-"""What passes by itself is on its way; what stands still for too long is stalled, whatever it waits for."""
+"""Progress of a group. Without it for too long a group is stalled, whatever it waits for."""
 
 from typing import Any
 
 import pytest
 from starling_agent.contract.report import Progress
 from starling_crds.v1alpha1.status import GroupNode, GroupStatus
-from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.progress import progressed
+from starling_operator.plan.progress import last_progress
+from starling_operator.plan.timestamps import rfc3339
 
 from tests.operator.plan.building import NOW, make_pod, make_report, pending
 from tests.operator.plan.world import World
@@ -34,11 +34,11 @@ def known(**fields: Any) -> GroupStatus:
     ],
 )
 def test_what_counts_as_progress(node: dict[str, Any], pod: dict[str, Any], is_progress: bool) -> None:
-    assert progressed(known(**node), [make_pod(**pod)], NOW) == (NOW if is_progress else BEFORE)
+    assert last_progress(known(**node), [make_pod(**pod)], NOW) == (NOW if is_progress else BEFORE)
 
 
 def test_a_service_that_waits_for_a_node_is_stalled_after_the_deadline_and_may_yet_come() -> None:
-    world = World({"rollout": {"progressDeadlineSeconds": 60}}, places=0)
+    world = World({"rollout": {"progressDeadlineSeconds": 60}}, node_slots=0)
     for _ in range(5):
         world.reconcile()
         world.tick(10)
@@ -48,6 +48,6 @@ def test_a_service_that_waits_for_a_node_is_stalled_after_the_deadline_and_may_y
         world.tick(10)
     assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
     assert "Unschedulable" in world.message() and "60 s" in world.message()
-    world.places = 1
+    world.node_slots = 1
     world.settle()
     assert world.condition("Ready") == ("True", "Serving") and world.condition("Stalled")[0] == "False"

@@ -1,4 +1,4 @@
-"""What counts as a failure of a group, and what is done about it."""
+"""Failures of a group, and what is done about them."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 from starling_crds.v1alpha1.lifecycle import RecoverySpec
 from starling_crds.v1alpha1.status import GroupNode
-from starling_operator.plan.clock import rfc3339
-from starling_operator.plan.failure import broken, has_served, silence_limit
-from starling_operator.plan.group import Group, read_groups
+from starling_operator.plan.failure import broken_cause, has_served, silence_limit
+from starling_operator.plan.group import Group, nodes_form_gang, read_groups
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.recovery import RecoveryDecision, backoff, deletions, heal, recalled, released
-from starling_operator.plan.tied import nodes_are_tied
+from starling_operator.plan.recovery import (
+    RecoveryDecision,
+    backoff,
+    lost_pod_deletions,
+    recovery_decision,
+    restart_deletions,
+    unseen_pod_deletions,
+)
+from starling_operator.plan.timestamps import rfc3339
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending, record
 from tests.operator.plan.world import World
@@ -38,8 +44,8 @@ def two(first: dict[str, Any], second: dict[str, Any] | None = None) -> Group:
     return replace(make_group(pods=pods, nodes=2), previous=record(before))
 
 
-def healed(group: Group, now: float = NOW, **recovery: Any) -> RecoveryDecision | None:
-    return heal(group, RecoverySpec(**recovery), now)
+def decide(group: Group, now: float = NOW, **recovery: Any) -> RecoveryDecision | None:
+    return recovery_decision(group, RecoverySpec(**recovery), now)
 
 
 FATAL = {"ready": False, "report": make_report(phase="failed", fatal=True, ready=False, last_error="out of memory")}
@@ -60,14 +66,14 @@ SILENT = {"ready": False, "report_age": 61.0}
         (SILENT, "has not answered for 60 s"),
     ],
 )
-def test_a_failed_pod_is_made_anew(fields: dict[str, Any], cause: str) -> None:
-    healing = healed(one(**fields))
-    assert healing is not None
-    assert healing.counted
-    assert not healing.exhausted
-    assert [pod.name for pod in healing.delete] == ["chat-aaaaaaa-0-0"]
-    assert healing.cause.startswith("chat-aaaaaaa-0-0: ")
-    assert cause in healing.cause
+def test_a_failed_pod_is_made_again(fields: dict[str, Any], cause: str) -> None:
+    decision = decide(one(**fields))
+    assert decision is not None
+    assert decision.counted
+    assert not decision.exhausted
+    assert [pod.name for pod in decision.delete] == ["chat-aaaaaaa-0-0"]
+    assert decision.cause.startswith("chat-aaaaaaa-0-0: ")
+    assert cause in decision.cause
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_a_failed_pod_is_made_anew(fields: dict[str, Any], cause: str) -> None:
     ],
 )
 def test_what_is_no_failure_that_a_restart_heals(fields: dict[str, Any]) -> None:
-    assert healed(one(**fields)) is None
+    assert decide(one(**fields)) is None
 
 
 @pytest.mark.parametrize("fields", [FATAL, HUNG, SILENT, {"restarts": 2, "ready": False}])
@@ -101,16 +107,16 @@ def test_a_group_that_never_served_is_not_restarted(fields: dict[str, Any]) -> N
     """Its revision is bad, or its agents still find each other."""
     report = fields.get("report", make_report()).model_copy(update={"token_seen": False})
     group = make_group(pods=[make_pod(**(fields | {"report": report}))])
-    assert healed(known(group, served=False)) is None
+    assert decide(known(group, served=False)) is None
 
 
 def test_an_agent_that_may_succeed_another_time_gets_it_though_it_never_served() -> None:
-    """It waits in its last phase, so that its words can be read, and would wait for ever."""
+    """The agent waits in its last phase, so that its message can be read, and would wait for ever."""
     report = GAVE_UP["report"].model_copy(update={"token_seen": False})
     group = known(make_group(pods=[make_pod(ready=False, report=report)]), served=False)
-    healing = healed(group)
-    assert healing is not None
-    assert (len(healing.delete), healing.counted) == (1, True)
+    decision = decide(group)
+    assert decision is not None
+    assert (len(decision.delete), decision.counted) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -121,27 +127,27 @@ def test_a_group_that_never_served_stays_broken_while_it_tries_again(
     restarts: int, served: bool, ready: bool, is_broken: bool
 ) -> None:
     group = make_group(pods=[make_pod(ready=ready, report=make_report(**LOADING))])
-    assert bool(broken(known(group, served=served, restarts=restarts))) == is_broken
+    assert bool(broken_cause(known(group, served=served, restarts=restarts))) == is_broken
 
 
 def test_a_token_that_was_seen_counts_as_having_served() -> None:
     group = make_group(pods=[make_pod(**FATAL)])
     assert group.previous is None
     assert has_served(group)
-    assert healed(group) is not None
+    assert decide(group) is not None
 
 
 def test_a_container_that_its_kubelet_restarted_counts_and_is_left_alone() -> None:
-    healing = healed(one(restarts=1, ready=False, last_log="illegal instruction"))
-    assert healing is not None
-    assert (healing.counted, healing.delete, healing.wait) == (True, (), 0.0)
-    assert healing.cause == "chat-aaaaaaa-0-0: container agent was restarted: illegal instruction"
+    decision = decide(one(restarts=1, ready=False, last_log="illegal instruction"))
+    assert decision is not None
+    assert (decision.counted, decision.delete, decision.wait) == (True, (), 0.0)
+    assert decision.cause == "chat-aaaaaaa-0-0: container agent was restarted: illegal instruction"
 
 
 def test_a_restart_counts_once() -> None:
     group = make_group(pods=[make_pod(restarts=3)])
-    assert healed(known(group)) is None
-    assert healed(group) is None, "without a record nobody knows when they were"
+    assert decide(known(group)) is None
+    assert decide(group) is None, "without a record nobody knows when they were"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_a_restart_counts_once() -> None:
         ({}, HUNG, [0, 1]),
         ({}, SILENT, [0, 1]),
         ({"phase": "Failed", "ready": False}, {}, [0, 1]),
-        # the lost pod is let go by itself; its peer is made anew with it
+        # the lost pod is deleted as lost; its peer is made again with it
         ({"lost": True, "ready": False}, {}, [1]),
         ({}, {"lost": True, "ready": False, "deleted_at": NOW - 40}, [0]),
         # a member that somebody deleted takes the others along
@@ -164,10 +170,10 @@ def test_a_restart_counts_once() -> None:
     ],
 )
 def test_a_gang_restarts_as_a_whole(first: dict[str, Any], second: dict[str, Any], deleted: list[int]) -> None:
-    healing = healed(two(first, second))
-    assert healing is not None
-    assert healing.counted
-    assert [pod.number for pod in healing.delete] == deleted
+    decision = decide(two(first, second))
+    assert decision is not None
+    assert decision.counted
+    assert [pod.number for pod in decision.delete] == deleted
 
 
 @pytest.mark.parametrize(
@@ -180,12 +186,12 @@ def test_a_gang_restarts_as_a_whole(first: dict[str, Any], second: dict[str, Any
         ({"phase": "Failed", "ready": False}, {}, [0]),
     ],
 )
-def test_nodes_that_know_nothing_of_each_other_are_made_anew_alone(
+def test_nodes_that_know_nothing_of_each_other_are_made_again_alone(
     first: dict[str, Any], second: dict[str, Any], deleted: list[int]
 ) -> None:
-    healing = healed(replace(two(first, second), tied=False))
-    assert healing is not None and healing.counted
-    assert [pod.number for pod in healing.delete] == deleted
+    decision = decide(replace(two(first, second), is_gang=False))
+    assert decision is not None and decision.counted
+    assert [pod.number for pod in decision.delete] == deleted
 
 
 @pytest.mark.parametrize(
@@ -198,11 +204,11 @@ def test_nodes_that_know_nothing_of_each_other_are_made_anew_alone(
     ],
 )
 def test_a_node_that_went_takes_no_other_along_that_knows_nothing_of_it(first: dict[str, Any], second: dict[str, Any]) -> None:
-    assert healed(replace(two(first, second), tied=False)) is None
+    assert decide(replace(two(first, second), is_gang=False)) is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "tied"),
+    ("changes", "is_gang"),
     [
         ({}, False),
         ({"parallelism": {"data": 2}}, False),
@@ -212,13 +218,13 @@ def test_a_node_that_went_takes_no_other_along_that_knows_nothing_of_it(first: d
         ({"parallelism": {"expert": 2}}, True),
     ],
 )
-def test_which_nodes_are_tied(changes: dict[str, Any], tied: bool) -> None:
+def test_which_nodes_form_a_gang(changes: dict[str, Any], is_gang: bool) -> None:
     world = World(changes)
     world.reconcile()
     observed = world.observe()
     (group,) = read_groups(observed, target="", revisions=()).all
-    assert group.tied is tied
-    assert nodes_are_tied(observed, "unknown"), "of a revision that cannot be read"
+    assert group.is_gang is is_gang
+    assert nodes_form_gang(observed, "unknown"), "of a revision that cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -237,23 +243,23 @@ def test_a_gang_that_is_whole_or_already_restarting_is_left_alone(first: dict[st
     assert group.previous is not None
     if first.get("uid") == "new":
         group = replace(group, previous=group.previous.model_copy(update={"nodes": []}))
-    assert healed(group) is None
+    assert decide(group) is None
 
 
-def test_a_gang_that_is_made_anew_one_by_one_is_left_alone() -> None:
+def test_a_gang_that_is_made_again_one_by_one_is_left_alone() -> None:
     """The first new pod is recorded before the last old one ended."""
     new = make_pod(number=0, uid="new-0", created_at=NOW - 30, ready=False, report=None)
     late = make_pod(number=1, uid="new-1", created_at=NOW - 1, ready=False, report=None)
     group = make_group(pods=[new, late], nodes=2)
     seen = [GroupNode(pod=new.name, number=0, uid=new.uid)]
-    assert healed(replace(group, previous=record(group, nodes=seen))) is None
+    assert decide(replace(group, previous=record(group, nodes=seen))) is None
 
 
 def test_a_pod_beyond_the_group_may_go() -> None:
     """The group shrinks: its last pod leaves."""
     pods = [make_pod(number=0), make_pod(number=1), make_pod(number=2, deleted_at=NOW - 5, ready=False)]
     group = make_group(pods=pods, nodes=2)
-    assert healed(replace(group, previous=record(make_group(nodes=2)))) is None
+    assert decide(replace(group, previous=record(make_group(nodes=2)))) is None
 
 
 @pytest.mark.parametrize(("restarts", "seconds"), [(0, 0), (1, 10), (2, 20), (3, 40), (4, 80), (5, 160), (6, 300), (99, 300)])
@@ -280,10 +286,10 @@ def test_restarts_of_one_group_are_spaced(ages: list[float], wait: float) -> Non
     assert group.previous is not None
     times = [rfc3339(NOW - age) for age in ages]
     group = replace(group, previous=group.previous.model_copy(update={"restarted_at": times}))
-    healing = healed(group)
-    assert healing is not None
-    assert healing.wait == wait
-    assert bool(healing.delete) == healing.counted == (wait == 0)
+    decision = decide(group)
+    assert decision is not None
+    assert decision.wait == wait
+    assert bool(decision.delete) == decision.counted == (wait == 0)
 
 
 @pytest.mark.parametrize(
@@ -305,25 +311,25 @@ def test_a_budget_ends(ages: list[float], budget: int, window: int, exhausted: b
     assert group.previous is not None
     times = [rfc3339(NOW - age) for age in ages]
     group = replace(group, previous=group.previous.model_copy(update={"restarted_at": times}))
-    healing = healed(group, restart_budget=budget, window_seconds=window)
-    assert healing is not None
-    assert healing.exhausted == exhausted
-    assert bool(healing.delete) != exhausted
+    decision = decide(group, restart_budget=budget, window_seconds=window)
+    assert decision is not None
+    assert decision.exhausted == exhausted
+    assert bool(decision.delete) != exhausted
 
 
 def test_a_crash_loop_in_place_ends_the_budget_too() -> None:
     fields = {"waiting": "CrashLoopBackOff: back-off 5m0s", "ready": False, "restarts": 9, "report": None}
     group = make_group(pods=[make_pod(**fields)])
     group = known(group, restarted_at=[rfc3339(NOW - age) for age in (500, 400, 300, 200, 100)])
-    healing = healed(group)
-    assert healing is not None
-    assert healing.exhausted
-    assert "CrashLoopBackOff" in healing.cause
+    decision = decide(group)
+    assert decision is not None
+    assert decision.exhausted
+    assert "CrashLoopBackOff" in decision.cause
 
 
 def test_a_group_that_serves_again_is_no_longer_given_up() -> None:
     group = known(make_group(), restarted_at=[rfc3339(NOW - age) for age in (50, 40, 30, 20, 10)])
-    assert healed(group) is None
+    assert decide(group) is None
 
 
 @pytest.mark.parametrize(("timeout", "limit"), [(1, 60), (20, 60), (21, 63), (100, 300)])
@@ -332,14 +338,14 @@ def test_silence(timeout: float, limit: float) -> None:
 
 
 def test_a_slow_engine_may_be_silent_for_longer() -> None:
-    assert healed(one(ready=False, report_age=100.0), progress_timeout_seconds=40) is None
-    assert healed(one(ready=False, report_age=121.0), progress_timeout_seconds=40) is not None
+    assert decide(one(ready=False, report_age=100.0), progress_timeout_seconds=40) is None
+    assert decide(one(ready=False, report_age=121.0), progress_timeout_seconds=40) is not None
 
 
 def test_deletions_name_pod_uid_and_cause_and_do_not_wait_for_streams() -> None:
-    healing = healed(one(**FATAL))
-    assert healing is not None
-    (deletion,) = deletions(healing)
+    decision = decide(one(**FATAL))
+    assert decision is not None
+    (deletion,) = restart_deletions(decision)
     assert (deletion.kind, deletion.name, deletion.uid) == ("Pod", "chat-aaaaaaa-0-0", "uid-chat-aaaaaaa-0-0")
     assert deletion.grace_seconds == 10
     assert "out of memory" in deletion.why
@@ -347,7 +353,7 @@ def test_deletions_name_pod_uid_and_cause_and_do_not_wait_for_streams() -> None:
 
 @pytest.mark.parametrize("fields", [{"lost": True}, {"lost": True, "deleted_at": NOW - 100}])
 def test_pods_on_a_lost_node_are_let_go_at_once(fields: dict[str, Any]) -> None:
-    (deletion,) = released([make_pod(**fields), make_pod(number=1)])
+    (deletion,) = lost_pod_deletions([make_pod(**fields), make_pod(number=1)])
     assert (deletion.name, deletion.grace_seconds) == ("chat-aaaaaaa-0-0", 0)
 
 
@@ -355,7 +361,7 @@ WAITS = {"chat-aaaaaaa-0": RecoveryDecision(cause="it failed", wait=9.0)}
 
 
 @pytest.mark.parametrize(
-    ("pods", "nodes", "healings", "numbers"),
+    ("pods", "nodes", "decisions", "numbers"),
     [
         ([make_pod(), make_pod(number=1)], 2, {}, []),
         ([make_pod()], 2, {}, [1]),
@@ -369,10 +375,10 @@ WAITS = {"chat-aaaaaaa-0": RecoveryDecision(cause="it failed", wait=9.0)}
     ],
 )
 def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_labels(
-    pods: list[Pod], nodes: int, healings: dict[str, RecoveryDecision], numbers: list[int]
+    pods: list[Pod], nodes: int, decisions: dict[str, RecoveryDecision], numbers: list[int]
 ) -> None:
     group = replace(two({}), pods=tuple(pods), nodes=nodes)
-    found = [(gone.name, gone.uid, gone.grace_seconds) for gone in recalled([group], healings)]
+    found = [(gone.name, gone.uid, gone.grace_seconds) for gone in unseen_pod_deletions([group], decisions)]
     assert found == [(f"chat-aaaaaaa-0-{number}", f"uid-chat-aaaaaaa-0-{number}", None) for number in numbers]
 
 
@@ -403,8 +409,8 @@ def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_lab
     ],
 )
 def test_a_group_that_cannot_come_up_by_itself(fields: dict[str, Any], is_broken: bool | None) -> None:
-    """None: not before it has come no further for as long as the spec allows."""
+    """`is_broken` None: only once the group is overdue."""
     for overdue in (False, True):
-        cause = broken(make_group(pods=[make_pod(**fields)], overdue=overdue))
+        cause = broken_cause(make_group(pods=[make_pod(**fields)], overdue=overdue))
         assert bool(cause) == (overdue if is_broken is None else is_broken)
         assert not cause or cause.startswith("chat-aaaaaaa-0-0: ")

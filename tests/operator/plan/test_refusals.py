@@ -1,4 +1,4 @@
-"""Specs that nothing is done about, and the words that say why."""
+"""Refused specs, and the messages that say why."""
 
 from typing import Any
 
@@ -137,7 +137,7 @@ LIMIT = {"spec": {"containers": [{"name": "agent", "resources": {"limits": {"mem
 
 
 def stored(**fields: Any) -> InferenceServiceSpec:
-    """As an older API server may have let it through."""
+    """Makes a spec that an older API server may have let through."""
     return make_spec().model_copy(update=fields)
 
 
@@ -256,7 +256,7 @@ GPU = {"type": "nvidia.com/gpu", "perNode": 1}
     ],
 )
 def test_what_files_and_a_store_pass_through_is_of_the_pod_s(changes: dict[str, Any], words: str | None) -> None:
-    """Where there is no CPU tier, once for both: up to 1 GiB, and no more than the device's cache."""
+    """Both share staging buffers where there is no CPU tier: up to 1 GiB, and no more than the device's cache."""
     message = message_of(plan(make_observed(make_spec(changes))).status, "Ready")
     assert ("leave nothing of its memory limit" in message) == (words is not None), message
     assert words is None or (words in message and message.endswith("with a small kvCache.tiers.cpu"))
@@ -289,11 +289,11 @@ def test_what_runs_stays_as_it_is(changes: dict[str, Any]) -> None:
     assert decision.status.ready_replicas == decision.status.replicas == 2
     assert (decision.status.url, decision.status.revision) == (url, world.status.revision)
     assert [group.ready for group in decision.status.groups] == [True, True]
-    assert decision.wake_after is None
+    assert decision.requeue_after is None
     assert world.children == before
 
 
-def test_a_refusal_is_told_once_and_another_one_again() -> None:
+def test_a_refusal_is_an_event_once_and_another_one_again() -> None:
     world = World({"model": {"trustRemoteCode": True}})
     first = plan(world.observe())
     world.status = first.status

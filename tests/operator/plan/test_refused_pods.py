@@ -1,4 +1,4 @@
-"""Pods that Kubernetes does not make, and pods that it sends away: what is decided and what is said."""
+"""Pods that Kubernetes does not make, and pods that it evicts: the decision and its message."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ QUOTA = 'pods "chat" is forbidden: exceeded quota: few'
 
 
 @pytest.mark.parametrize("shape", [{}, PAIRS])
-def test_pods_that_kubernetes_refuses_are_told_in_its_words(shape: dict[str, Any]) -> None:
+def test_pods_that_kubernetes_refuses_are_shown_in_its_words(shape: dict[str, Any]) -> None:
     world = settled({"replicas": 1} | shape)
     world.quota = QUOTA
     world.edit({"replicas": 2})
@@ -24,7 +24,7 @@ def test_pods_that_kubernetes_refuses_are_told_in_its_words(shape: dict[str, Any
     assert world.condition("Available") == ("True", "GroupsServe")
     count = 2 if shape else 1
     assert world.message() == f"1 of 2 groups serve; {names(world)[1]}: {count} of {count} pods are not made: {QUOTA}"
-    assert decision.wake_after is not None and decision.wake_after < 10, "no watch tells when it is over"
+    assert decision.requeue_after is not None and decision.requeue_after < 10, "no watch tells when it is over"
     world.quota = ""
     world.settle()
     assert world.condition("Ready") == ("True", "Serving")
@@ -47,6 +47,6 @@ def test_a_pod_that_a_taint_sends_away_is_looked_at_again_and_left_alone() -> No
     evicted = replace(observed.pods[0], evicted=True, ready=False, deleted_at=world.now - 5)
     decision = plan(replace(observed, pods=(evicted,)))
     assert decision.delete == ()
-    assert decision.wake_after is not None and decision.wake_after < 10
+    assert decision.requeue_after is not None and decision.requeue_after < 10
     lost = plan(replace(observed, pods=(replace(evicted, lost=True),)))
     assert [(deletion.kind, deletion.grace_seconds) for deletion in lost.delete] == [("Pod", 0)]

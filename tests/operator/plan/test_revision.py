@@ -1,4 +1,4 @@
-"""What leads to a new revision, and what is used as stored."""
+"""Changes that make a new revision, and revisions that are used as stored."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which groups are made and which go, one decision at a time.
+"""Groups that are made and removed, one decision at a time.
 
 Groups are drawn as letters in the order of their numbers: R serves, s has a node and starts, p waits for a node.
 """
@@ -8,7 +8,7 @@ from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_operator.plan import names
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.rollout import RolloutStep, WantedGroups, change_groups
+from starling_operator.plan.rollout import RolloutStep, WantedGroups, rollout_step
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending
 
@@ -42,7 +42,7 @@ def change(
     groups = Groups(current=draw(new, NEW, nodes), old=draw(old, OLD, nodes), leaving=leaving, orphans=())
     rollout = RolloutSpec(max_surge=surge, max_unavailable=unavailable)
     wanted = WantedGroups(replicas=replicas, nodes=nodes, rollout=rollout, broken=broken)
-    return change_groups(groups, wanted, lambda group: group.available, lambda index: names.group("chat", NEW, index))
+    return rollout_step(groups, wanted, lambda group: group.available, lambda index: names.group("chat", NEW, index))
 
 
 def shown(decided: RolloutStep) -> tuple[list[int], list[str]]:
@@ -101,7 +101,7 @@ def test_scaling_down_takes_the_least_busy_group_then_the_youngest(fields: list[
     ]
     groups = Groups(current=tuple(make_group(pod.group, [pod]) for pod in pods), old=(), leaving=(), orphans=())
     wanted = WantedGroups(replicas=2, nodes=1, rollout=RolloutSpec())
-    assert shown(change_groups(groups, wanted, lambda _: True, str)) == ([], gone)
+    assert shown(rollout_step(groups, wanted, lambda _: True, str)) == ([], gone)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Random lives of a service: whatever is edited and whatever fails, the decisions lead back to what the spec asks for."""
+"""Random lives of a service: after any edits and faults, decisions lead back to what the spec asks for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,12 +44,12 @@ shapes = st.sampled_from([SINGLE, PAIRS])
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(life=lives, shape=shapes, places=st.sampled_from([6, 40]))
-def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: dict[str, Any], places: int) -> None:
-    world = World({"replicas": 2, "recovery": {"restartBudget": 1000}} | shape, places=places)
+@given(life=lives, shape=shapes, node_slots=st.sampled_from([6, 40]))
+def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: dict[str, Any], node_slots: int) -> None:
+    world = World({"replicas": 2, "recovery": {"restartBudget": 1000}} | shape, node_slots=node_slots)
     for kind, what in life:
         _live(world, kind, what)
-    world.places, world.cordoned = 40, frozenset()
+    world.node_slots, world.cordoned = 40, frozenset()
     world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3})
     world.settle()
     assert world.condition("Ready") == ("True", "Serving"), world.message()

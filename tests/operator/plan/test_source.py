@@ -1,4 +1,4 @@
-"""Where weights come from."""
+"""Sources of weights."""
 
 import pytest
 from starling_operator.plan.source import parse_source

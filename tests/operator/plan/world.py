@@ -1,7 +1,7 @@
 """A tiny cluster that carries out decisions: no API server, no time but its own. Faults are single methods.
 
-It stands for what Kubernetes surely does (StatefulSets make missing pods, owners that go take their pods along, pods drain, a
-scheduler has so many places) and for agents that go through their phases, one a tick.
+Its Kubernetes makes missing pods of StatefulSets, deletes pods with their owner, drains them, and schedules them on free nodes.
+Its agents go through their phases, one a tick.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from starling_agent.contract.report import Phase, Topology
-from starling_crds.layout import group_layout
+from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 from starling_operator.plan import labels
-from starling_operator.plan.belief import with_report
 from starling_operator.plan.decision import Decision, Event
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.plan import plan
+from starling_operator.plan.pod_report import with_report
 
 from tests.operator.plan.building import NOW, SETTINGS, TOKEN, make_report, make_spec, merged
 
@@ -36,8 +36,8 @@ BAD = "hf://org/bad"
 class Member:
     """One pod. `stage` counts the phases it has gone through.
 
-    broken    what its agent says when it gave up; `passing`: not for good
-    peers     those that it serves with
+    broken    message of its agent once that gave up; `passing`: not for good
+    peers     pods that it serves with
     drains    it was taken away on purpose
     """
 
@@ -66,11 +66,11 @@ class Member:
 
 @dataclass
 class World:
-    """places: pods that the cluster's nodes can hold. faults pass by the API as they do in a real cluster."""
+    """`node_slots`: pods that the cluster's nodes can hold. Faults do not go through the API, as in a real cluster."""
 
     changes: dict[str, Any] = field(default_factory=dict)
     settings: Settings = SETTINGS
-    places: int = 1000
+    node_slots: int = 1000
     now: float = NOW
     generation: int = 1
     status: InferenceServiceStatus = field(default_factory=InferenceServiceStatus)
@@ -79,16 +79,16 @@ class World:
     events: list[Event] = field(default_factory=list)
     made: int = 0
     quota: str = ""
-    """While it is there no pod is made, for these reasons."""
+    """Reasons for which no pod is made; "" makes pods."""
     most_sets: int = 1000
     """StatefulSets that a quota allows: the API server refuses more."""
     refused: set[str] = field(default_factory=set)
     blind: bool = False
-    """The operator has just started: no agent has answered it yet."""
+    """True while no agent has answered the operator, which has just started."""
     address: str = "10.0.0.1"
-    """Of each pod, once it is scheduled."""
+    """Address of each pod, once it is scheduled."""
     cordoned: frozenset[str] | None = frozenset()
-    """Nodes, one of which each pod has for itself, that take no new pods; None: nobody may ask."""
+    """Cordoned nodes; each pod has a node for itself. None: the operator may not list nodes."""
 
     @property
     def spec(self) -> InferenceServiceSpec:
@@ -130,7 +130,7 @@ class World:
         return plan(self.observe(), _everything_is_possible)
 
     def reconcile(self, writes: int | None = None) -> Decision:
-        """Once; with `writes`, the operator is killed after so many."""
+        """Reconciles once; with `writes`, the operator is killed after that many."""
         decision = self.decide()
         assert not (silent := silent_conditions(decision)), f"conditions without a message: {silent}"
         for done, write in enumerate(self._writes(decision)):
@@ -161,15 +161,15 @@ class World:
                 self._advance(member)
 
     def settle(self, ticks: int = 400) -> int:
-        """Until nothing is left to do; the number of ticks that it took. Where only time can help, it jumps there."""
+        """Ticks until nothing is left to do, and returns the ticks. Jumps in time where only time can help."""
         for count in range(ticks):
             before = self._picture()
             decision = self.reconcile()
             self.tick()
             if self._picture() == before and not self._busy():
-                if decision.wake_after is None or decision.wake_after > LONG:
+                if decision.requeue_after is None or decision.requeue_after > LONG:
                     return count
-                self.tick(decision.wake_after)
+                self.tick(decision.requeue_after)
         raise AssertionError(f"still not settled after {ticks} ticks: {self.status.conditions}")
 
     def sets(self) -> list[Manifest]:
@@ -179,7 +179,7 @@ class World:
         return [member for member in self.pods if member.group == group and member.deleted_at is None]
 
     def available(self) -> list[str]:
-        """Groups whose pods all serve, as a client would see it."""
+        """Returns groups whose pods all serve, as clients see it."""
         return [
             live["metadata"]["name"]
             for live in self.sets()
@@ -193,8 +193,8 @@ class World:
     def message(self, kind: str = "Ready") -> str:
         return next(condition.message for condition in self.status.conditions if condition.type == kind)
 
-    def told(self, *reasons: str) -> list[str]:
-        """Reasons of the events so far, or those among them."""
+    def event_reasons(self, *reasons: str) -> list[str]:
+        """Returns reasons of the events so far, or those among `reasons`."""
         return [event.reason for event in self.events if not reasons or event.reason in reasons]
 
     # faults
@@ -209,7 +209,7 @@ class World:
         member.broken = words
 
     def stumble(self, member: Member, words: str = "the download stalled: no byte for 60 s") -> None:
-        """Another try may succeed, but not of this process."""
+        """Fails the agent so that another process may succeed."""
         member.broken, member.passing = words, True
 
     def silence(self, member: Member) -> None:
@@ -220,7 +220,7 @@ class World:
         member.deleted_at = member.deleted_at or self.now
 
     def evict(self, member: Member) -> None:
-        """By whoever does not ask the budget."""
+        """Deletes the pod without the budget."""
         self._end(member)
         member.drains = True
 
@@ -229,7 +229,7 @@ class World:
             self.cordoned |= {host_of(member)}
 
     def ask_to_evict(self, member: Member) -> bool:
-        """Through the API: a budget keeps so many pods that serve. Those that are going anyway it lets go."""
+        """Evicts through the API if the budget allows it. Pods that are being deleted, or do not serve, may always be evicted."""
         if member.deleted_at is not None or not self._ready(member) or self.evictable() > 0:
             self.evict(member)
             return True
@@ -240,7 +240,7 @@ class World:
         return healthy - int(self.children["PodDisruptionBudget", "chat"]["spec"]["minAvailable"])
 
     def shut_down(self, member: Member) -> None:
-        """With its node: its kubelet tells the agent, and nobody deletes the pod."""
+        """Shuts the node down: its kubelet ends the agent, and nobody deletes the pod."""
         member.shut_down = True
 
     def _end(self, member: Member) -> None:
@@ -311,7 +311,7 @@ class World:
         return len(self.members(live["metadata"]["name"])) < live["spec"]["replicas"]
 
     def _schedule(self) -> None:
-        free = self.places - sum(member.scheduled for member in self.pods)
+        free = self.node_slots - sum(member.scheduled for member in self.pods)
         for member in [waiting for waiting in self.pods if not waiting.scheduled and waiting.deleted_at is None]:
             if free > 0:
                 member.scheduled, member.phase = True, "Running"
@@ -328,7 +328,7 @@ class World:
             member.stage, member.peers = 4, self._lives(member.group)
 
     def _whole(self, group: str) -> bool:
-        """A gang serves when all its nodes have come as far, and all of the same start."""
+        """True if all nodes of a gang have loaded: then it serves."""
         live = self.children.get(("StatefulSet", group))
         members = self.members(group)
         return live is not None and len(members) == live["spec"]["replicas"] and all(member.stage >= 3 for member in members)
@@ -343,7 +343,7 @@ class World:
     def _ready(self, member: Member) -> bool:
         well = not member.broken and not member.lost and member.silent_since is None
         going = member.deleted_at is not None or member.phase != "Running"
-        # A gang that lost a member hangs until all of it is made anew.
+        # A gang that lost a member hangs until all of it is made again.
         return well and not member.shut_down and member.stage == 4 and not going and member.peers == self._lives(member.group)
 
     def _seen(self, member: Member) -> Pod:
@@ -410,8 +410,8 @@ def _everything_is_possible(spec: InferenceServiceSpec) -> Iterator[str]:  # noq
 
 
 def silent_conditions(decision: Decision) -> list[str]:
-    """Those with nothing to read in `kubectl describe`, of the service and of its children."""
-    children = (condition for child in decision.statuses for condition in child["status"].get("conditions", ()))
+    """Returns conditions without a message, of the service and of its children."""
+    children = (condition for child in decision.child_statuses for condition in child["status"].get("conditions", ()))
     own = [condition.type for condition in decision.status.conditions if not condition.message]
     return own + [condition["type"] for condition in children if not condition["message"]]
 

@@ -1,4 +1,4 @@
-"""Agents that answer /admin/report as real ones do, without an engine: a test says what they report."""
+"""Agents that answer /admin/report as real ones do, without an engine: a test sets what they report."""
 
 import asyncio
 import itertools
@@ -13,38 +13,38 @@ from starling_agent.contract.report import Report, Topology
 
 @dataclass
 class Agent:
-    """One agent. `say` changes its report; who waits for a change hears it at once. While `deaf` it answers nobody."""
+    """One agent. `update` changes its report and answers long polls at once. While `silent` it answers nobody."""
 
     report: Report
     token: str
-    deaf: bool = False
-    asked: int = 0
-    pinned: str | None = None
-    """The commit that the operator told it."""
+    silent: bool = False
+    polls: int = 0
+    commit: str | None = None
+    """The commit that the operator notified it of."""
     ends_in: float | None = None
-    """Seconds that the operator said are left to it."""
+    """Seconds until its end, as the operator notified it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, **news: object) -> None:
+    def update(self, **news: object) -> None:
         self.report = self.report.model_copy(update={**news, "version": self.report.version + 1})
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
+        self.polls += 1
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.Response(status=401)
-        self.pinned = self.pinned or request.query.get("commit")
+        self.commit = self.commit or request.query.get("commit")
         if "ends_in" in request.query:
             self.ends_in = float(request.query["ends_in"])
-        if self.deaf:
+        if self.silent:
             await asyncio.sleep(3600)
         known = request.query.get("incarnation") == self.report.incarnation
         if known and int(request.query.get("after", "0")) >= self.report.version:
             await self._wait(float(request.query.get("wait", "0")))
         return web.Response(text=self.report.model_dump_json(), content_type="application/json")
 
-    async def scale(self, request: web.Request) -> web.Response:  # noqa: ARG002 - of what leads no group nobody asks it
+    async def scale(self, request: web.Request) -> web.Response:  # noqa: ARG002 - only leaders are called
         return web.Response(status=404)
 
     async def _wait(self, seconds: float) -> None:
@@ -57,7 +57,7 @@ class Agent:
 
 
 def serving(pod: str, group: str, revision: str, service: str, config_hash: str) -> Report:
-    """What a healthy agent of one rank says."""
+    """Returns the report of a healthy agent of one rank."""
     return Report(
         version=1,
         incarnation=secrets.token_hex(4),
@@ -78,14 +78,14 @@ def serving(pod: str, group: str, revision: str, service: str, config_hash: str)
 
 
 @dataclass
-class Endless(Agent):
-    """Its answer never ends; it counts what was taken of it. `most`: so that no test takes a machine's memory."""
+class EndlessAgent(Agent):
+    """An agent whose answer never ends; it counts the bytes that were read. `most` protects the machine's memory."""
 
     sent: int = 0
     most: int = 64 * 1024 * 1024
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
+        self.polls += 1
         response = web.StreamResponse()
         await response.prepare(request)
         with suppress(ConnectionError):
@@ -96,21 +96,21 @@ class Endless(Agent):
 
 
 @dataclass
-class Liar(Agent):
-    """`claims` go over its report, whatever they are."""
+class InvalidAgent(Agent):
+    """An agent whose report is overwritten with `fields`, valid or not."""
 
-    claims: dict[str, object] = field(default_factory=dict)
+    fields: dict[str, object] = field(default_factory=dict)
 
-    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - whatever it is asked
-        return web.json_response(self.report.model_dump(mode="json") | self.claims)
+    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - any request
+        return web.json_response(self.report.model_dump(mode="json") | self.fields)
 
 
 @dataclass
-class Hasty(Agent):
-    """It always has news, and waits for none."""
+class EagerAgent(Agent):
+    """An agent that always has news, and waits for none."""
 
-    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - whatever it is asked
-        self.asked += 1
+    async def answer(self, request: web.Request) -> web.Response:  # noqa: ARG002 - any request
+        self.polls += 1
         self.report = self.report.model_copy(update={"version": self.report.version + 1})
         return web.Response(text=self.report.model_dump_json(), content_type="application/json")
 
@@ -131,7 +131,7 @@ class AgentServer:
         await self._runner.setup()
 
     async def add(self, agent: Agent) -> str:
-        """Its address."""
+        """Returns its address."""
         address = next(self._addresses)
         self._agents[address] = agent
         self._sites[address] = web.TCPSite(self._runner, address, ADMIN_PORT)
@@ -139,7 +139,7 @@ class AgentServer:
         return address
 
     def replace(self, address: str, agent: Agent) -> None:
-        """Another one answers from now on."""
+        """Lets another agent answer at the address."""
         self._agents[address] = agent
 
     async def remove(self, address: str) -> None:
@@ -152,14 +152,14 @@ class AgentServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        agent = self._asked(request)
+        agent = self._agent_at(request)
         return web.Response(status=503) if agent is None else await agent.answer(request)
 
     async def _scale(self, request: web.Request) -> web.Response:
-        agent = self._asked(request)
+        agent = self._agent_at(request)
         return web.Response(status=503) if agent is None else await agent.scale(request)
 
-    def _asked(self, request: web.Request) -> Agent | None:
+    def _agent_at(self, request: web.Request) -> Agent | None:
         transport = request.transport
         assert transport is not None
         return self._agents.get(transport.get_extra_info("sockname")[0])

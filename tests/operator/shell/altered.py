@@ -1,6 +1,6 @@
 """`starling` with some of its constants changed, or a part that hangs: altered.py [MODULE:NAME=NUMBER | FAULT]... operator ...
 
-For what takes minutes as it is, and for faults that no test from outside can cause.
+Shortens what takes minutes, and causes faults that no test from outside can cause.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ FOREVER = 3600.0
 
 
 def a_reconcile_hangs() -> None:
-    """It waits for what never comes; everything else goes on."""
+    """Lets a reconcile wait for ever; everything else goes on."""
     from starling_operator.apply.applier import Applier
 
     async def hang(*_: object) -> None:
@@ -23,10 +23,10 @@ def a_reconcile_hangs() -> None:
 
 
 def the_loop_hangs() -> None:
-    """A decision that never ends: nothing else of the process runs."""
-    from starling_operator import operator as shell
+    """Lets a decision take for ever: nothing else of the process runs."""
+    from starling_operator import operator
 
-    shell.plan = lambda *_: time.sleep(FOREVER)  # type: ignore[assignment, return-value]
+    operator.plan = lambda *_: time.sleep(FOREVER)  # type: ignore[assignment, return-value]
 
 
 FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in (a_reconcile_hangs, the_loop_hangs)}

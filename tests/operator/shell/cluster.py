@@ -39,8 +39,8 @@ class Refused(Exception):
 
 
 @contextmanager
-def until_next_turn(who: str) -> Iterator[None]:
-    """A starved API server answers with errors, or not in time; who looks again and again just goes on."""
+def tolerating_errors(who: str) -> Iterator[None]:
+    """Prints errors of a starved API server, for a caller that tries again in its next turn."""
     try:
         yield
     except (Refused, aiohttp.ClientError, TimeoutError) as error:
@@ -49,7 +49,7 @@ def until_next_turn(who: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Access:
-    """What an administrator's kubeconfig says."""
+    """Content of an administrator's kubeconfig."""
 
     url: str
     token: str
@@ -103,7 +103,7 @@ class Cluster:
         await self.call("DELETE", path)
 
     async def quota(self, hard: dict[str, str]) -> str:
-        """One that is in force; its path."""
+        """Creates a quota, and returns its path when it is in force."""
         quotas = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
         body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
         await self.apply(body, quotas)
@@ -118,7 +118,7 @@ class Cluster:
         return list((await self.call("GET", PODS.format(self.namespace)))["items"])
 
     async def children(self) -> dict[tuple[str, str], Manifest]:
-        """All objects in the namespace that an InferenceService owns."""
+        """Returns all objects in the namespace that an InferenceService owns."""
         found = {}
         for kind, path in CHILD_PATHS.items():
             for item in (await self.call("GET", path.format(self.namespace)))["items"]:
@@ -151,7 +151,7 @@ async def until(
     seconds: float = 60.0,
     shown: Callable[[], Awaitable[Any]] | None = None,
 ) -> Any:
-    """The first true answer; fails with what was waited for, and what is there instead."""
+    """Returns the first true answer. Fails with what was waited for, and what is there instead."""
     end = time.monotonic() + seconds
     while not (answer := await check()):
         if time.monotonic() > end:

@@ -56,19 +56,19 @@ async def proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 def admit() -> Callable[[Manifest, Agent], Agent | None]:
-    """Agents of the test's pods serve at once; a test that wants others has a fixture of this name."""
+    """Lets agents of the test's pods serve at once. A test that needs others has a fixture of this name."""
     return lambda _, agent: agent
 
 
 @pytest.fixture
 def every(request: pytest.FixtureRequest) -> int:
-    """After which of its writes an operator is killed: each costs some seconds."""
+    """Step between the writes after which an operator is killed: each costs some seconds."""
     return 1 if request.config.getoption("--whole") else 3
 
 
 @pytest.fixture
 def node() -> str:
-    """All tests share one; a test that breaks its node has a fixture of this name."""
+    """Name of the node that all tests share. A test that breaks its node has a fixture of this name."""
     return NODE
 
 
@@ -89,13 +89,13 @@ async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | N
 
 @pytest.fixture(scope="session")
 def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests: the client reads $KUBECONFIG when it is imported, which operators that are forks are not to do again."""
+    """One folder for all tests: the client reads $KUBECONFIG when it is imported, and forked operators do not import it again."""
     return tmp_path_factory.mktemp("kubeconfig")
 
 
 @pytest.fixture
 async def start_operator(cluster: Cluster, proxy: Proxy, tmp_path: Path, config_folder: Path) -> AsyncIterator[StartOperator]:
-    """All processes end with the test."""
+    """Starts operators, which all end with the test."""
     running: list[OperatorProcess] = []
 
     async def start(*more: str, altered: Sequence[str] = (), wait: bool = True) -> OperatorProcess:

@@ -8,7 +8,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 async def install_crd(cluster: Cluster) -> None:
-    """Leaves the one that is there: a session's tests share an API server."""
+    """Installs those that are missing: a session's tests share an API server."""
     listed = {item["metadata"]["name"] for item in (await cluster.call("GET", CRDS))["items"]}
     wanted = {crd["metadata"]["name"]: crd for crd in crds().values()}
     for name in wanted.keys() - listed:

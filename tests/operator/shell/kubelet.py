@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.operator.shell.agents import Agent, AgentServer, serving
-from tests.operator.shell.cluster import PODS, Cluster, Manifest, until_next_turn
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, tolerating_errors
 
 NODE = "paper"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -18,10 +18,10 @@ _AT_ONCE = 8
 class Kubelet:
     """`admit` decides what the agent of a new pod reports; None: the pod starts no agent.
 
-    holding    new pods are not started
-    takes      whether a new pod finds room
-    draining   pods that are deleted do not end
-    says       the node's Ready condition; "" while the kubelet is silent
+    holding      new pods are not started
+    has_room     whether a new pod is scheduled
+    draining     pods that are deleted do not end
+    node_ready   the node's Ready condition; "" while the kubelet is silent
     """
 
     def __init__(
@@ -36,51 +36,51 @@ class Kubelet:
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
         self.holding = self.draining = False
-        self.takes: Callable[[Manifest], bool] = lambda _: True
-        self.says = "True"
+        self.has_room: Callable[[Manifest], bool] = lambda _: True
+        self.node_ready = "True"
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.beat())
-            group.create_task(self._keep())
+            group.create_task(self.send_heartbeats())
+            group.create_task(self._run_pods())
 
-    async def _keep(self) -> None:
+    async def _run_pods(self) -> None:
         while True:
             pods: list[Manifest] = []
-            with until_next_turn("the kubelet's pods"):
+            with tolerating_errors("the kubelet's pods"):
                 pods = await self._cluster.pods()
             for first in range(0, len(pods), _AT_ONCE):
-                await asyncio.gather(*(self._look(pod) for pod in pods[first : first + _AT_ONCE]))
+                await asyncio.gather(*(self._reconcile(pod) for pod in pods[first : first + _AT_ONCE]))
             await asyncio.sleep(self._period)
 
     def agent(self, pod: str) -> Agent:
         return self.agents[pod]
 
-    async def beat(self) -> None:
-        """Without it the node would count as dead after ten seconds, and its pods would be deleted."""
+    async def send_heartbeats(self) -> None:
+        """Renews the node's status: after ten seconds without it the node counts as dead, and its pods are deleted."""
         while True:
-            if self.says:
-                with until_next_turn("the kubelet's node"):
-                    await self.say(self.says)
+            if self.node_ready:
+                with tolerating_errors("the kubelet's node"):
+                    await self.set_node_ready(self.node_ready)
             await asyncio.sleep(2)
 
-    async def say(self, ready: str) -> None:
-        """The node's Ready condition, now and from now on."""
-        self.says, now = ready, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    async def set_node_ready(self, ready: str) -> None:
+        """Sets the node's Ready condition, now and in later heartbeats."""
+        self.node_ready, now = ready, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         condition = {"type": "Ready", "status": ready, "reason": "Paper", "lastHeartbeatTime": now, "lastTransitionTime": now}
         await self._cluster.merge(f"/api/v1/nodes/{self._node}/status", {"status": {"conditions": [condition]}})
 
-    async def _look(self, pod: Manifest) -> None:
+    async def _reconcile(self, pod: Manifest) -> None:
         name, address = pod["metadata"]["name"], self._addresses.get(pod["metadata"]["uid"])
-        with until_next_turn(f"the kubelet's {name}"):
+        with tolerating_errors(f"the kubelet's {name}"):
             if "deletionTimestamp" in pod["metadata"]:
                 if not self.draining:
                     await self._end(pod)
-            elif address is None and not self.holding and self.takes(pod):
+            elif address is None and not self.holding and self.has_room(pod):
                 await self._start(pod)
             elif address and pod["status"]["phase"] == "Pending":
-                # It was started, and what was said of it has not come.
+                # It was started, and its status did not arrive.
                 await self.set_status(pod, ready=self.agents[name].report.ready)
 
     async def _start(self, pod: Manifest) -> None:
@@ -102,7 +102,7 @@ class Kubelet:
             await self.set_status(pod, ready=agent.report.ready)
 
     async def set_status(self, pod: Manifest, ready: bool = True, **more: Any) -> None:
-        """Running, as a kubelet would say it; `more` goes over it."""
+        """Sets the pod's status to Running, as a kubelet does; `more` overwrites fields."""
         metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state = {
             "name": "agent",
@@ -124,11 +124,11 @@ class Kubelet:
             "containerStatuses": [state],
         }
         path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}/status"
-        # Conditions that are others' stay.
+        # Conditions of others stay.
         await self._cluster.call("PATCH", path, {"status": {**status, **more}}, STRATEGIC)
 
     async def _end(self, pod: Manifest) -> None:
-        """As after a drain of no time."""
+        """Ends the pod as after a drain that took no time."""
         metadata = pod["metadata"]
         await self._server.remove(self._addresses.pop(metadata["uid"], ""))
         path = f"{PODS.format(metadata['namespace'])}/{metadata['name']}"
@@ -143,7 +143,7 @@ class Kubelet:
         return serving(metadata["name"], labels["serving.starling.dev/group"], revision, service, digest)
 
     async def _token(self, pod: Manifest) -> str:
-        """As it is mounted. A pod whose Secret is missing is looked at again in the next turn."""
+        """Returns the mounted token. A pod whose Secret is missing is tried again in the next turn."""
         name = next(volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == "admin")
         secret = await self._cluster.call("GET", f"/api/v1/namespaces/{pod['metadata']['namespace']}/secrets/{name}")
         return base64.b64decode(secret["data"]["token"]).decode()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.forks import OPERATOR, Fork, fork
+from tests.fork_server import OPERATOR, Fork, fork
 from tests.operator.shell.cluster import until
 
 PROBE_SECONDS = 5.0
@@ -18,7 +18,7 @@ PROBE_SECONDS = 5.0
 
 
 class OperatorProcess:
-    """`starling operator` of one namespace. Its log lies in the folder, for who reads a failure. `altered`: see altered.py."""
+    """`starling operator` of one namespace. Its log is in the folder. `altered`: see altered.py."""
 
     def __init__(self, kubeconfig: Path, namespace: str, folder: Path, port: int, *more: str, altered: Sequence[str] = ()) -> None:
         self._environment = {"KUBECONFIG": str(kubeconfig)}
@@ -26,8 +26,12 @@ class OperatorProcess:
         self._altered = altered
         self._process: Fork | subprocess.Popen[bytes]
         self._arguments = [
-            *("operator", "--agent-image=example.com/agent:1", f"--namespace={namespace}", f"--own-namespace={namespace}"),
-            *(f"--http-address=127.0.0.1:{port}", *more),
+            "operator",
+            "--agent-image=example.com/agent:1",
+            f"--namespace={namespace}",
+            f"--own-namespace={namespace}",
+            f"--http-address=127.0.0.1:{port}",
+            *more,
         ]
 
     async def start(self) -> None:
@@ -35,7 +39,7 @@ class OperatorProcess:
             if not self._altered:
                 self._process = fork(OPERATOR, ["starling_cli.main", *self._arguments], log.fileno(), **self._environment)
                 return
-            # Before anything is imported: modules take each other's constants.
+            # Constants are altered before other modules import them.
             program = [sys.executable, str(Path(__file__).with_name("altered.py")), *self._altered]
             environment = {**os.environ, **self._environment}
             self._process = subprocess.Popen([*program, *self._arguments], env=environment, stderr=log)  # noqa: ASYNC220
@@ -50,7 +54,7 @@ class OperatorProcess:
         return self._process.pid
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.poll() is None
 
     def kill(self) -> None:
@@ -69,10 +73,10 @@ class OperatorProcess:
         return await self.ended()
 
     async def is_ready(self) -> bool:
-        return (await self.ask("/readyz"))[0] == 200
+        return (await self.get("/readyz"))[0] == 200
 
-    async def ask(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 where nobody listens, or answers within the time that a kubelet gives."""
+    async def get(self, path: str) -> tuple[int, str]:
+        """Returns status and text; 0 where nobody listens, or answers within the time that a kubelet gives."""
         url, time = f"http://127.0.0.1:{self.port}{path}", aiohttp.ClientTimeout(PROBE_SECONDS)
         try:
             async with aiohttp.ClientSession(timeout=time) as session, session.get(url) as response:
@@ -81,12 +85,12 @@ class OperatorProcess:
             return 0, ""
 
     async def metric(self, name: str) -> float:
-        """The sum over its labels; 0 where there is none."""
-        lines = (await self.ask("/metrics"))[1].splitlines()
+        """Returns the sum over the metric's labels; 0 where there is none."""
+        lines = (await self.get("/metrics"))[1].splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     async def settled(self) -> None:
-        """Waits until it has nothing to do: one that is starved may be quiet for a while, but hardly for four looks."""
+        """Waits until it has nothing to do. A starved one may be quiet for a while, but hardly for four checks."""
         runs = [await self.metric("starling_operator_reconcile_total")]
 
         async def is_settled() -> bool:

@@ -1,4 +1,4 @@
-"""Stands between the operator and the API server: counts what is asked, refuses, falls silent, cuts off after so many writes."""
+"""Proxy between the operator and the API server: it records requests, refuses some, mutes watches, and reports each write."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True)
 class Request:
-    """One that came through."""
+    """One request of the operator."""
 
     method: str
     path: str
@@ -28,23 +28,23 @@ class Request:
         return self.method in WRITES and "/leases" not in self.path
 
     @property
-    def is_clocks(self) -> bool:
-        """A list that is made now and then: of a kind that may come and go, or of nodes."""
+    def is_periodic(self) -> bool:
+        """True for a periodic list: of a kind that may come and go, or of nodes."""
         return self.method == "GET" and any(f"/{plural}?" in self.path for plural in ("servicemonitors", "httproutes", "nodes"))
 
 
 class Proxy:
     """`after_write` is called with the number of the operator's writes so far, when the last one was carried out.
 
-    refuse    what of it stands in a path is forbidden
-    hush      a watch with this in its path stays open and tells nothing
+    refuse    requests with this in their path are forbidden
+    mute      a watch with this in its path stays open and shows nothing
     """
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self.requests: list[Request] = []
         self.after_write: Callable[[int], None] = lambda _: None
-        self.refuse = self.hush = self.url = ""
+        self.refuse = self.mute = self.url = ""
 
     async def start(self, port: int = 0) -> None:
         # A watch is open for long; every one needs a connection.
@@ -70,7 +70,7 @@ class Proxy:
         return [request for request in self.requests if request.is_write]
 
     def kubeconfig(self, folder: Path) -> Path:
-        """For the operator: this proxy in place of the API server."""
+        """Returns a kubeconfig for the operator, with this proxy in place of the API server."""
         path = folder / "proxied.json"
         user, cluster = {"token": "of the proxy"}, {"server": self.url}
         context = {"cluster": "c", "user": "u"}
@@ -107,12 +107,12 @@ class Proxy:
         try:
             await answer.prepare(request)
             async for chunk in response.content.iter_any():
-                while self._is_hushed(request):  # noqa: ASYNC110 - a test sets and clears a plain word
+                while self._is_muted(request):  # noqa: ASYNC110 - a test sets and clears a plain word
                     await asyncio.sleep(0.05)
                 await answer.write(chunk)
         except (ConnectionError, aiohttp.ClientError, asyncio.CancelledError):
             return answer
         return answer
 
-    def _is_hushed(self, request: web.Request) -> bool:
-        return bool(self.hush) and self.hush in request.path and request.query.get("watch") == "true"
+    def _is_muted(self, request: web.Request) -> bool:
+        return bool(self.mute) and self.mute in request.path and request.query.get("watch") == "true"

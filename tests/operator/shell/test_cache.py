@@ -1,4 +1,4 @@
-"""What is kept of what the watches show."""
+"""The cache of objects that the watches show."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def body(name: str, version: int, uid: str = "", owner: dict[str, Any] | None = 
 
 
 def pod_body(name: str, owner: str, group: str | None = "g") -> dict[str, Any]:
-    """Of the StatefulSet "g", whose UID is `owner`."""
+    """Returns a pod of the StatefulSet "g", whose UID is `owner`."""
     made = body(name, 5, owner={"kind": "StatefulSet", "name": "g", "uid": owner}, spec={}, status={})
     made["metadata"]["labels"] |= {GROUP_LABEL: group} if group else {}
     return made
@@ -72,7 +72,7 @@ def test_a_child_that_loses_its_owner_is_news_for_the_owner() -> None:
     assert cache.children("s") == {}
 
 
-def test_others_objects_are_not_kept() -> None:
+def test_others_objects_are_not_stored() -> None:
     cache = Cache()
     assert cache.put(SET, body("a", 5, owner={"kind": "Deployment", "name": "x", "uid": "d"})) is None
     assert cache.put(POD, body("p", 5, spec={}, status={})) is None
@@ -88,7 +88,7 @@ GOING = {"deletionTimestamp": "2026-01-01T00:03:00Z"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "more", "is_kept"),
+    ("labels", "more", "is_listed"),
     [
         # somebody's own set, named and labelled as a group is
         ({}, {}, False),
@@ -98,15 +98,15 @@ GOING = {"deletionTimestamp": "2026-01-01T00:03:00Z"}
         (REVISED, GOING, True),
     ],
 )
-def test_pods_of_a_set_that_nobody_knows_are_kept_only_while_they_go(
-    labels: dict[str, str], more: dict[str, str], is_kept: bool
+def test_pods_of_an_unknown_set_are_listed_only_while_they_end(
+    labels: dict[str, str], more: dict[str, str], is_listed: bool
 ) -> None:
     cache = Cache()
     made = pod_body("q", "foreign")
     made["metadata"] |= more
     made["metadata"]["labels"] |= labels
     cache.put(POD, made)
-    assert bool(cache.pods(KEY)) is is_kept
+    assert bool(cache.pods(KEY)) is is_listed
 
 
 def test_groups_of_all_services_that_wait_for_nodes_stand_in_one_queue() -> None:
@@ -130,7 +130,7 @@ def test_groups_of_all_services_that_wait_for_nodes_stand_in_one_queue() -> None
     assert cache.gangs() == ()
 
 
-def test_pods_of_a_set_that_is_gone_are_kept_until_they_are_gone_too() -> None:
+def test_pods_of_a_deleted_set_are_listed_until_they_are_gone_too() -> None:
     cache = Cache()
     cache.put(POD, pod_body("q", "g"))
     assert cache.pods(KEY) == ()

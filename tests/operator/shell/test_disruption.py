@@ -15,7 +15,7 @@ from tests.operator.shell.kubelet import Kubelet
 
 @pytest.fixture
 def node() -> str:
-    """It is cordoned, which other tests must not see."""
+    """Name of a node of its own, for it is cordoned."""
     return f"emptied-{secrets.token_hex(3)}"
 
 
@@ -32,7 +32,7 @@ def admit(pipeline: int) -> Callable[[Manifest, Agent], Agent | None]:
 
 
 async def evict(cluster: Cluster, pod: Manifest, seconds: int | None = None) -> bool:
-    """Whether the API lets it go, with its own grace period or with so many seconds."""
+    """Returns whether the API allows the eviction, with the pod's grace period or with `seconds`."""
     name = pod["metadata"]["name"]
     body: Manifest = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": cluster.namespace}}
     if seconds is not None:
@@ -46,9 +46,9 @@ async def evict(cluster: Cluster, pod: Manifest, seconds: int | None = None) -> 
 
 
 async def emptied(cluster: Cluster, node: str, pod: Manifest) -> None:
-    """Cordons the node until the API lets the pod go. All pods are on it here, and while it is cordoned each group is preceded."""
+    """Cordons the node until the API allows the pod's eviction. All pods are on it, and their groups are replaced early."""
     await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
-    await until(lambda: evict(cluster, pod), "an eviction to be let through", 30, cluster.pods)
+    await until(lambda: evict(cluster, pod), "an eviction to be allowed", 30, cluster.pods)
     await cluster.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": False}})
 
 
@@ -56,7 +56,7 @@ async def staying(cluster: Cluster) -> list[Manifest]:
     return [pod for pod in await cluster.pods() if "deletionTimestamp" not in pod["metadata"]]
 
 
-async def test_a_group_that_drains_keeps_no_other_from_being_evicted(
+async def test_a_draining_group_does_not_prevent_the_eviction_of_another(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
 ) -> None:
     await start_operator()
@@ -71,11 +71,11 @@ async def test_a_group_that_drains_keeps_no_other_from_being_evicted(
     await until(one_drains, "a group to drain", 30, cluster.pods)
     await cluster.ready("chat")
     other = (await staying(cluster))[0]
-    await until(lambda: evict(cluster, other), "an eviction of another group to be let through", 20, cluster.pods)
+    await until(lambda: evict(cluster, other), "an eviction of another group to be allowed", 20, cluster.pods)
     assert len(await cluster.pods()) >= 3, "the first still drains"
 
 
-async def test_an_only_group_goes_when_another_serves(
+async def test_an_only_group_is_evicted_when_another_serves(
     cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator
 ) -> None:
     await start_operator()
@@ -117,7 +117,7 @@ async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
     kubelet.draining = True
     pods = sorted(await cluster.pods(), key=lambda pod: str(pod["metadata"]["name"]))
     grace = pods[0]["spec"]["terminationGracePeriodSeconds"]
-    await until(lambda: evict(cluster, pods[which], seconds), "an eviction to be let through", 30, cluster.pods)
+    await until(lambda: evict(cluster, pods[which], seconds), "an eviction to be allowed", 30, cluster.pods)
 
     async def another_group() -> bool:
         return len(await cluster.pods()) == 4
@@ -136,9 +136,9 @@ async def test_a_gang_drains_as_a_whole_and_nothing_is_counted(
     async def both_know() -> bool:
         return all(0 < (kubelet.agents[name].ends_in or 0) <= (seconds or grace) for name in names)
 
-    await until(both_drain, "the other pod to be told to drain as well", 30, cluster.pods)
+    await until(both_drain, "the other pod to drain as well", 30, cluster.pods)
     assert await graces() == [grace, seconds or grace]
-    await until(both_know, "both agents to hear when the first of them is killed", 30, cluster.pods)
+    await until(both_know, "both agents to be notified when the first of them is killed", 30, cluster.pods)
     await cluster.ready("chat")
     [group] = (await cluster.service("chat"))["status"]["groups"]
     assert group.get("restarts", 0) == 0

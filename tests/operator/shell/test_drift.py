@@ -42,10 +42,10 @@ async def test_a_selector_that_somebody_narrowed_is_put_right(cluster: Cluster, 
     await until(is_right, "the selector to be as before")
 
 
-async def test_a_port_that_somebody_added_goes_and_a_label_stays(
+async def test_an_added_port_is_removed_and_an_added_label_stays(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy
 ) -> None:
-    """Server-side apply leaves items of a list with keys to whoever put them there."""
+    """Server-side apply leaves items that others added to a list with keys."""
     operator = await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")
@@ -64,7 +64,7 @@ async def test_a_port_that_somebody_added_goes_and_a_label_stays(
     found = await cluster.call("GET", path)
     assert found["metadata"]["labels"] == {**before["metadata"]["labels"], "mine": "stays"}
     assert len(proxy.writes) - writes == 2, "once is enough: it is applied, and what is left over is removed"
-    # What was removed is not owned by its removal: a port that the spec gives up later goes too.
+    # The removal owns nothing: a port that a later spec drops is removed too.
     await cluster.edit("chat", {"endpoint": {"port": 8123}})
     await cluster.ready("chat")
     assert [port["port"] for port in (await cluster.call("GET", path))["spec"]["ports"]] == [8123, 8000]
@@ -111,7 +111,7 @@ async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: Star
     for kind, name in deleted:
         await cluster.delete(f"{CHILD_PATHS[kind].format(cluster.namespace)}/{name}")
 
-    # A group is made anew under another number: what is left of the old one still drains.
+    # A group is made again under another number, while the old one drains.
     lasting = {key for key in deleted if "serving.starling.dev/group" not in before[key]["metadata"]["labels"]}
 
     async def is_back() -> bool:
@@ -143,10 +143,10 @@ async def test_what_belongs_to_a_user_is_not_taken_over(cluster: Cluster, start_
     await start_operator()
     await cluster.apply(manifest())
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "belongs to nobody" in (await cluster.condition("chat", "Stalled"))["message"]
 
-    await until(is_told, "the condition to say whose it is", 60, lambda: cluster.service("chat"))
+    await until(is_reported, "the condition to say whose it is", 60, lambda: cluster.service("chat"))
     found = await cluster.call("GET", f"{CHILD_PATHS['Service'].format(cluster.namespace)}/chat")
     assert found["spec"]["selector"] == {"app": "mine"}
     assert "ownerReferences" not in found["metadata"] and "labels" not in found["metadata"]

@@ -1,4 +1,4 @@
-"""Changes of size on a real API server, with agents that speak the admin protocol: undisturbed, cut short, refused, lost."""
+"""Changes of size on a real API server, with agents that serve the admin endpoint: undisturbed, cut short, refused, lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -99,30 +99,30 @@ async def test_a_live_group_grows_and_shrinks(cluster: Cluster, groups: Groups, 
 
     await until(is_alone, "the pods that left to end")
     assert (await identities(cluster)).items() <= first.items()
-    told = (await leader(cluster, groups)).received
-    # Until the leader reports it, the same is told again.
-    assert [(method, data) for method, _, data in dict.fromkeys(told)] == [("PUT", 2), ("PUT", 4), ("PUT", 1)]
+    calls = (await leader(cluster, groups)).received
+    # Until the leader reports it, the same call is sent again.
+    assert [(method, data) for method, _, data in dict.fromkeys(calls)] == [("PUT", 2), ("PUT", 4), ("PUT", 1)]
     assert await operator.metric("starling_operator_elastic_operation_seconds_count") == 3 * 4
 
-    async def are_told() -> bool:
+    async def are_reported() -> bool:
         events = await cluster.call("GET", f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")
         return [event["reason"] for event in events["items"]].count("Resized") == 3
 
-    await until(are_told, "an event for each change")
+    await until(are_reported, "an event for each change")
 
 
-async def test_it_is_available_and_tells_its_phase(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
+async def test_it_is_available_and_reports_its_phase(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
     await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     for phase in PHASES[1:3]:
-        groups.hold = phase
+        groups.held_phase = phase
         await resize(cluster, 4 if phase == "preparing" else 2)
         await in_phase(cluster, phase)
         ready, available = await cluster.condition("chat", "Ready"), await cluster.condition("chat", "Available")
         assert (ready["status"], ready["reason"], available["status"]) == ("False", "Scaling", "True")
         assert ready["message"] == f"EP {'2 -> 4' if phase == 'preparing' else '4 -> 2'}: {phase}"
-        groups.hold = ""
+        groups.held_phase = ""
         await cluster.ready("chat")
 
 
@@ -157,7 +157,7 @@ async def test_an_autoscaler_sets_the_size_and_the_spec_takes_it_back(
     await resize(cluster, 4)
     await until(lambda: has(4), "the spec's size", 60, lambda: cluster.service("chat"))
     assert (await scale_object(cluster))["spec"] == {"replicas": 4}
-    # Beyond the bounds there is no size: it is the largest, and said so.
+    # Beyond the bounds the largest size is taken, and reported as rounded.
     await cluster.merge(path, {"spec": {"replicas": 50}})
     await until(lambda: has(6), "the largest size", 60, lambda: cluster.service("chat"))
     rounded = {each["type"]: each for each in (await scale_object(cluster))["status"]["conditions"]}["Rounded"]
@@ -168,7 +168,7 @@ async def test_an_autoscaler_sets_the_size_and_the_spec_takes_it_back(
 
 
 async def test_a_horizontal_pod_autoscaler_finds_its_target(cluster: Cluster, start_operator: StartOperator) -> None:
-    """A real one, which needs no metrics to bring a size within its own bounds."""
+    """Runs a real one, which needs no metrics to bring a size within its own bounds."""
     await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
@@ -198,13 +198,13 @@ async def test_killed_in_a_phase_the_next_operator_ends_it(
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     before = await identities(cluster)
-    groups.hold = phase
+    groups.held_phase = phase
     await resize(cluster, 4)
     await in_phase(cluster, phase)
     first.kill()
     await first.ended()
     await cluster.delete(LEASE.format(cluster.namespace))
-    groups.hold = ""
+    groups.held_phase = ""
     await start_operator()
     await cluster.ready("chat")
     assert (await identities(cluster)).items() >= before.items()
@@ -215,7 +215,7 @@ async def test_killed_in_a_phase_the_next_operator_ends_it(
 async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
     cluster: Cluster, groups: Groups, start_operator: StartOperator, proxy: Proxy, every: int
 ) -> None:
-    """There and back, some writes later each time, until neither way has as many."""
+    """Grows and shrinks, killed some writes later each time, until neither change has as many writes."""
     operator = await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
@@ -230,13 +230,13 @@ async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
         outlived = outlived + 1 if await _outlives(cluster, victim, size) else 0
         proxy.after_write = lambda _: None
         if not outlived:
-            # It is known to be dead: nobody needs to wait until its Lease expires.
+            # The process is dead: no need to wait until its Lease expires.
             await cluster.delete(LEASE.format(cluster.namespace))
             operator = await start_operator()
         await cluster.ready("chat")
-        told = (await leader(cluster, groups)).received
-        made = dict.fromkeys(identifier for _, identifier, _ in told)
-        assert len(made) == changes + 1, f"killed after write {count}: {told}"
+        calls = (await leader(cluster, groups)).received
+        made = dict.fromkeys(identifier for _, identifier, _ in calls)
+        assert len(made) == changes + 1, f"killed after write {count}: {calls}"
 
         async def has_pods(size: int = size) -> bool:
             return len(await identities(cluster)) == size
@@ -247,35 +247,35 @@ async def test_killed_after_each_write_of_a_change_the_next_run_ends_it(
 
 
 async def _outlives(cluster: Cluster, victim: OperatorProcess, size: int) -> bool:
-    """Whether the operator made the whole change with fewer writes."""
+    """Returns whether the operator made the whole change with fewer writes."""
 
     async def is_over() -> bool:
         ready, sizes = await cluster.condition("chat", "Ready"), (await group_of(cluster))["effective"]
-        return not victim.runs or (ready["status"] == "True" and sizes["expert"] == size)
+        return not victim.is_running or (ready["status"] == "True" and sizes["expert"] == size)
 
     await until(is_over, "the end of the change, or of the operator", 90)
-    if victim.runs:
+    if victim.is_running:
         await victim.settled()
-    return victim.runs
+    return victim.is_running
 
 
-@pytest.mark.parametrize("fault", ["drop", "lose"])
-async def test_an_answer_that_did_not_come_is_asked_for_by_the_same_id(
+@pytest.mark.parametrize("fault", ["lost_calls", "lost_answers"])
+async def test_a_call_without_an_answer_is_sent_again_with_the_same_id(
     cluster: Cluster, groups: Groups, start_operator: StartOperator, fault: str
 ) -> None:
     await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     head = await leader(cluster, groups)
-    setattr(head, fault, 2 if fault == "drop" else 1)
+    setattr(head, fault, 2 if fault == "lost_calls" else 1)
     await resize(cluster, 4)
     await cluster.ready("chat")
-    told = [identifier for _, identifier, data in head.received if data == 4]
-    assert len(set(told)) == 1
-    assert len(told) >= (3 if fault == "drop" else 1)
+    calls = [identifier for _, identifier, data in head.received if data == 4]
+    assert len(set(calls)) == 1
+    assert len(calls) >= (3 if fault == "lost_calls" else 1)
 
 
-async def test_a_size_that_the_leader_refuses_is_told(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
+async def test_a_size_that_the_leader_refuses_is_reported(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
     operator = await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
@@ -300,7 +300,7 @@ async def test_a_size_that_the_leader_refuses_is_told(cluster: Cluster, groups: 
 
 
 @pytest.mark.parametrize("code", ["rank_dead", "operation_running", "not_leader"])
-async def test_a_leader_that_cannot_now_is_told_again(
+async def test_a_call_that_a_leader_refuses_for_now_is_sent_again(
     cluster: Cluster, groups: Groups, start_operator: StartOperator, code: str
 ) -> None:
     await start_operator()
@@ -310,10 +310,10 @@ async def test_a_leader_that_cannot_now_is_told_again(
     head.refuse = (409, code, "not now")
     await resize(cluster, 4)
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "not now" in (await group_of(cluster)).get("operation", {}).get("error", "")
 
-    await until(is_told, "the refusal", 60, lambda: cluster.service("chat"))
+    await until(is_reported, "the refusal", 60, lambda: cluster.service("chat"))
     assert (await cluster.condition("chat", "Ready"))["reason"] == "Scaling"
     head.refuse = None
     await cluster.ready("chat")
@@ -324,7 +324,7 @@ async def test_another_size_in_the_middle_cancels(cluster: Cluster, groups: Grou
     await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
-    groups.hold = "preparing"
+    groups.held_phase = "preparing"
     await resize(cluster, 4)
     await in_phase(cluster, "preparing")
     await resize(cluster, 2)
@@ -339,35 +339,35 @@ async def test_another_size_in_the_middle_cancels(cluster: Cluster, groups: Grou
     await until(is_back, "the pods that were not needed to end")
 
 
-async def test_a_failure_is_told_and_tried_again(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
+async def test_a_failure_is_reported_and_tried_again(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
     await start_operator(altered=["starling_operator.plan.elastic.pauses:FIRST_BACKOFF=4"])
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
-    groups.fail = 1
+    groups.failures = 1
     await resize(cluster, 4)
     await in_phase(cluster, "failed")
     assert "no memory for the experts" in (await group_of(cluster))["operation"]["error"]
     await cluster.ready("chat")
-    told = [identifier for _, identifier, data in (await leader(cluster, groups)).received if data == 4]
-    assert len(set(told)) == 2
+    calls = [identifier for _, identifier, data in (await leader(cluster, groups)).received if data == 4]
+    assert len(set(calls)) == 2
     assert (await group_of(cluster))["operation"]["attempt"] == 2
 
 
-async def test_a_leader_that_lost_the_operation_is_told_it_again(
+async def test_a_leader_that_lost_the_operation_gets_it_again(
     cluster: Cluster, groups: Groups, start_operator: StartOperator
 ) -> None:
     await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
-    groups.hold = "preparing"
+    groups.held_phase = "preparing"
     await resize(cluster, 4)
     await in_phase(cluster, "preparing")
     head = await leader(cluster, groups)
     head.restart()
-    groups.hold = ""
+    groups.held_phase = ""
     await cluster.ready("chat")
-    told = [identifier for _, identifier, data in head.received if data == 4]
-    assert len(told) >= 2 and len(set(told)) == 1
+    calls = [identifier for _, identifier, data in head.received if data == 4]
+    assert len(calls) >= 2 and len(set(calls)) == 1
     assert (await group_of(cluster))["effective"] == {"data": 4, "expert": 4}
 
 
@@ -375,23 +375,23 @@ async def test_a_lost_status_adopts_the_leaders_operation(cluster: Cluster, grou
     first = await start_operator()
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
-    groups.hold = "preparing"
+    groups.held_phase = "preparing"
     await resize(cluster, 4)
     await in_phase(cluster, "preparing")
-    told = (await leader(cluster, groups)).received[-1]
+    last = (await leader(cluster, groups)).received[-1]
     await first.stop()
     body = await cluster.service("chat")
     body.pop("status")
     await cluster.call("PUT", f"{SERVICES.format(cluster.namespace)}/chat/status", body)
     await start_operator()
     await in_phase(cluster, "preparing")
-    assert (await group_of(cluster))["operation"]["id"] == told[1]
-    groups.hold = ""
+    assert (await group_of(cluster))["operation"]["id"] == last[1]
+    groups.held_phase = ""
     await cluster.ready("chat")
-    assert (await leader(cluster, groups)).received[-1] == told
+    assert (await leader(cluster, groups)).received[-1] == last
 
 
-async def test_bounds_that_go_take_the_object_with_them(cluster: Cluster, start_operator: StartOperator) -> None:
+async def test_removing_the_bounds_removes_the_parallelism_scale(cluster: Cluster, start_operator: StartOperator) -> None:
     await start_operator()
     await cluster.apply(elastic(1))
     await cluster.ready("chat")

@@ -15,15 +15,15 @@ NAMES = ("chat", "talk")
 
 @pytest.fixture
 def admit() -> Callable[[Manifest, Agent], Agent | None]:
-    """They wait for each other."""
+    """Keeps agents waiting for each other."""
     return lambda _, agent: replace(agent, report=agent.report.model_copy(update={"phase": "starting", "ready": False}))
 
 
-async def test_one_of_two_services_that_each_hold_what_the_other_waits_for_lets_go(
+async def test_one_of_two_services_that_hold_each_others_nodes_gives_way(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
 ) -> None:
-    kubelet.takes = lambda pod: pod["metadata"]["name"].endswith("-0")
-    await start_operator("--gang-patience=2", altered=("starling_operator.plan.waking:_UNTOLD=0.5",))
+    kubelet.has_room = lambda pod: pod["metadata"]["name"].endswith("-0")
+    await start_operator("--gang-patience=2", altered=("starling_operator.plan.requeue:_UNWATCHED=0.5",))
     for name in NAMES:
         await cluster.apply(manifest(name, parallelism={"pipeline": 2}))
 
@@ -31,7 +31,7 @@ async def test_one_of_two_services_that_each_hold_what_the_other_waits_for_lets_
         return any(["comes first" in (await cluster.condition(name, "Ready"))["message"] for name in NAMES])
 
     await until(one_waits, "one of them to let go and to wait for the other", 60, cluster.pods)
-    kubelet.takes = lambda _: True
+    kubelet.has_room = lambda _: True
 
     async def have_nodes() -> bool:
         placed = [pod["metadata"]["name"].partition("-")[0] for pod in await cluster.pods() if pod["spec"].get("nodeName")]

@@ -1,11 +1,11 @@
-"""Whether a live object already is what would be applied."""
+"""Comparison of live objects with manifests."""
 
 from typing import Any
 
 import pytest
-from starling_operator.apply.foreign_fields import is_exact, strays
+from starling_operator.apply.foreign_fields import foreign_paths, is_exact
 from starling_operator.watch.is_applied import AppliedObjects, is_applied
-from starling_operator.watch.ownership import Ownership, left_over, own_fields
+from starling_operator.watch.ownership import Ownership, applied_fields, left_over
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_only_what_we_applied_is_ours() -> None:
         {**ours, "operation": "Update"},
         {**ours, "subresource": "status"},
     ]
-    assert own_fields({"managedFields": others}) == ""
-    live = {"metadata": {"uid": "u", "managedFields": own_fields({"managedFields": [*others, ours]})}}
+    assert applied_fields({"managedFields": others}) == ""
+    live = {"metadata": {"uid": "u", "managedFields": applied_fields({"managedFields": [*others, ours]})}}
     ownership = Ownership()
     assert ownership.left_over(live, _wanted(tags=["y"])) and not ownership.left_over(live, _wanted())
     assert not ownership.left_over({"metadata": {"uid": "v", "managedFields": ""}}, {})
@@ -109,9 +109,9 @@ OTHER = {"name": "x", "port": 9, "protocol": "TCP"}
         ("StatefulSet", {"replicas": 1, "more": [1]}, {"replicas": 1}, []),
     ],
 )
-def test_strays(kind: str, live: dict[str, Any], wanted: dict[str, Any], found: list[str]) -> None:
+def test_foreign_paths(kind: str, live: dict[str, Any], wanted: dict[str, Any], found: list[str]) -> None:
     body = {"kind": kind, "spec": wanted}
-    assert strays({"kind": kind, "spec": live}, body) == found
+    assert foreign_paths({"kind": kind, "spec": live}, body) == found
     assert is_exact({"kind": kind, "spec": live}, body) is (not found)
 
 
@@ -121,5 +121,5 @@ def test_a_policy_is_exact_to_its_last_field() -> None:
     assert is_applied(live, wanted) and not is_exact(live, wanted)
 
 
-def test_a_child_without_a_spec_has_no_strays() -> None:
-    assert strays({"kind": "ServiceAccount"}, {"kind": "ServiceAccount"}) == []
+def test_a_child_without_a_spec_has_no_foreign_paths() -> None:
+    assert foreign_paths({"kind": "ServiceAccount"}, {"kind": "ServiceAccount"}) == []

@@ -13,7 +13,7 @@ from tests.operator.shell.proxy import Proxy
 from tests.operator.shell.test_lease import LEASE
 
 LONGEST_RUN_SECONDS = 30.0
-"""Within which a service becomes ready, and so all its writes are made."""
+"""Time within which a service becomes ready, and so all its writes are made."""
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 
@@ -38,13 +38,13 @@ async def test_killed_after_each_write_the_next_run_converges(
             await cluster.ready(name)
             assert count > writes // 2
             break
-        # It is known to be dead: nobody needs to wait until its Lease expires.
+        # The process is dead: no need to wait until its Lease expires.
         await cluster.delete(LEASE.format(cluster.namespace))
         operator = await start_operator()
         await cluster.ready(name)
         await operator.settled()
         assert _shape(await cluster.children(), name) == wanted, f"killed after write {count} of {writes}"
-        # What it leaves goes when the garbage collector comes by, which may take it half a minute.
+        # The garbage collector removes its children within half a minute.
         await cluster.delete(f"{SERVICES.format(cluster.namespace)}/{name}")
 
 
@@ -57,7 +57,7 @@ async def _ends(victim: OperatorProcess) -> bool:
 
 
 def _shape(children: dict[tuple[str, str], Manifest], service: str) -> list[Any]:
-    """What a service's children are, without what is different in every run: names, ids, times, the token and its volume."""
+    """Returns a service's children without what differs in every run: names, ids, times, the token and its volume."""
     mine = {key: child for key, child in children.items() if key[1].startswith(service)}
     [revision] = {child["metadata"]["labels"].get("serving.starling.dev/revision", "") for child in mine.values()} - {""}
     shaped = []

@@ -9,10 +9,9 @@ import pytest
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from starling_operator.apart import run_apart
 from starling_operator.cluster import lease as lease_module
 from starling_operator.cluster.kube import Kube
-from starling_operator.cluster.lease import Lease
+from starling_operator.cluster.lease import Lease, run_in_thread
 
 from tests.operator.shell.cluster import Cluster, manifest, until
 from tests.operator.shell.conftest import StartOperator
@@ -61,7 +60,7 @@ async def test_a_stopped_operator_hands_over_at_once(cluster: Cluster, start_ope
 
 
 async def test_a_lease_is_released_though_a_renewal_was_broken_off(cluster: Cluster, apiserver: Path) -> None:
-    """It came all the same, so that the holder knows an old version alone."""
+    """The renewal arrived, so the holder knows only an old version."""
     settings = Configuration()
     await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
     kube, lease = Kube(ApiClient(settings), lambda: 10.0), Lease(cluster.namespace, "starling-operator", "this-one")
@@ -72,7 +71,7 @@ async def test_a_lease_is_released_though_a_renewal_was_broken_off(cluster: Clus
         lease._held = known
         await lease.release(kube)
         assert await _holder(cluster) == ""
-        # Whoever has it now keeps it.
+        # Another holder keeps it.
         await Lease(cluster.namespace, "starling-operator", "another").acquire(kube)
         lease._held = known
         await lease.release(kube)
@@ -81,33 +80,33 @@ async def test_a_lease_is_released_though_a_renewal_was_broken_off(cluster: Clus
         await kube.close()
 
 
-async def test_a_lease_is_kept_while_the_loop_is_busy(cluster: Cluster, apiserver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a decision on thousands of pods."""
+async def test_a_lease_is_held_while_the_loop_is_busy(cluster: Cluster, apiserver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks the loop, as a decision on thousands of pods does."""
     monkeypatch.setattr(lease_module, "RENEW", 0.2)
     settings = Configuration()
     await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
     kube, lease = Kube(ApiClient(settings), lambda: 10.0), Lease(cluster.namespace, "starling-operator", "this-one")
 
-    async def keep() -> None:
-        own = Kube(ApiClient(settings), lambda: 10.0)
+    async def hold() -> None:
+        thread_kube = Kube(ApiClient(settings), lambda: 10.0)
         try:
-            await lease.keep(own, lambda: True)
+            await lease.hold(thread_kube, lambda: True)
         finally:
-            await own.close()
+            await thread_kube.close()
 
     try:
         await lease.acquire(kube)
         first = lease._until
-        keeping = asyncio.create_task(run_apart(keep))
+        holding = asyncio.create_task(run_in_thread(hold))
         while lease._until == first:  # noqa: ASYNC110 - another thread sends no events
             await asyncio.sleep(0.01)
         begun, end = lease._until, time.monotonic() + 30
         while lease._until == begun and time.monotonic() < end:
             time.sleep(0.01)  # noqa: ASYNC251 - this is the point
         assert lease.held and lease._until > begun
-        keeping.cancel()
+        holding.cancel()
         with suppress(asyncio.CancelledError):
-            await keeping
+            await holding
         await lease.release(kube)
         assert await _holder(cluster) == ""
     finally:

@@ -48,16 +48,16 @@ async def test_a_quiet_service_costs_no_request(
     runs = await operator.metric("starling_operator_reconcile_total")
     agent = kubelet.agent(f"{(await cluster.service('chat'))['status']['groups'][0]['name']}-0")
     for _ in range(3):
-        # News that change nothing: the service is looked at, and found as it should be.
-        agent.say(open_streams=agent.report.open_streams + 1)
+        # A report that changes nothing: the service is reconciled without a request.
+        agent.update(open_streams=agent.report.open_streams + 1)
         await operator.more_runs(runs)
         runs = await operator.metric("starling_operator_reconcile_total")
-    asked = [request for request in proxy.requests[before:] if "/leases/" not in request.path and not request.is_clocks]
-    assert asked == []
+    requests = [request for request in proxy.requests[before:] if "/leases/" not in request.path and not request.is_periodic]
+    assert requests == []
     assert await _versions(cluster) == versions
 
 
-async def test_an_operator_that_starts_anew_writes_nothing(cluster: Cluster, start_operator: StartOperator, proxy: Proxy) -> None:
+async def test_an_operator_that_restarts_writes_nothing(cluster: Cluster, start_operator: StartOperator, proxy: Proxy) -> None:
     first = await start_operator()
     await cluster.apply(manifest(replicas=2))
     await cluster.ready("chat")
@@ -91,7 +91,7 @@ async def _versions(cluster: Cluster) -> dict[tuple[str, str], str]:
 
 @pytest.mark.parametrize("label", ["role", "group", "service"])
 async def test_a_pod_that_lost_a_label_is_replaced(label: str, cluster: Cluster, start_operator: StartOperator) -> None:
-    """Nothing would send it requests any more, while it says that it is ready; or no policy would protect its ports."""
+    """Without a label no Service sends the pod requests, though it is ready, or no policy protects its ports."""
     await start_operator()
     await cluster.apply(manifest())
     await cluster.ready("chat")

@@ -1,4 +1,4 @@
-"""A pod that a taint sends away: let go by force from a node that is gone, left to its streams on one that lives."""
+"""Pods that a taint evicts: force-deleted from a node that is gone, left to their streams on one that lives."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ SOON = {
         (None, {"due_at": NOW + 300, "report_age": 400.0}, False),
     ],
 )
-def test_who_is_lost(health: NodeHealth | None, fields: dict[str, Any], lost: bool) -> None:
+def test_which_pods_are_lost(health: NodeHealth | None, fields: dict[str, Any], lost: bool) -> None:
     assert is_lost(replace(EVICTED, **fields), health, NOW) is lost
 
 
@@ -73,12 +73,12 @@ def node() -> str:
 
 @pytest.fixture
 async def others_live(cluster: Cluster, kubelet: Kubelet, node: str) -> AsyncIterator[None]:
-    """Where all nodes are down at once, Kubernetes blames the network and sends no pod away."""
+    """Keeps another node alive: where all nodes are down at once, Kubernetes blames the network and evicts no pod."""
     del kubelet  # it has made its own node
     await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "/api/v1/nodes")
     server = AgentServer(64 + os.getpid() % 128)
     peer = Kubelet(cluster, server, lambda *_: None)
-    task = asyncio.create_task(peer.beat())
+    task = asyncio.create_task(peer.send_heartbeats())
     yield
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -88,13 +88,13 @@ async def others_live(cluster: Cluster, kubelet: Kubelet, node: str) -> AsyncIte
 
 @pytest.fixture(params=["readable", "unreadable"])
 def nodes(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[str]:
-    """Whether the operator may read nodes: an installation for some namespaces may not."""
+    """Runs the test with and without the right to read nodes, which an installation for some namespaces lacks."""
     proxy.refuse = "/api/v1/nodes" if request.param == "unreadable" else ""
     yield request.param
 
 
 @pytest.mark.usefixtures("others_live", "nodes")
-async def test_a_live_node_that_is_emptied_cuts_no_stream(
+async def test_emptying_a_live_node_cuts_no_stream(
     cluster: Cluster, kubelet: Kubelet, node: str, start_operator: StartOperator, proxy: Proxy
 ) -> None:
     operator = await start_operator()
@@ -108,14 +108,14 @@ async def test_a_live_node_that_is_emptied_cuts_no_stream(
     async def is_evicted() -> bool:
         return "DeletionByTaintManager" in await _reasons(cluster, pod)
 
-    await until(is_evicted, "the taint to send the pod away", 60, cluster.pods)
+    await until(is_evicted, "the taint to evict the pod", 60, cluster.pods)
     # As an agent that drains: unready by its own probe.
     await kubelet.set_status(pod, ready=False)
 
-    async def is_asked_about() -> bool:
+    async def is_read() -> bool:
         return any(request.path == f"/api/v1/nodes/{node}" for request in proxy.requests)
 
-    await until(is_asked_about, "the operator to look at the node", 60, cluster.pods)
+    await until(is_read, "the operator to read the node", 60, cluster.pods)
     await operator.more_runs(await operator.metric("starling_operator_reconcile_total"))
     assert await is_evicted(), "its streams were cut off"
     assert [request for request in proxy.writes if request.method == "DELETE" and "/pods/" in request.path] == []
@@ -126,20 +126,22 @@ async def test_a_live_node_that_is_emptied_cuts_no_stream(
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("others_live")
-async def test_a_pod_of_a_node_that_is_down_is_let_go(cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator) -> None:
+async def test_a_pod_of_a_node_that_is_down_is_force_deleted(
+    cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
+) -> None:
     await start_operator()
     await cluster.apply(manifest(template=SOON))
     await cluster.ready("chat")
     [pod] = await cluster.pods()
     kubelet.draining = kubelet.holding = True
-    await kubelet.say("False")
+    await kubelet.set_node_ready("False")
     await _is_replaced(cluster, pod, 60)
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("others_live")
-async def test_where_nodes_may_not_be_read_the_node_controllers_mark_tells(
+async def test_where_nodes_may_not_be_read_the_node_controllers_mark_decides(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator, proxy: Proxy
 ) -> None:
     proxy.refuse = "/api/v1/nodes"
@@ -148,7 +150,7 @@ async def test_where_nodes_may_not_be_read_the_node_controllers_mark_tells(
     await cluster.ready("chat")
     [pod] = await cluster.pods()
     kubelet.draining = kubelet.holding = True
-    kubelet.says = ""
+    kubelet.node_ready = ""
     # Kubernetes gives a silent kubelet 50 seconds; the tests' own cluster ten.
     await _is_replaced(cluster, pod, 100)
     assert "nodes may not be read" in operator.log.read_text()
@@ -163,6 +165,6 @@ async def _is_replaced(cluster: Cluster, pod: Manifest, seconds: float) -> None:
 
 
 async def _reasons(cluster: Cluster, pod: Manifest) -> list[str]:
-    """Of the conditions of exactly this pod; none when it is gone."""
+    """Returns reasons of the conditions of exactly this pod; none when it is gone."""
     found = [one for one in await cluster.pods() if one["metadata"]["uid"] == pod["metadata"]["uid"]]
     return [condition.get("reason", "") for one in found for condition in one["status"]["conditions"]]

@@ -33,7 +33,7 @@ def crd(kind: str) -> Manifest:
 
 
 async def install(cluster: Cluster) -> None:
-    """Returns when the API server knows them."""
+    """Installs the CRDs, and returns when the API server knows them."""
     for kind in KINDS:
         await cluster.apply(crd(kind), CRDS)
     for kind in KINDS:
@@ -45,7 +45,7 @@ async def install(cluster: Cluster) -> None:
 
 
 async def remove(cluster: Cluster) -> None:
-    """Returns when the API server no longer knows them."""
+    """Removes the CRDs, and returns when the API server no longer knows them."""
     for kind in KINDS:
         try:
             await cluster.delete(f"{CRDS}/{crd(kind)['metadata']['name']}")
@@ -75,22 +75,22 @@ async def both(cluster: Cluster) -> None:
     await until(are_there, "a ServiceMonitor and an HTTPRoute")
 
 
-async def told_of_no_route(cluster: Cluster) -> None:
-    async def is_told() -> bool:
+async def expect_missing_route(cluster: Cluster) -> None:
+    async def is_reported() -> bool:
         stalled = await cluster.condition("chat", "Stalled")
         return stalled["reason"] == "ApplyFailed" and "HTTPRoute chat: the cluster has no HTTPRoute" in stalled["message"]
 
-    await until(is_told, "the service to say that the Gateway API is not there")
+    await until(is_reported, "the service to report that the Gateway API is missing")
 
 
 @pytest.fixture(autouse=True)
 async def _clean(cluster: Cluster) -> AsyncIterator[None]:
-    """The API server is shared."""
+    """Removes the CRDs after each test: the API server is shared."""
     yield
     await remove(cluster)
 
 
-async def test_kinds_that_come_while_the_operator_runs_are_used(cluster: Cluster, start_operator: StartOperator) -> None:
+async def test_kinds_that_are_installed_while_the_operator_runs_are_used(cluster: Cluster, start_operator: StartOperator) -> None:
     operator = await start_operator(altered=HURRIED)
     await cluster.apply(manifest(endpoint=ROUTE))
     await install(cluster)
@@ -108,22 +108,22 @@ async def test_kinds_that_come_while_the_operator_runs_are_used(cluster: Cluster
     await until(is_right, "the endpoints to be as before")
     # And they may go, and come again.
     await remove(cluster)
-    await told_of_no_route(cluster)
+    await expect_missing_route(cluster)
     await install(cluster)
     await both(cluster)
     await cluster.ready("chat")
-    # A route that nobody asks for any more goes.
+    # A route that is no longer wanted is deleted.
     await cluster.edit("chat", {"endpoint": {"route": None}})
 
     async def is_gone() -> bool:
         return await found(cluster, "HTTPRoute", "chat") is None
 
     await until(is_gone, "the HTTPRoute to be gone")
-    assert (await operator.ask("/healthz"))[0] == 200
+    assert (await operator.get("/healthz"))[0] == 200
     assert await operator.metric("starling_operator_reconcile_errors_total") == 0
 
 
-async def test_a_kind_that_went_a_moment_ago_holds_nothing_up(cluster: Cluster, start_operator: StartOperator) -> None:
+async def test_a_kind_that_was_just_removed_holds_nothing_up(cluster: Cluster, start_operator: StartOperator) -> None:
     await install(cluster)
     operator = await start_operator(altered=ONCE)
     await cluster.apply(manifest(endpoint=ROUTE))
@@ -133,10 +133,10 @@ async def test_a_kind_that_went_a_moment_ago_holds_nothing_up(cluster: Cluster, 
     await remove(cluster)
     # The route leads to the Service's port: it has to be applied, and cannot be.
     await cluster.edit("chat", {"endpoint": {"port": 8123}})
-    await told_of_no_route(cluster)
+    await expect_missing_route(cluster)
     service = await cluster.call("GET", f"/api/v1/namespaces/{cluster.namespace}/services/chat")
     assert service["spec"]["ports"][0]["port"] == 8123
-    # Pods that serve HTTPS are scraped by it: so has the monitor, for which nobody asked.
+    # Pods that serve HTTPS are scraped by HTTPS: the monitor changes too, and no spec asks for it.
     await cluster.edit("chat", {"endpoint": {"route": None, "tlsSecret": "tls"}})
     await cluster.ready("chat")
     assert "ServiceMonitor chat is refused" not in operator.log.read_text()

@@ -14,7 +14,7 @@ FORBIDDEN = 'pods "c-0" is forbidden: exceeded quota: few'
 
 
 def event(reason: str, at: str, pod: str = "c-0", words: str = FORBIDDEN, **more: Any) -> dict[str, Any]:
-    """As the StatefulSet controller's, read in the newer API."""
+    """Returns an event as the StatefulSet controller's, read in the newer API."""
     note = f"create Pod {pod} in StatefulSet c " + (f"failed error: {words}" if reason == "FailedCreate" else "successful")
     return {"reason": reason, "note": note, "deprecatedLastTimestamp": at, "metadata": {"creationTimestamp": at}, **more}
 
@@ -42,11 +42,11 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"
         ([event("RecreatingFailedPod", EARLY)], ""),
     ],
 )
-def test_the_last_word_about_a_missing_pod_counts(events: list[dict[str, Any]], words: str) -> None:
+def test_the_last_event_about_a_missing_pod_counts(events: list[dict[str, Any]], words: str) -> None:
     assert refusal_of(events, ["c-0", "c-1"]) == words
 
 
-async def test_a_quota_of_pods_is_told_until_it_is_raised(
+async def test_a_quota_of_pods_is_reported_until_it_is_raised(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy, kubelet: object
 ) -> None:
     del kubelet  # it has to run
@@ -55,21 +55,21 @@ async def test_a_quota_of_pods_is_told_until_it_is_raised(
     await cluster.apply(manifest(replicas=2))
     await _refused(cluster, "exceeded quota", "1 of 2 groups serve", "1 of 1 pods are not made")
     assert (await cluster.condition("chat", "Available"))["status"] == "True"
-    # They are asked for now and then, not at every look; and the status is not written again for it.
-    before, asked = (await cluster.service("chat"))["status"], len(_asked(proxy))
-    await _look_often(cluster, operator)
+    # Events are read at intervals, not at every reconcile, and the status is not written again for it.
+    before, reads = (await cluster.service("chat"))["status"], len(_event_reads(proxy))
+    await _reconcile_often(cluster, operator)
     assert (await cluster.service("chat"))["status"] == before
-    assert len(_asked(proxy)) <= asked + 1
+    assert len(_event_reads(proxy)) <= reads + 1
     await cluster.delete(path)
     await cluster.ready("chat")
     await operator.settled()
-    asked = len(_asked(proxy))
-    await _look_often(cluster, operator)
-    assert len(_asked(proxy)) == asked, "nothing is missing any more"
+    reads = len(_event_reads(proxy))
+    await _reconcile_often(cluster, operator)
+    assert len(_event_reads(proxy)) == reads, "nothing is missing any more"
 
 
 @pytest.mark.usefixtures("kubelet")
-async def test_pod_security_is_told(cluster: Cluster, start_operator: StartOperator) -> None:
+async def test_pod_security_is_reported(cluster: Cluster, start_operator: StartOperator) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     await cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": label}})
     await start_operator()
@@ -78,24 +78,24 @@ async def test_pod_security_is_told(cluster: Cluster, start_operator: StartOpera
     await _refused(cluster, "violates PodSecurity", "hostPath")
 
 
-async def _look_often(cluster: Cluster, operator: OperatorProcess) -> None:
-    """Has the operator look at the service four times more."""
+async def _reconcile_often(cluster: Cluster, operator: OperatorProcess) -> None:
+    """Lets the operator reconcile the service four times more."""
     for count in range(4):
         runs = await operator.metric("starling_operator_reconcile_total")
-        await cluster.merge(f"{SERVICES.format(cluster.namespace)}/chat", {"metadata": {"annotations": {"looks": str(count)}}})
+        await cluster.merge(f"{SERVICES.format(cluster.namespace)}/chat", {"metadata": {"annotations": {"count": str(count)}}})
         await operator.more_runs(runs)
 
 
 async def _refused(cluster: Cluster, *words: str) -> None:
-    """Until the condition says all of it: it tells of the quota before the other group serves."""
+    """Waits until the condition says all of it: it reports the quota before the other group serves."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         found = await cluster.condition("chat", "Ready")
         return found["reason"] == "PodsRefused" and all(each in found["message"] for each in words)
 
-    await until(is_told, f"the condition to say {words}", 60, lambda: cluster.service("chat"))
+    await until(is_reported, f"the condition to say {words}", 60, lambda: cluster.service("chat"))
     assert (await cluster.condition("chat", "Reconciling"))["status"] == "True"
 
 
-def _asked(proxy: Proxy) -> list[str]:
+def _event_reads(proxy: Proxy) -> list[str]:
     return [request.path for request in proxy.requests if request.method == "GET" and "/events?" in request.path]

@@ -56,7 +56,7 @@ def test_waiting(status: dict[str, Any], waiting: str) -> None:
     assert read_pod(body(status)).waiting == waiting
 
 
-def test_last_words_are_of_the_end_before_when_it_runs_again() -> None:
+def test_the_last_log_is_of_the_previous_end_when_it_runs_again() -> None:
     pod = read_pod(body(container({"running": {}}, {"terminated": {"exitCode": 1, "message": "no such file\n"}}, restarts=2)))
     assert (pod.last_log, pod.restarts) == ("no such file", 2)
 
@@ -70,19 +70,19 @@ def test_last_words_are_of_the_end_before_when_it_runs_again() -> None:
         ({"deletionGracePeriodSeconds": 600}, {}, True),
         # a broken group's pods, as the operator restarts them
         ({"deletionGracePeriodSeconds": 10}, {}, False),
-        # an eviction with less time than the pod asks for
+        # an eviction with less than the pod's grace period
         ({"deletionGracePeriodSeconds": 10}, {"conditions": DISRUPTED}, True),
-        # its StatefulSet makes it anew
+        # its StatefulSet makes it again
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed"}, False),
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed", "conditions": DISRUPTED}, False),
-        # its node shut down, which a kubelet says without deleting the pod
+        # its node shut down, which a kubelet reports without deleting the pod
         ({}, {"phase": "Failed", "reason": "Terminated", "conditions": BY_KUBELET}, True),
         ({}, {"phase": "Running", "conditions": BY_KUBELET}, True),
-        # for want of memory, which may be the pod's own doing
+        # memory was short, which the pod may have caused
         ({}, {"phase": "Failed", "reason": "Evicted", "conditions": BY_KUBELET}, False),
     ],
 )
-def test_a_pod_is_taken_away_on_purpose_if_it_gets_its_time(metadata: Manifest, status: Manifest, drains: bool) -> None:
+def test_a_pod_drains_if_it_gets_its_grace_period(metadata: Manifest, status: Manifest, drains: bool) -> None:
     if metadata:
         metadata = metadata | {"deletionTimestamp": "2026-01-01T00:03:00Z"}
     made = body(status, **metadata)
@@ -90,7 +90,7 @@ def test_a_pod_is_taken_away_on_purpose_if_it_gets_its_time(metadata: Manifest, 
     assert read_pod(made).drains is drains
 
 
-def test_deletion_was_asked_for_a_grace_period_before_its_time() -> None:
+def test_deletion_was_requested_a_grace_period_before_its_time() -> None:
     pod = read_pod(body(deletionTimestamp="2026-01-01T00:01:00Z", deletionGracePeriodSeconds=60))
     assert pod.deleted_at == pod.created_at and pod.due_at == pod.created_at + 60
 
@@ -105,7 +105,7 @@ def test_deletion_was_asked_for_a_grace_period_before_its_time() -> None:
         ({}, False, False),
     ],
 )
-def test_a_taint_sends_away_and_alone_loses_nothing(status: dict[str, Any], evicted: bool, lost: bool) -> None:
+def test_a_taint_evicts_and_alone_loses_nothing(status: dict[str, Any], evicted: bool, lost: bool) -> None:
     pod = read_pod(body(status))
     assert (pod.evicted, pod.lost) == (evicted, lost)
 

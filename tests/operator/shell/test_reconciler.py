@@ -1,4 +1,4 @@
-"""When services are looked at."""
+"""The queue of services: when each is reconciled."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ A, B = ("space", "a"), ("space", "b")
 
 
 class Recorder:
-    """What was reconciled, when, and how many at once."""
+    """Records what was reconciled, when, and how many at once."""
 
     def __init__(self, seconds: float = 0.0, answers: dict[Key, list[float | Exception | None]] | None = None) -> None:
         self.done: list[Key] = []
@@ -37,7 +37,7 @@ class Recorder:
 
 
 async def run_until(reconciler: Reconciler, recorder: Recorder, count: int, calm: float = 0.0) -> None:
-    """Until so many reconciles are done, and `calm` seconds longer, for others that should not come."""
+    """Runs until `count` reconciles are done, and `calm` seconds longer, for others that should not come."""
     task = asyncio.create_task(reconciler.run())
 
     async def are_done() -> bool:
@@ -81,7 +81,7 @@ async def test_only_so_many_services_at_once() -> None:
     assert len(recorder.done) == 12 and recorder.most == 3
 
 
-async def test_a_failure_comes_again_and_disturbs_nobody() -> None:
+async def test_a_failure_is_retried_and_disturbs_no_other() -> None:
     recorder = Recorder(answers={A: [RuntimeError("no"), None]})
     reconciler = Reconciler(recorder, 2)
     reconciler.wake(A)
@@ -90,7 +90,7 @@ async def test_a_failure_comes_again_and_disturbs_nobody() -> None:
     assert recorder.done == [A, B, A]
 
 
-async def test_the_time_that_a_reconcile_asks_for_is_kept() -> None:
+async def test_a_reconcile_runs_again_after_the_time_that_it_returns() -> None:
     recorder = Recorder(answers={A: [0.1, None]})
     reconciler = Reconciler(recorder, 2)
     reconciler.wake(A)
@@ -122,7 +122,7 @@ async def test_a_hanging_reconcile_is_stuck_and_a_busy_queue_is_not() -> None:
 
 
 async def test_reconciles_that_await_nothing_let_others_run() -> None:
-    """Or the Lease would not be renewed while a thousand services are found to be well."""
+    """Otherwise a thousand services without work would keep the Lease from being renewed."""
     count = 0
 
     async def nothing_to_do(_: Key) -> None:

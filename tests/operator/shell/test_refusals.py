@@ -1,4 +1,4 @@
-"""What stands refused, as long as it is wanted."""
+"""Refusals are remembered as long as the object is wanted."""
 
 import pytest
 from starling_operator.apply.refusals import WriteRefusals
@@ -11,22 +11,24 @@ def named(name: str) -> Manifest:
     return {"kind": "StatefulSet", "metadata": {"name": name}}
 
 
-@pytest.mark.parametrize(("tries", "passing", "is_told"), [(1, False, True), (1, True, False), (2, True, False), (3, True, True)])
-def test_a_passing_error_is_told_only_when_it_stays(tries: int, passing: bool, is_told: bool) -> None:
+@pytest.mark.parametrize(
+    ("tries", "transient", "is_reported"), [(1, False, True), (1, True, False), (2, True, False), (3, True, True)]
+)
+def test_a_transient_error_is_reported_only_when_it_stays(tries: int, transient: bool, is_reported: bool) -> None:
     refusals = WriteRefusals()
     for _ in range(tries):
-        refusals.add(KEY, named("a"), "no", passing)
-    assert refusals.told(KEY) == ({"a"} if is_told else set())
+        refusals.add(KEY, named("a"), "no", transient)
+    assert refusals.reported(KEY) == ({"a"} if is_reported else set())
 
 
-def test_what_is_written_or_not_wanted_any_more_is_not_refused() -> None:
+def test_a_written_or_unwanted_object_is_not_refused() -> None:
     refusals = WriteRefusals()
     for name in "abc":
         refusals.add(KEY, named(name), "no")
-    refusals.keep(KEY, [named("a"), named("b"), named("d")])
-    assert refusals.told(KEY) == {"a", "b"}
+    refusals.retain(KEY, [named("a"), named("b"), named("d")])
+    assert refusals.reported(KEY) == {"a", "b"}
     refusals.clear(KEY, named("a"))
-    assert refusals.told(KEY) == {"b"}
+    assert refusals.reported(KEY) == {"b"}
     refusals.forget(KEY)
-    refusals.keep(KEY, [])
-    assert refusals.told(KEY) == frozenset()
+    refusals.retain(KEY, [])
+    assert refusals.reported(KEY) == frozenset()

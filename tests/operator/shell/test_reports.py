@@ -7,20 +7,21 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from starling_operator.agents.reports import LEAST_PERIOD, AgentReports
+from starling_agent.client.agent_client import AgentClient
+from starling_operator.agents.reports import GRACE, LEAST_PERIOD, AgentReports
 from starling_operator.logs import Key
-from starling_operator.plan.belief import TOKEN_REFUSED
 from starling_operator.plan.observed import Observed, Pod
+from starling_operator.plan.pod_report import TOKEN_REFUSED
 
 from tests.operator.plan.building import make_observed
-from tests.operator.shell.agents import Agent, AgentServer, Endless, Hasty, Liar, serving
+from tests.operator.shell.agents import Agent, AgentServer, EagerAgent, EndlessAgent, InvalidAgent, serving
 from tests.operator.shell.cluster import until
 
 KEY = ("space", "chat")
 
 
 def seen(*pods: Pod, token: str = "the token") -> Observed:
-    """With the StatefulSet that the pods are of."""
+    """Returns the pods with their StatefulSet."""
     return make_observed(children={("StatefulSet", "chat-r-0"): {"metadata": {"uid": "set"}}}, pods=pods, token=token)
 
 
@@ -49,19 +50,20 @@ def woken() -> list[Key]:
 
 @pytest.fixture
 async def reports(woken: list[Key]) -> AsyncIterator[AgentReports]:
-    made = AgentReports(woken.append)
-    yield made
-    await made.close()
+    async with AgentClient(GRACE) as client:
+        made = AgentReports(woken.append, client)
+        yield made
+        await made.close()
 
 
-async def test_a_report_is_had_and_its_changes_wake(
+async def test_a_report_comes_and_its_changes_wake(
     server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
     reports.follow(KEY, seen(pod(await server.add(agent))))
     await until(lambda: _has(reports, "serving"), "the first report")
-    agent.say(phase="draining")
+    agent.update(phase="draining")
     await until(lambda: _has(reports, "draining"), "the changed report")
-    assert woken == [KEY, KEY] and agent.asked <= 3, "a long poll, not a loop"
+    assert woken == [KEY, KEY] and agent.polls <= 3, "a long poll, not a loop"
 
 
 async def test_the_last_report_of_a_silent_agent_grows_old(
@@ -74,12 +76,12 @@ async def test_the_last_report_of_a_silent_agent_grows_old(
     count = len(woken)
 
     async def is_old() -> bool:
-        heard = reports.of("u")
+        reply = reports.reply("u")
         return (
-            heard is not None
-            and heard.report is not None
-            and heard.report.phase == "serving"
-            and heard.age > 0.4
+            reply is not None
+            and reply.report is not None
+            and reply.report.phase == "serving"
+            and reply.age > 0.4
             and len(woken) > count
         )
 
@@ -94,7 +96,7 @@ async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, 
     await until(lambda: _has(reports, "serving"), "the report")
 
 
-async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_next_news(
+async def test_an_agent_is_notified_of_its_end_and_its_next_report_is_not_awaited(
     server: AgentServer, agent: Agent, reports: AgentReports
 ) -> None:
     running = pod(await server.add(agent))
@@ -110,34 +112,34 @@ async def test_an_agent_hears_when_its_pod_is_killed_and_nobody_waits_for_its_ne
     async def knows() -> bool:
         return agent.ends_in is not None and 35 < agent.ends_in <= 40
 
-    await until(knows, "the agent to hear of it")
+    await until(knows, "the agent to be notified")
 
 
-async def test_only_running_pods_of_its_own_sets_are_asked_and_gone_ones_are_forgotten(
+async def test_only_running_pods_of_its_own_sets_are_polled_and_gone_ones_are_forgotten(
     server: AgentServer, agent: Agent, reports: AgentReports
 ) -> None:
     address = await server.add(agent)
     reports.follow(KEY, seen(pod(address, phase="Pending")))
     reports.follow(KEY, seen(pod(address, owner="somebody else's")))
     await asyncio.sleep(0.2)
-    assert agent.asked == 0
+    assert agent.polls == 0
     reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the report")
     reports.forget(KEY)
-    assert reports.of("u") is None
+    assert reports.reply("u") is None
 
 
-async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_believed(
+async def test_an_endless_answer_is_cut_off_and_the_report_before_it_is_dropped(
     server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
-    endless = Endless(agent.report, agent.token)
+    endless = EndlessAgent(agent.report, agent.token)
     address = await server.add(agent)
     reports.follow(KEY, seen(pod(address)))
     await until(lambda: _has(reports, "serving"), "the first report")
     server.replace(address, endless)
-    agent.say(phase="draining")
+    agent.update(phase="draining")
     await until(lambda: _refused(reports, "longer than"), "the answer to be refused")
-    assert endless.sent < 16 * 1024 * 1024, "what the sockets' buffers hold, and no more is taken"
+    assert endless.sent < 16 * 1024 * 1024, "no more is read than the sockets' buffers hold"
     assert len(woken) >= 2, "it is news"
 
 
@@ -145,23 +147,23 @@ async def test_an_answer_without_end_is_left_and_what_was_said_before_is_not_bel
     ("news", "field"),
     [({"epoch": -5}, "epoch"), ({"topology": {"tensor": -1, "pipeline": 1, "data": 1, "ranks": 1}}, "topology.tensor")],
 )
-async def test_a_report_that_cannot_be_is_refused_by_its_field(
+async def test_an_invalid_report_is_refused_by_its_field(
     server: AgentServer, agent: Agent, reports: AgentReports, news: dict[str, object], field: str
 ) -> None:
-    liar = Liar(agent.report, agent.token, claims=news)
-    reports.follow(KEY, seen(pod(await server.add(liar))))
+    invalid = InvalidAgent(agent.report, agent.token, fields=news)
+    reports.follow(KEY, seen(pod(await server.add(invalid))))
     await until(lambda: _refused(reports, f"cannot be read: {field}: "), "the report to be refused")
 
 
-async def test_an_agent_that_answers_all_the_time_is_asked_now_and_then(
+async def test_an_agent_that_answers_all_the_time_is_polled_at_a_limited_rate(
     server: AgentServer, agent: Agent, reports: AgentReports, woken: list[Key]
 ) -> None:
-    hasty = Hasty(agent.report, agent.token)
-    reports.follow(KEY, seen(pod(await server.add(hasty))))
+    eager = EagerAgent(agent.report, agent.token)
+    reports.follow(KEY, seen(pod(await server.add(eager))))
     began = time.monotonic()
-    await until(lambda: _is_true(hasty.asked >= 5), "five answers")
+    await until(lambda: _is_true(eager.polls >= 5), "five answers")
     assert time.monotonic() - began > 4 * LEAST_PERIOD
-    assert len(woken) <= hasty.asked
+    assert len(woken) <= eager.polls
 
 
 async def _is_true(found: bool) -> bool:
@@ -169,10 +171,10 @@ async def _is_true(found: bool) -> bool:
 
 
 async def _refused(reports: AgentReports, words: str) -> bool:
-    heard = reports.of("u")
-    return heard is not None and heard.report is None and words in heard.error
+    reply = reports.reply("u")
+    return reply is not None and reply.report is None and words in reply.error
 
 
 async def _has(reports: AgentReports, phase: str) -> bool:
-    heard = reports.of("u")
-    return heard is not None and heard.report is not None and heard.report.phase == phase
+    reply = reports.reply("u")
+    return reply is not None and reply.report is not None and reply.report.phase == phase

@@ -1,4 +1,4 @@
-"""Writes of the status against a real API server: those that begin something must not pass what was not seen."""
+"""Writes of the status to a real API server: one that begins an operation must not overwrite a version that was not seen."""
 
 import json
 import secrets
@@ -13,7 +13,7 @@ from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, Inf
 from starling_operator.apply.status import StatusThrottle, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube
-from starling_operator.plan.summary import summarised
+from starling_operator.plan.status import summarised
 from starling_operator.watch.cache import Cache
 from starling_operator.watch.observe import read_service
 
@@ -29,31 +29,31 @@ async def kube(apiserver: Path) -> AsyncIterator[Kube]:
     await made.close()
 
 
-@pytest.mark.parametrize(("over_seen", "written"), [(True, False), (False, True)])
-async def test_a_write_over_another_version(cluster: Cluster, kube: Kube, over_seen: bool, written: bool) -> None:
+@pytest.mark.parametrize(("if_unchanged", "written"), [(True, False), (False, True)])
+async def test_a_write_over_another_version(cluster: Cluster, kube: Kube, if_unchanged: bool, written: bool) -> None:
     cache = Cache()
     body = await cluster.apply(manifest())
     cache.put(INFERENCE_SERVICE, body)
     service = read_service(body)
     await cluster.edit("chat", {"replicas": 2})
     status = InferenceServiceStatus(replicas=7)
-    assert await write_status(kube, cache, service, status, over_seen=over_seen) is written
+    assert await write_status(kube, cache, service, status, if_unchanged=if_unchanged) is written
     assert ((await cluster.service("chat"))["status"].get("replicas") == 7) is written
     fresh = read_service(await cluster.service("chat"))
-    assert await write_status(kube, cache, fresh, status.model_copy(update={"replicas": 8}), over_seen=True)
+    assert await write_status(kube, cache, fresh, status.model_copy(update={"replicas": 8}), if_unchanged=True)
     assert (await cluster.service("chat"))["status"]["replicas"] == 8
 
 
 @pytest.mark.parametrize("ready", [True, False])
 async def test_three_thousand_pods_fit_into_one_object(cluster: Cluster, kube: Kube, ready: bool) -> None:
-    """etcd refuses 1.5 MB; what the API server notes of its writers is in the object too."""
+    """etcd refuses 1.5 MB, and the object also holds the API server's managed fields."""
     cache = Cache()
     body = await cluster.apply(manifest())
     cache.put(INFERENCE_SERVICE, body)
     groups = summarised([group_of_paper(index, ready) for index in range(1000)])
     ready_condition = Condition(type="Ready", status="True" if ready else "False", reason="Serving", message="m")
     status = InferenceServiceStatus(replicas=1000, groups=groups, conditions=[ready_condition])
-    assert await write_status(kube, cache, read_service(body), status, over_seen=False)
+    assert await write_status(kube, cache, read_service(body), status, if_unchanged=False)
     written = await cluster.service("chat")
     assert len(written["status"]["groups"]) == 1000, "no group is left out"
     assert 100 < sum(len(group.get("nodes", ())) for group in written["status"]["groups"]) <= 128
@@ -74,7 +74,7 @@ def group_of_paper(index: int, ready: bool) -> GroupStatus:
         )
         for number in range(3)
     ]
-    said = "" if ready else f"{name}-0: downloading 3.2/7.6 GB, about 40 s left" * 4
+    message = "" if ready else f"{name}-0: downloading 3.2/7.6 GB, about 40 s left" * 4
     return GroupStatus(
         name=name,
         revision="aaaaaaa",
@@ -83,7 +83,7 @@ def group_of_paper(index: int, ready: bool) -> GroupStatus:
         served=ready,
         topology="TP1 PP1 DP3",
         nodes=nodes,
-        message=said,
+        message=message,
         progressed_at="" if ready else "2026-11-22T07:00:00Z",
     )
 
@@ -97,14 +97,14 @@ FURTHER = LOADING.model_copy(
 
 
 def test_progress_is_written_once_a_second_and_what_is_new_at_once() -> None:
-    pace, key = StatusThrottle(), ("space", "chat")
+    throttle, key = StatusThrottle(), ("space", "chat")
     uids = {node.pod: node.uid for node in LOADING.groups[0].nodes}
     moved = [node.model_copy(update={"uid": uids[node.pod], "progress": "4/7.6 GB"}) for node in FURTHER.groups[0].nodes]
     further = FURTHER.model_copy(update={"groups": [FURTHER.groups[0].model_copy(update={"nodes": moved, "message": "x"})]})
-    assert pace.wait(key, LOADING, further) == 0, "the first"
-    pace.wrote(key)
-    assert 0 < pace.wait(key, LOADING, further) <= 1
+    assert throttle.wait(key, LOADING, further) == 0, "the first"
+    throttle.record(key)
+    assert 0 < throttle.wait(key, LOADING, further) <= 1
     ready = [condition.model_copy(update={"status": "True"}) for condition in further.conditions]
-    assert pace.wait(key, LOADING, further.model_copy(update={"conditions": ready})) == 0
-    assert pace.wait(key, LOADING, further.model_copy(update={"ready_replicas": 1})) == 0
-    assert pace.wait(key, LOADING, FURTHER) == 0, "a pod was replaced"
+    assert throttle.wait(key, LOADING, further.model_copy(update={"conditions": ready})) == 0
+    assert throttle.wait(key, LOADING, further.model_copy(update={"ready_replicas": 1})) == 0
+    assert throttle.wait(key, LOADING, FURTHER) == 0, "a pod was replaced"

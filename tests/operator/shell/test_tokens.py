@@ -1,4 +1,4 @@
-"""The tokens of services: of one key, which no Secret of a service has to be read for."""
+"""Tokens of services, derived from one key: no Secret of a service has to be read."""
 
 import asyncio
 import base64
@@ -35,15 +35,15 @@ async def test_a_key_that_anybody_could_guess_is_refused(cluster: Cluster, start
     await cluster.apply(key, SECRETS)
     operator = await start_operator(wait=False)
 
-    async def is_told() -> bool:
-        return f"{NAME} has no key of at least 32 bytes" in (await operator.ask("/readyz"))[1]
+    async def is_reported() -> bool:
+        return f"{NAME} has no key of at least 32 bytes" in (await operator.get("/readyz"))[1]
 
-    await until(is_told, f"/readyz to say it; see {operator.log}")
+    await until(is_reported, f"/readyz to say it; see {operator.log}")
     await cluster.delete(f"{SECRETS.format(cluster.namespace)}/{NAME}")
     await until(operator.is_ready, "the operator to be ready with a key of its own")
 
 
-async def test_a_secret_that_was_deleted_comes_back_for_the_pod_that_waits_for_it(
+async def test_a_deleted_secret_is_created_again_for_the_pod_that_waits_for_it(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
     await start_operator(altered=("starling_operator.apply.applier:CREATE_AGAIN=0.5",))
@@ -65,10 +65,10 @@ async def test_a_secret_that_was_deleted_comes_back_for_the_pod_that_waits_for_i
     assert after["metadata"]["uid"] != before["metadata"]["uid"] and after["data"] == before["data"]
 
 
-async def test_a_secret_that_is_there_is_created_again_in_vain_and_without_a_word(
+async def test_creating_an_existing_secret_again_reports_nothing(
     cluster: Cluster, start_operator: StartOperator, kubelet: Kubelet, proxy: Proxy
 ) -> None:
-    """A quota that is full refuses before anybody says that there is one already."""
+    """Refuses the Secret, as a full quota does before the API server says that there is one already."""
     kubelet.holding = True
     await start_operator(altered=("starling_operator.apply.applier:CREATE_AGAIN=0.2",))
     await cluster.apply(manifest())
@@ -86,7 +86,7 @@ async def test_a_secret_that_is_there_is_created_again_in_vain_and_without_a_wor
     assert "ApplyFailed" not in [event["reason"] for event in events["items"]]
 
 
-async def test_with_another_key_services_serve_on_and_pods_that_are_made_anew_have_the_new_token(
+async def test_with_another_key_services_serve_on_and_new_pods_have_the_new_token(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
     operator = await start_operator()
@@ -97,11 +97,11 @@ async def test_with_another_key_services_serve_on_and_pods_that_are_made_anew_ha
     await cluster.delete(f"{SECRETS.format(cluster.namespace)}/{NAME}")
     await start_operator()
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         reason: str = (await cluster.condition("chat", "Ready"))["reason"]
         return reason == "TokenRefused"
 
-    await until(is_told, "the refusal to be told", 60, lambda: cluster.service("chat"))
+    await until(is_reported, "the refusal to be reported", 60, lambda: cluster.service("chat"))
     assert "1 of 1 groups serve" in (await cluster.condition("chat", "Stalled"))["message"]
     assert (await cluster.condition("chat", "Available"))["status"] == "True"
     assert [pod["metadata"]["uid"] for pod in await cluster.pods()] == [before["metadata"]["uid"]]

@@ -1,5 +1,4 @@
 """Requests as pydantic models, strict and closed to unknown fields, and answers as msgspec structs.
 
-What a client may send that this release cannot honour is listed in `refused`; a field is honoured, refused by name, or one of
-the few harmless ones that never change an answer.
+Each field that clients may send is used, refused by name (see `refused`), or one of the few that never change an answer.
 """

@@ -1,4 +1,4 @@
-"""What non-streaming routes answer, written by msgspec."""
+"""Answers of routes that do not stream, written by msgspec."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
     total = prompt_tokens + completion_tokens
     return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
 
@@ -63,7 +63,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """`token_ids` only when asked for."""
+    """One choice; `token_ids` only if the request wants them."""
 
     index: int
     message: ChatMessage

@@ -1,4 +1,4 @@
-"""How a request's bytes become a model, and how what is wrong with them is told."""
+"""The base of requests: parses their bytes, and explains what is wrong with them."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from starling_engine.errors import InvalidRequest
 from starling_agent.openai.protocol.refused import FieldRefusal, without_refused
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""An integer that fits the wire; each field's own bounds are checked where the field is used."""
+"""An integer of 64 bits; each field's own bounds are checked where the field is used."""
 
 SHOWN_CHARACTERS = 60
 MAX_COMMAS = 2**20
-"""Commas in a body: each may begin a value, of which a million take a second of the event loop, where a long string takes none."""
+"""Commas in a body. Each may begin a value, and a million values block the event loop for a second; one long string does not."""
 
 
 def _listed(value: object) -> object:
@@ -27,14 +27,14 @@ StrOrList = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type
 
 
 class RequestModel(BaseModel):
-    """A request body. Strict: "0.5" is no number and true is no count; unknown fields are refused by name."""
+    """A request body. It is strict: "0.5" is no number and true is no count. Unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     refusals: ClassVar[Mapping[str, FieldRefusal]] = {}
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Raises InvalidRequest naming the field at fault."""
+        """Parses a body. Raises InvalidRequest naming the field at fault."""
         fields = without_refused(_json_object(body), cls.refusals)
         try:
             return cls.model_validate(fields)
@@ -57,7 +57,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel]) -> InvalidRequest:
-    # A misspelt name is the likelier cause of a missing one, so it is told first.
+    # A misspelt name is the likely cause of a missing one, so it is reported first.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
     param = field_path(first["loc"])
     if first["type"] == "extra_forbidden":
@@ -74,7 +74,7 @@ def _unknown(param: str, model: type[RequestModel]) -> str:
 
 
 def field_path(loc: Sequence[int | str]) -> str:
-    """("messages", 0, "content") as messages[0].content"""
+    """Writes ("messages", 0, "content") as messages[0].content."""
     path = ""
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -82,6 +82,6 @@ def field_path(loc: Sequence[int | str]) -> str:
 
 
 def shown(value: object) -> str:
-    """The value as an error message may repeat it: short, so that no prompt comes back whole."""
+    """Returns the value in short for an error message, so that no prompt is repeated whole."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

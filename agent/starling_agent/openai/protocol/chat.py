@@ -55,7 +55,7 @@ Messages = Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
 
 
 class ChatTemplateFields(RequestModel):
-    """How messages become a prompt; shared with /tokenize."""
+    """Fields for the chat template; shared with /tokenize."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -89,7 +89,7 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
         return "max_tokens", self.max_tokens
 
     def num_logprobs(self) -> int | None:
-        """How many candidates each position lists; None: no log probabilities at all."""
+        """Returns the number of candidates listed at each position; None: no log probabilities."""
         if self.top_logprobs and not self.logprobs:  # gateways send 0 for none
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

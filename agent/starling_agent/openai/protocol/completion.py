@@ -25,7 +25,7 @@ Prompt = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
 
 
 class CompletionRequest(SamplingFields):
-    """`best_of` is accepted when it equals `n`, which is what happens anyway."""
+    """`best_of` is accepted when it equals `n`, and then changes nothing."""
 
     refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.COMPLETION
 
@@ -41,11 +41,11 @@ class CompletionRequest(SamplingFields):
 
     @property
     def only_echo(self) -> bool:
-        """Asks to score the prompt and to generate nothing."""
+        """True for a request that only scores the prompt."""
         return bool(self.echo) and self.output_limit()[1] == 0
 
     def num_prompt_logprobs(self) -> int | None:
-        """An echoed prompt has the log probabilities that its output has."""
+        """Returns the number for the prompt: an echoed one has as many as the output."""
         return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     def check_best_of(self) -> None:

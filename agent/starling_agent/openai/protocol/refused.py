@@ -1,4 +1,4 @@
-"""Fields that clients know and this release cannot honour: refused by name unless they ask for nothing."""
+"""Fields of other servers that this release does not support: refused by name, except for values without effect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from starling_engine.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class FieldRefusal:
-    """Why the field is refused, and the values (besides null) that ask for what happens anyway."""
+    """The reason for a refusal, and the values, other than null, that have no effect and are accepted."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -92,7 +92,7 @@ TOKENIZE: Mapping[str, FieldRefusal] = {"tools": CHAT["tools"], "documents": CHA
 
 
 def without_refused(fields: dict[str, Any], refusals: Mapping[str, FieldRefusal]) -> dict[str, Any]:
-    """The fields less those in `refusals` that ask for nothing. Raises InvalidRequest for the first that does ask."""
+    """Removes fields in `refusals` whose values have no effect. Raises InvalidRequest for the first that has one."""
     for name, refusal in refusals.items():
         if name in fields and not refusal.accepts(fields[name]):
             raise InvalidRequest(f"{name}: {refusal.reason}", name)

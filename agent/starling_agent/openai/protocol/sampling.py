@@ -1,4 +1,4 @@
-"""The fields that chat and completion requests share, and how they become SamplingParams."""
+"""Fields that chat and completion requests share, and their conversion to SamplingParams."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """How to sample and how to answer. Where the request is silent the model's generation_config.json speaks.
+    """Fields for sampling and for the answer. Defaults come from the model's generation_config.json.
 
     `user`, `metadata`, `safety_identifier` and `prompt_cache_key` are accepted and change nothing.
     """
@@ -65,7 +65,7 @@ class SamplingFields(RequestModel):
     prompt_cache_key: str | None = None
 
     def output_limit(self) -> tuple[str, int | None]:
-        """The name of the field that limits the output, and its value if the request gives one."""
+        """Returns the name of the field that limits the output, and its value if the request has one."""
         return "max_tokens", self.max_tokens
 
     def check_stream_fields(self) -> None:
@@ -86,15 +86,15 @@ class SamplingFields(RequestModel):
         prompt_logprobs: int | None,
         banned_words: list[int],
     ) -> SamplingParams:
-        """The engine's parameters; `defaults` are the model's. Bounds are checked by the engine's own validate()."""
-        asked: dict[str, Any] = {name: defaults[name] for name in FROM_GENERATION_CONFIG if name in defaults}
+        """Makes the engine's parameters; `defaults` are the model's. The engine's own validate() checks bounds."""
+        given: dict[str, Any] = {name: defaults[name] for name in FROM_GENERATION_CONFIG if name in defaults}
         for name in _SAME_NAME:
             value = getattr(self, name)
             if value is not None:
-                asked[name] = value
+                given[name] = value
         banned = [*(self.banned_token_ids or ()), *banned_words]
         return SamplingParams(
-            **asked,
+            **given,
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -124,7 +124,7 @@ _SAME_NAME = (
 
 
 def _bias(by_name: dict[str, float] | None) -> dict[int, float] | None:
-    """JSON's keys are text: "42" means token 42."""
+    """Converts the keys, which JSON has only as text: "42" means token 42."""
     if not by_name:
         return None
     bias = {}

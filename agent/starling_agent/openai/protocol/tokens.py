@@ -13,7 +13,7 @@ from starling_agent.openai.protocol.sampling import TokenIds
 
 
 class TokenizeRequest(ChatTemplateFields):
-    """Either `prompt` or `messages`."""
+    """A request with either `prompt` or `messages`."""
 
     refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.TOKENIZE
 

@@ -1,5 +1,5 @@
-// Paged causal attention over a batch that mixes single tokens and long chunks: cut into tasks, worked off by
-// whichever thread is free, unfinished parts put together at the end.
+// Paged causal attention over a batch that mixes single tokens and long chunks. It is cut into tasks, free threads take
+// the next task, and parts of a split context are combined at the end.
 #include "attention.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace starling {
 namespace {
 
-// Splitting a context costs a pass over its parts; worth it only when threads would have nothing to do.
+// Splitting a context costs a pass over its parts. It pays only when threads would be idle.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMinSplitKeys = 256;
 
@@ -33,7 +33,7 @@ class Plan {
   Plan(const Attention<T, C>& attention, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
        int threads)
       : a(attention) {
-    // Long chunks first, the single tokens then fill the gaps that are left at the end.
+    // Long chunks come first; single tokens then fill the gaps at the end.
     int64_t singles = 0;
     for (int64_t s = 0; s < sequences; ++s)
       if (is_single(query_start, s))
@@ -41,7 +41,7 @@ class Plan {
       else
         add_chunk(s, query_start[s], query_start[s + 1] - query_start[s], context_lens[s]);
     if (singles == 0) return;
-    // Tasks enough to go round, with as many heads each and as many keys each as that leaves.
+    // Enough tasks for all threads, with as many heads and as many keys each as possible.
     const int64_t wanted = threads == 1 ? 1 : ceil_div(kTasksPerThread * threads, singles);
     heads_each = std::max<int64_t>(1, a.kv_heads / wanted);
     const int64_t pieces = ceil_div(wanted, ceil_div(a.kv_heads, heads_each));
@@ -55,7 +55,7 @@ class Plan {
   void add_chunk(int64_t sequence, int64_t start, int64_t count, int64_t context) {
     const int64_t step = std::max<int64_t>(1, kMaxQueryRows / a.group());
     for (int64_t head = 0; head < a.kv_heads; ++head)
-      for (int64_t tile = ceil_div(count, step) - 1; tile >= 0; --tile) {  // the last sees most keys: first
+      for (int64_t tile = ceil_div(count, step) - 1; tile >= 0; --tile) {  // the last tile sees the most keys, so it comes first
         const int64_t offset = tile * step, tokens = std::min(step, count - offset);
         const int64_t position = context - count + offset;
         tasks.push_back(
@@ -96,12 +96,12 @@ void write_out(const Attention<T, C>& a, const Task& task, const State& state) {
   }
 }
 
-// The unfinished sums of split tasks.
+// Partial sums of split tasks.
 class Parts {
  public:
   Parts(int64_t parts, int64_t max_rows, int64_t dim) : max_rows_(max_rows), dim_(dim), data_(parts * size()) {}
 
-  void keep(int64_t part, const State& state, int64_t rows) {
+  void save(int64_t part, const State& state, int64_t rows) {
     const State mine = at(part);
     std::copy_n(state.sums, rows * dim_, mine.sums);
     std::copy_n(state.top, rows, mine.top);
@@ -147,7 +147,7 @@ void attend(const Attention<T, C>& a, const int32_t* query_start, const int32_t*
     if (task.part < 0)
       write_out(a, task, state);
     else
-      parts.keep(task.part, state, task.rows(group));
+      parts.save(task.part, state, task.rows(group));
   });
   parallel_for(splits, static_cast<int>(std::min<int64_t>(threads, splits)), [&](int64_t i) {
     const Task& task = plan.splits[i].task;
@@ -162,8 +162,8 @@ using namespace starling;
 
 extern "C" {
 
-// Sequence s owns the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
-// What a cache of fp8 holds is worth key_scale and value_scale times that.
+// Sequence s has the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
+// Keys and values of a cache in fp8 are multiplied by key_scale and value_scale.
 // block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256.
 void starling_paged_attention(const void* q, const void* kv, const int32_t* block_tables, int64_t max_blocks,
                               const int32_t* query_start, const int32_t* context_lens, int64_t sequences,

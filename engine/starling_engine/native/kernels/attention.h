@@ -1,4 +1,4 @@
-// Paged causal attention: the request as it comes from the caller, the task a thread works on, and what it yields.
+// Paged causal attention: the caller's arguments, the task of a thread, and its result.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace starling {
 // Below every real score, yet finite: exp2(lowest - lowest) is 1 and exp2(-inf - lowest) is 0, never NaN.
 constexpr float kLowest = -1e30f;
 
-// Query tokens times query heads of one KV head that a task treats together.
+// Query tokens times query heads of one KV head that a task computes at once.
 constexpr int64_t kMaxQueryRows = 256;
 
 // C is what the cache holds: T, or fp8.
@@ -43,7 +43,7 @@ struct Task {
   int64_t token, tokens;      // rows of q
   int64_t position;           // of the first of them in its sequence
   int64_t key_begin, key_end;
-  int64_t part;  // where to leave the unfinished sums when other tasks share these tokens; -1: alone
+  int64_t part;  // index for the partial sums where other tasks share these tokens; -1: none do
 
   // Rows of the state: KV head by KV head, token by token, query head by query head.
   int64_t rows(int64_t group) const { return kv_heads * tokens * group; }
@@ -71,7 +71,7 @@ struct State {
   State from(int64_t row, int64_t dim) const { return {sums + row * dim, top + row, mass + row}; }
 };
 
-// Where a key lies; its value lies values_after elements on. Rows of a block follow one another.
+// Address of a key; its value is values_after elements behind it. Rows of a block follow one another.
 template <typename T, typename C>
 inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key) {
   const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
@@ -106,9 +106,9 @@ struct Scoring {
 
 inline float exp2_one(float x) { return _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))); }
 
-// Folds one row's scores, those in [begin, end), into its state and leaves the weights in `weights`: zeros outside
-// that range, up to `padded` (a multiple of 16). `dots`, `staged` and `weights` may be the same memory. Returns what
-// the row's earlier sums must be multiplied by.
+// Adds one row's scores, those in [begin, end), to its state and writes the weights to `weights`: zeros outside that
+// range, up to `padded` (a multiple of 16). `dots`, `staged` and `weights` may be the same memory. Returns the factor
+// for the row's earlier sums.
 template <typename W>
 inline float fold_scores(const Scoring& score, const float* dots, int64_t begin, int64_t end, int64_t padded,
                          W* weights, float* staged, float& top, float& mass) {
@@ -142,9 +142,9 @@ inline void scale_row(float* row, int64_t dim, float by) {
     _mm512_storeu_ps(row + d, _mm512_mul_ps(_mm512_loadu_ps(row + d), _mm512_set1_ps(by)));
 }
 
-// The two ways to work off a task. Both leave its state in the thread's scratch memory, valid until the next task.
+// Two ways to compute a task. Both leave its state in the thread's scratch memory, valid until the next task.
 template <typename T, typename C>
-State attend_one_token(const Attention<T, C>& a, const Task& task);  // reads each key once, as it lies
+State attend_one_token(const Attention<T, C>& a, const Task& task);  // reads each key once, in the cache's layout
 template <typename T, typename C>
 State attend_tile(const Attention<T, C>& a, const Task& task);  // packs keys into matrix tiles first
 

@@ -1,5 +1,5 @@
-// A chunk of keys and values of one KV head, used as it lies in the cache: dot products with the keys, weighted sums of
-// the values, each for two query heads at a time, and the fetching of what comes next meanwhile.
+// A chunk of keys and values of one KV head, in the cache's layout: dot products with the keys, and weighted sums of the
+// values, each for two query heads at a time. The next chunk is prefetched meanwhile.
 //
 // The unit is an octet: 8 keys whose rows follow one another, as block sizes are multiples of 8.
 #pragma once
@@ -14,8 +14,8 @@ namespace starling {
 constexpr int64_t kMaxChunk = 64;
 constexpr int64_t kOctets = kMaxChunk / 8;
 
-// Keys whose scores are worked out before their values are read, a multiple of 16. That is also how far ahead memory is
-// fetched: measured to be best at 8 KB of keys, and at twice that where more heads have more to do with them.
+// Keys whose scores are computed before their values are read, a multiple of 16. Memory is prefetched as far ahead:
+// 8 KB of keys measured best, and twice that where more heads use them.
 template <typename T, typename C>
 int64_t chunk_keys(const Attention<T, C>& a) {
   const int64_t bytes = a.group() <= 2 ? 8192 : 16384;
@@ -49,8 +49,8 @@ inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, float) {
 inline void fetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
 
 // Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1): head by head, octet by
-// octet. `rows_ahead` rows of `ahead` are fetched along the way: in order, which the hardware helps with, and a few
-// lines at a time, since requests in a burst find no room in the core's queue and are dropped.
+// octet. `rows_ahead` rows of `ahead` are prefetched along the way: in order, which the hardware supports, and a few
+// lines at a time, since a burst of requests overflows the core's queue, and the rest is dropped.
 template <typename T, int HEADS>
 inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahead, int64_t rows_ahead) {
   constexpr int OCTETS = 2 / HEADS;
@@ -81,10 +81,10 @@ inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahe
 // A run of keys of one sequence and head.
 template <typename T>
 struct Chunk {
-  const T* octets[kOctets + 1];  // one more, so that octets can be taken by twos
+  const T* octets[kOctets + 1];  // one more, so that octets can be read in pairs
   int64_t count = 0;  // at most chunk_keys
 
-  // The keys from `begin`, a multiple of 8, to the task's last or as many as fit; of the task's first head.
+  // The keys of the task's first head, from `begin`, a multiple of 8, to the task's last, or as many as fit.
   template <typename Q>
   Chunk(const Attention<Q, T>& a, const Task& task, int64_t begin)
       : count(std::clamp<int64_t>(task.key_end - begin, 0, chunk_keys(a))) {
@@ -94,7 +94,7 @@ struct Chunk {
   }
   Chunk() = default;
 
-  // The same keys, `elements` further: of another head.
+  // The same keys of another head, `elements` further.
   Chunk moved(int64_t elements) const {
     Chunk other = *this;
     for (const T*& octet : other.octets) octet += elements;
@@ -104,7 +104,7 @@ struct Chunk {
   int64_t octet_count() const { return (count + 7) / 8; }
 };
 
-// Chunks of a cache in fp8, one after the other, as T.
+// Converts chunks of a cache in fp8 to T, one after the other.
 template <typename T>
 struct Unpacked {
   T* rows;  // [2][kMaxChunk][dim]: keys, then values
@@ -113,7 +113,7 @@ struct Unpacked {
   static int64_t elements(int64_t dim) { return 2 * values_after(dim); }
   static int64_t values_after(int64_t dim) { return kMaxChunk * dim; }
 
-  // Of `next`, rows are fetched where there is one for a row of `chunk`. Valid until the next call.
+  // Prefetches the rows of `next` for which `chunk` has one. The result is valid until the next call.
   Chunk<T> take(const Chunk<fp8>& chunk, const Chunk<fp8>& next, int64_t values_at) const {
     Chunk<T> out;
     out.count = chunk.count;
@@ -133,7 +133,7 @@ struct Unpacked {
   }
 };
 
-// scores[head][key] = q[head] . key, for HEADS heads; the values' lines are fetched meanwhile, this pass's share.
+// scores[head][key] = q[head] . key, for HEADS heads. Prefetches this pass's share of the values meanwhile.
 template <typename T, int HEADS>
 void score_chunk(const T* q, const Chunk<T>& chunk, int64_t dim, int64_t values_at, Span share, float* scores) {
   for (int64_t o = 0; o < chunk.octet_count(); o += 2 / HEADS) {
@@ -182,8 +182,8 @@ struct ValueSums {
   }
 };
 
-// The same for an even number of blocks of bf16: two keys at a time, their elements interleaved as vdpbf16ps wants
-// them. Interleaving within 128 bits leaves the sums of 32 columns out of order, until they are stored.
+// The same for an even number of blocks of bf16: two keys at a time, their elements interleaved for vdpbf16ps.
+// Interleaving within 128 bits leaves the sums of 32 columns out of order, until they are stored.
 template <int HEADS, int PAIRS>
 struct PairSums {
   static constexpr int64_t kKeys = 2;
@@ -246,8 +246,7 @@ struct SumsFor<bf16, HEADS, BLOCKS> {
   using Type = std::conditional_t<BLOCKS % 2 == 0, PairSums<HEADS, BLOCKS / 2>, ValueSums<bf16, HEADS, BLOCKS>>;
 };
 
-// A whole chunk into the sums' columns from `at` on. Of the next chunk, the pairs of keys that are `pass` modulo
-// `passes` are fetched.
+// Adds a whole chunk to the sums. Prefetches, of the next chunk, the pairs of keys that are `pass` modulo `passes`.
 template <typename T, int HEADS, int BLOCKS>
 void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
                 const Chunk<T>& next, int pass, int passes) {

@@ -1,10 +1,10 @@
-// One query token: bound by the speed at which keys and values can be read, so they are used as they lie in the
-// cache, while the next ones are being fetched. (Blocks are scattered; the hardware cannot guess the next.) All the
-// KV heads of a block lie together, so a chunk of keys is worked off for every head before the next one's turn: that
-// reads memory in long runs, which is half as fast again as head after head.
+// One query token: bound by the speed of reading keys and values. So they are used in the cache's layout, while the next
+// ones are prefetched. (Blocks are scattered; the hardware cannot guess the next.) All KV heads of a block are
+// neighbours, so a chunk of keys is computed for every head before the next chunk: memory is then read in long runs,
+// which is 1.5 times as fast as head after head.
 //
 // Chunks begin at a multiple of 8 (see attention_chunk.h): in a windowed context some keys too early, whose scores are
-// masked off. A cache in fp8 is made T before, chunk by chunk.
+// masked off. A cache in fp8 is converted to T first, chunk by chunk.
 #include "attention_chunk.h"
 
 namespace starling {
@@ -19,16 +19,16 @@ struct Group {
   float* scores;  // [size][kMaxChunk]
   T* weights;     // the same
 
-  // Two heads at a time: f(pass, first head, whether there is a second).
+  // Calls f(pass, first head, whether there is a second) for two heads at a time.
   template <typename F>
-  void by_twos(F f) const {
+  void each_pair(F f) const {
     for (int64_t pass = 0, g = 0; g < size; ++pass, g += 2) f(pass, g, g + 1 < size);
   }
 
-  // Folds in a chunk, whose first `hidden` keys are not to be seen, and fetches the next.
+  // Adds a chunk, whose first `hidden` keys are masked, and prefetches the next one.
   void attend(const Scoring& score, const Chunk<T>& chunk, const Chunk<T>& next, int64_t values_at, int64_t hidden) {
     const int64_t passes = (size + 1) / 2, padded = (chunk.count + 15) / 16 * 16;
-    by_twos([&](int64_t pass, int64_t g, bool two) {
+    each_pair([&](int64_t pass, int64_t g, bool two) {
       const auto run = two ? score_chunk<T, 2> : score_chunk<T, 1>;
       run(q + g * dim, chunk, dim, values_at, {8 * pass / passes, 8 * (pass + 1) / passes}, scores + g * kMaxChunk);
     });
@@ -38,9 +38,10 @@ struct Group {
                                        state.top[g], state.mass[g]);
       if (shrink != 1.0f) scale_row(state.sums + g * dim, dim, shrink);
     }
-    by_twos([&](int64_t pass, int64_t g, bool two) {
+    each_pair([&](int64_t pass, int64_t g, bool two) {
       const auto run = two ? add_all_values<T, 2> : add_all_values<T, 1>;
-      run(chunk, dim, values_at, weights + g * kMaxChunk, state.sums + g * dim, next, static_cast<int>(pass), static_cast<int>(passes));
+      run(chunk, dim, values_at, weights + g * kMaxChunk, state.sums + g * dim, next, static_cast<int>(pass),
+          static_cast<int>(passes));
     });
   }
 };

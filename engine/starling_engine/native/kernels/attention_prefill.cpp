@@ -15,7 +15,7 @@ struct KeyTile {
   T* keys;       // [size / 16][dim / kDepth lines]
   T* values;     // [dim / 16][size / kDepth lines]
 
-  // Both packed forms of the rows, zeros past `count` up to a multiple of 16.
+  // Packs the rows in both forms, with zeros past `count` up to a multiple of 16.
   void pack(const T* const* rows, int64_t count, int64_t values_at, int64_t dim) {
     for (int64_t i = 0; i < count; i += 16) {
       const int64_t here = std::min<int64_t>(16, count - i);
@@ -57,7 +57,7 @@ struct KeyTile {
   }
 };
 
-// c[rows][blocks * 16] (+)= a b, in tiles.
+// c[rows][blocks * 16] = a b, or += a b, in tiles.
 template <typename T>
 void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
   for (; blocks > 0; blocks -= kTileBlocks) {
@@ -67,14 +67,14 @@ void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
   }
 }
 
-// Keys and values of a cache in fp8, as T: a row of it and where it goes.
+// Converts a row of keys and values of a cache in fp8 to T.
 template <typename T>
 void unpack_row(const fp8* key, int64_t values_at, int64_t dim, T* to, int64_t unpacked_values_at) {
   unpack(key, dim, to);
   unpack(key + values_at, dim, to + unpacked_values_at);
 }
 
-// The query rows of a task, token by token, heads of the group within.
+// Gathers the query rows of a task, token by token, and head by head within.
 template <typename T, typename C>
 void gather_queries(const Attention<T, C>& a, const Task& task, T* out) {
   const int64_t row = a.group() * a.dim;

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <cstring>
 
-// A page of a layer is [runs][run_bytes]; a slot [layers][runs][blocks_per_chunk][run_bytes]. `blocks` are the chunk's from its
-// first-th on.
+// A page of a layer is [runs][run_bytes], a slot [layers][runs][blocks_per_chunk][run_bytes]. `blocks` are those of the chunk from
+// number `first` on.
 extern "C" void starling_copy_chunk(char* const* layers, int64_t num_layers, int64_t runs, int64_t run_bytes,
                                     const int64_t* blocks, int64_t num_blocks, int64_t first, int64_t blocks_per_chunk,
                                     char* slot, int to_pages) {

@@ -1,5 +1,5 @@
-// Ranks of one machine exchange tensors through memory that they share. Nothing is sent: each leaves its part in a slot of its own,
-// says so, waits for the others to have done the same, and reads theirs.
+// Ranks of one machine exchange tensors through memory that they share. Each writes its part to a slot of its own, raises its
+// counter, waits for the counters of the others, and reads their slots.
 #include <sched.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct alignas(64) Counter {
   std::atomic<uint64_t> rounds;
 };
 
-// A counter and two slots for each rank. A slot is written again two rounds later: by then all others have arrived at the round
-// between, and so are done with it.
+// A counter and two slots for each rank. A slot is written again two rounds later. By then all others have reached the round
+// between, so they have read it.
 struct Area {
   char* base;
   int64_t rank, count, slot_bytes;
@@ -30,7 +30,7 @@ struct Area {
   }
 };
 
-// Until `r` has arrived at the round. Spins for as long as a rank with a core of its own may be late, then lets others run.
+// Waits until `r` has reached the round. Spins as long as a rank with a core of its own may be late, then lets others run.
 bool wait_for(const Area& area, int64_t r, uint64_t round, std::chrono::steady_clock::time_point end) {
   constexpr int kSpins = 4000, kYields = 256;
   const std::atomic<uint64_t>& rounds = area.counter(r).rounds;
@@ -49,20 +49,20 @@ bool wait_for(const Area& area, int64_t r, uint64_t round, std::chrono::steady_c
 
 constexpr int64_t kAllCame = -1, kDisagree = -2;
 
-// What this rank has put into its slot may be read now. kAllCame once all ranks have theirs there, else one that did not come.
-int64_t meet(const Area& area, uint64_t round, std::chrono::steady_clock::time_point end) {
+// Publishes this rank's slot, and waits for those of the others. Returns kAllCame, or a rank that did not come.
+int64_t wait_for_all(const Area& area, uint64_t round, std::chrono::steady_clock::time_point end) {
   area.counter(area.rank).rounds.store(round, std::memory_order_release);
   for (int64_t r = 0; r < area.count; ++r)
     if (r != area.rank && !wait_for(area, r, round, end)) return r;
   return kAllCame;
 }
 
-std::chrono::steady_clock::time_point after(double seconds) {
+std::chrono::steady_clock::time_point deadline_in(double seconds) {
   return std::chrono::steady_clock::now() +
          std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// In the order of the ranks on every one of them, so that all have the same sum to the bit.
+// Sums in the order of the ranks, so that all have the same result to the bit.
 void add_up(const Area& area, uint64_t round, float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) {
     const __mmask16 lanes = first_lanes(n - i);
@@ -73,11 +73,11 @@ void add_up(const Area& area, uint64_t round, float* x, int64_t n) {
   }
 }
 
-// What every rank has for every other goes through the slots piece by piece. Only the ranks together know how many pieces there
-// are, so the first one is led by what each has for whom.
+// All-to-all, piece by piece through the slots. No rank knows the number of pieces alone, so each slot of the first piece begins
+// with a header: the bytes that its rank sends to each other rank.
 struct Parts {
   const Area& area;
-  std::vector<int64_t> begins, totals;  // of each rank's bytes: where those for this rank begin, and how many there are in all
+  std::vector<int64_t> begins, totals;  // where each rank's bytes for this rank begin, and how many it sends in all
   int64_t header, room, pieces = 1;
 
   explicit Parts(const Area& a) : area(a), begins(a.count), totals(a.count) {
@@ -94,7 +94,7 @@ struct Parts {
     if (here > 0) std::memcpy(slot + header, x + piece * room, here);
   }
 
-  // False when a rank has not as much for this one as it expects.
+  // Returns false when a rank sends this one another number of bytes than it expects.
   bool read_headers(uint64_t round, const int64_t* received) {
     for (int64_t r = 0; r < area.count; ++r) {
       const int64_t* sizes = reinterpret_cast<const int64_t*>(area.slot(r, round));
@@ -134,13 +134,13 @@ int64_t starling_exchange_bytes(int64_t count, int64_t slot_bytes) {
 int64_t starling_exchange(void* area_base, int64_t rank, int64_t count, int64_t slot_bytes, void* x, int64_t bytes, void* out,
                           double seconds) {
   const Area area{static_cast<char*>(area_base), rank, count, slot_bytes};
-  const auto end = after(seconds);
+  const auto end = deadline_in(seconds);
   uint64_t round = area.counter(rank).rounds.load(std::memory_order_relaxed);
   for (int64_t at = 0; at < bytes; at += slot_bytes) {
     const int64_t here = std::min(slot_bytes, bytes - at);
     char* mine = static_cast<char*>(x) + at;
     std::memcpy(area.slot(rank, ++round), mine, here);
-    if (const int64_t lost = meet(area, round, end); lost != kAllCame) return lost;
+    if (const int64_t lost = wait_for_all(area, round, end); lost != kAllCame) return lost;
     if (out == nullptr)
       add_up(area, round, reinterpret_cast<float*>(mine), here / static_cast<int64_t>(sizeof(float)));
     else
@@ -150,17 +150,17 @@ int64_t starling_exchange(void* area_base, int64_t rank, int64_t count, int64_t 
   return kAllCame;
 }
 
-// x has sent[r] bytes for each rank r, one part behind the other; out gets received[r] bytes from each. What one rank sends the
-// other must expect: kDisagree if not. Returns as above.
+// x has sent[r] bytes for each rank r, one part behind the other; out gets received[r] bytes from each. Returns kDisagree where
+// one rank sends another number of bytes than the other expects; else as above.
 int64_t starling_exchange_parts(void* area_base, int64_t rank, int64_t count, int64_t slot_bytes, const void* x,
                                 const int64_t* sent, void* out, const int64_t* received, double seconds) {
   const Area area{static_cast<char*>(area_base), rank, count, slot_bytes};
-  const auto end = after(seconds);
+  const auto end = deadline_in(seconds);
   uint64_t round = area.counter(rank).rounds.load(std::memory_order_relaxed);
   Parts parts(area);
   for (int64_t piece = 0; piece < parts.pieces; ++piece) {
     parts.write(++round, piece, static_cast<const char*>(x), sent);
-    if (const int64_t lost = meet(area, round, end); lost != kAllCame) return lost;
+    if (const int64_t lost = wait_for_all(area, round, end); lost != kAllCame) return lost;
     if (piece == 0 && !parts.read_headers(round, received)) return kDisagree;
     parts.read(round, piece, static_cast<char*>(out), received);
   }

@@ -1,12 +1,12 @@
-// The experts of a mixture. Pairs of a token and an expert are sorted by expert; each expert's pairs are a run of rows that is
-// multiplied with its own packed matrix, and all runs are one parallel region.
+// The experts of a mixture. Pairs of a token and an expert are sorted by expert. Each expert's pairs are a run of rows, which is
+// multiplied by its packed matrix. All runs are one parallel region.
 #include "linear.h"
 
 namespace starling {
 namespace {
 
-// A block of columns costs its reading from memory, or the products of its rows, whichever takes longer. A line of 64 bytes
-// arrives in about the time in which a core multiplies it with so many rows.
+// A block of columns costs its reading from memory, or the products of its rows, whichever takes longer. In the time in which a
+// line of 64 bytes arrives, a core multiplies it by about this many rows.
 constexpr int64_t kRowsPerRead = 32;
 
 struct Experts {
@@ -30,8 +30,8 @@ struct Experts {
   }
 };
 
-// Every token of a run is gathered from x, multiplied, and stored at its pair's place. Threads share out pairs of an expert and a
-// block, so that each takes few experts and gathers few tokens twice.
+// Gathers every token of a run from x, multiplies it, and stores it at its pair's row. Threads share pairs of an expert and a
+// block, so that each takes few experts, and few tokens are gathered twice.
 struct GroupedLinear {
   Experts experts;
   const bf16* x;
@@ -51,7 +51,7 @@ struct GroupedLinear {
     });
   }
 
-  // The blocks that begin in `mine`, of an expert whose first one begins at `at`.
+  // Returns the blocks that begin in `mine`, of an expert whose first one begins at `at`.
   Span blocks_within(Span mine, int64_t at, int64_t cost) const {
     const auto block = [&](int64_t edge) {
       return std::min(experts.blocks(), ceil_div(std::max<int64_t>(0, edge - at), cost));
@@ -69,7 +69,7 @@ struct GroupedLinear {
     }
   }
 
-  // The tokens of pairs [row, row + m), one after another; valid until this thread's next call.
+  // Returns the tokens of pairs [row, row + m), one after another; valid until this thread's next call.
   const bf16* gathered(int64_t row, int64_t m) const {
     if (m == 1) return x + experts.tokens[row] * x_stride;
     const int64_t k = experts.k;
@@ -82,7 +82,7 @@ struct GroupedLinear {
   }
 };
 
-// What takes the sums of a thread's columns: each row times its pair's weight goes to its token's row of `totals`.
+// Receives the sums of a thread's columns: adds each row, times its pair's weight, to its token's row of `totals`.
 struct AddWeighted {
   const int64_t* tokens;  // of the pairs
   const float* weights;
@@ -93,15 +93,15 @@ struct AddWeighted {
     for (int64_t i = 0; i < rows_here; ++i) {
       const __m512 weight = _mm512_set1_ps(weights[row + i]);
       float* to = totals + tokens[row + i] * stride + col - first_col;
-      // Both rows are whole blocks: what lies past the last column is never read.
+      // Both rows are whole blocks; columns past the last one are never read.
       for (int64_t j = 0; j < cols; j += kBlockCols)
         _mm512_store_ps(to + j, _mm512_fmadd_ps(weight, _mm512_loadu_ps(c + i * c_stride + j), _mm512_load_ps(to + j)));
     }
   }
 };
 
-// Each token's pairs come together again. A thread has columns of its own, of all experts, so that no two add to the same total,
-// and experts add up in their order whatever else is in the batch.
+// Sums each token's pairs. A thread has columns of its own, of all experts, so that no two add to the same total. Experts are added
+// in their order, whatever else is in the batch.
 struct GroupedSum {
   Experts experts;
   const bf16* x;         // [pairs][k]

@@ -1,4 +1,4 @@
-// y = x W^T + b with bf16 x and W; W packed once (see gemm_tile.h), so that every batch size reads it in order.
+// y = x W^T + b with bf16 x and W. W is packed once (see gemm_tile.h), so that every batch size reads it in order.
 #include "linear.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ void run_linear(const PackedProduct& product, int64_t m, const StoreSums<Out>& s
   });
 }
 
-// One block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
+// Packs one block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
 void pack_block(const bf16* w, const bf16* up, int64_t rows, int64_t k, bf16* out) {
   for (int64_t k0 = 0; k0 < k; k0 += 32) {
     const int64_t here = std::min<int64_t>(32, k - k0);
@@ -36,7 +36,7 @@ using namespace starling;
 
 extern "C" {
 
-// Asks for huge pages, before the first touch: fewer page faults then, and far fewer table walks in every later read.
+// Asks for huge pages before the first touch, which saves page faults, and table walks in every later read.
 void starling_huge_pages(char* memory, int64_t bytes) {
   const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(memory) + page - 1) & ~(page - 1);
   const uintptr_t end = reinterpret_cast<uintptr_t>(memory + bytes);

@@ -1,6 +1,6 @@
 // The product of rows with a packed matrix that the linear layers and the experts share, for the columns of one thread.
-// A gated matrix is two, gate then up, and y = silu(gate) * up, half as wide: each block of 16 columns then holds 8 of the
-// gate and the same 8 of up, so that both sums are at hand when they are finished.
+// A gated matrix is two, gate then up, and y = silu(gate) * up, half as wide. Each block of 16 columns then holds 8 of the gate
+// and the same 8 of up, so that both sums are ready at once.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 
 namespace starling {
 
-// A panel of B and the panel being fetched after it share the 1 MB second-level cache with the rows of x.
+// A panel of B and the next one, which is prefetched, share the 1 MB second-level cache with the rows of x.
 constexpr int64_t kPanelBytes = 384 * 1024;
 constexpr int64_t kMaxKPairs = 2048;
 constexpr int64_t kMaxRows = 512;
-// With so few rows the lines are used as fast as they come, and the hardware's own prefetching does better.
+// Up to this many rows, lines are used as fast as they come, and the hardware's own prefetching is better.
 constexpr int64_t kHardwareRows = 2;
 
 struct PackedProduct {
@@ -44,7 +44,7 @@ struct PackedProduct {
       for (int64_t chunk = 0; chunk < k_chunks; ++chunk) {
         const int64_t k0 = chunk * k_step, k_here = std::min(k_step, k_pairs - k0);
         const bool last = chunk + 1 == k_chunks;
-        // What follows this chunk of this panel: the next chunk, or the next panel's first.
+        // Offset of the next chunk of this panel, or of the next panel's first.
         const ptrdiff_t next = last ? panel_blocks * block_size - k0 * 32 : k_step * 32;
         const bool fetch = m > kHardwareRows && (!last || panel + panel_blocks < blocks.end);
         for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
@@ -52,7 +52,7 @@ struct PackedProduct {
           for (int64_t block = panel; block < panel_end; block += kTileBlocks) {
             const int blocks_here = static_cast<int>(std::min<int64_t>(kTileBlocks, panel_end - block));
             const bf16* b = packed + block * block_size + k0 * 32;
-            // The row tiles share in fetching the next panel, a block or so each.
+            // The row tiles share the prefetching of the next panel, about a block each.
             const int64_t ahead = fetch ? blocks_here * r / row_tiles : 0;
             const int64_t ahead_end = fetch ? blocks_here * (r + 1) / row_tiles : 0;
             const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
@@ -69,7 +69,7 @@ struct PackedProduct {
   }
 };
 
-// What takes the sums of a plain or gated linear layer: adds the bias, opens the gates, stores in the output's type.
+// Receives the sums of a plain or gated linear layer: adds the bias, applies the gates, stores in the output's type.
 template <typename Out>
 struct StoreSums {
   const bf16* bias;  // [n], or null

@@ -1,4 +1,4 @@
-// Row-wise, memory-bound: RMS normalisation, with the residual sum before it, and SwiGLU's gate.
+// Row by row, bound by memory: RMS normalisation, with the residual added before it, and SwiGLU's gate.
 #include <cmath>
 
 #include "parallel.h"
@@ -11,13 +11,13 @@ inline float inverse_rms(float sum_of_squares, int64_t k, float eps) {
   return 1.0f / std::sqrt(sum_of_squares / static_cast<float>(k) + eps);
 }
 
-// f(offset, lanes) for each 16 of [0, n); the last may be fewer.
+// Calls f(offset, lanes) for each 16 of [0, n); the last may be fewer.
 template <typename F>
 inline void each_16(int64_t n, F f) {
   for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
 }
 
-// x * rms^-1, rounded to T before it meets the weight, as the models' own code does.
+// x * rms^-1, rounded to T before the weight, as in the models' own code.
 template <typename T>
 inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) {
   each_16(k, [&](int64_t i, __mmask16 lanes) {
@@ -26,7 +26,7 @@ inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) 
   });
 }
 
-// residual may be null: then x is normalised as it is, else residual += x is.
+// With a residual, adds residual += x and normalises that; else (null) normalises x.
 template <typename T>
 void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
   parallel_for(tokens, threads_for(tokens, tokens * k * sizeof(T), threads), [&](int64_t t) {

@@ -1,4 +1,4 @@
-// How work is divided among threads, and the memory each of them keeps for its intermediate results.
+// Division of work among threads, and each thread's memory for intermediate results.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@ namespace starling {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many threads are worth waking for `pieces` of work that go through `bytes` of memory in all. Waking one costs a
-// microsecond or two, far more on a busy machine; alone, a thread does a hundred bytes and more in a nanosecond.
+// Number of threads worth waking for `pieces` of work that read `bytes` of memory in all. Waking one costs a microsecond or two,
+// far more on a busy machine. A thread alone reads a hundred bytes and more in a nanosecond.
 inline int threads_for(int64_t pieces, int64_t bytes, int threads) {
   return bytes < 256 * 1024 ? 1 : static_cast<int>(pieces < threads ? pieces : threads);
 }
 
-// A growing 64-byte aligned buffer, handed out in pieces; the pieces live until the next reset. One for each thread
-// that ever runs a kernel, so that calls do not allocate.
+// A growing 64-byte aligned buffer, given out in pieces that live until the next reset. Each thread that runs a kernel
+// has one, so that calls do not allocate.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }

@@ -1,4 +1,4 @@
-// From the fused projection to attention's inputs: per-head norm, rotary embedding, and keys and values to the cache.
+// Prepares attention's inputs from the fused projection: per-head norm, rotary embedding, and keys and values to the cache.
 #include <cmath>
 
 #include "parallel.h"
@@ -10,12 +10,12 @@ namespace {
 constexpr int64_t kMaxDim = 256;
 
 template <typename T>
-void put(T* out, __m512 v, float, __mmask16 lanes) {
+void store_scaled(T* out, __m512 v, float, __mmask16 lanes) {
   store16(out, v, lanes);
 }
-void put(fp8* out, __m512 v, float by, __mmask16 lanes) { store16(out, _mm512_mul_ps(v, _mm512_set1_ps(by)), lanes); }
+void store_scaled(fp8* out, __m512 v, float by, __mmask16 lanes) { store16(out, _mm512_mul_ps(v, _mm512_set1_ps(by)), lanes); }
 
-// C is what the cache holds: T, or fp8 of what is in T times `keys_by` and `values_by`.
+// C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`.
 template <typename T, typename C>
 struct Heads {
   const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
@@ -33,13 +33,13 @@ struct Heads {
   void run(int64_t token, int64_t position, int64_t slot) const {
     const T* row = qkv + token * (heads + 2 * kv_heads) * dim;
     const float* cosines = cos_sin + position * rotary;
-    for (int64_t h = 0; h < heads; ++h) turn(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
+    for (int64_t h = 0; h < heads; ++h) rotate(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
     if (slot < 0) return;
     const int64_t head_size = block_size * dim;
     C* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * dim;
     C* values = keys + kv_heads * head_size;
     for (int64_t h = 0; h < kv_heads; ++h) {
-      turn(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size, keys_by);
+      rotate(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size, keys_by);
       copy(row + (heads + kv_heads + h) * dim, values + h * head_size);
     }
   }
@@ -47,12 +47,13 @@ struct Heads {
  private:
   void copy(const T* in, T* out) const { std::memcpy(out, in, dim * sizeof(T)); }
   void copy(const T* in, fp8* out) const {
-    for (int64_t i = 0; i < dim; i += 16) put(out + i, load16(in + i, first_lanes(dim - i)), values_by, first_lanes(dim - i));
+    for (int64_t i = 0; i < dim; i += 16)
+      store_scaled(out + i, load16(in + i, first_lanes(dim - i)), values_by, first_lanes(dim - i));
   }
 
   // One head, normalised if `norm` says how, then rotated: element i with element i + rotary / 2.
   template <typename Out>
-  void turn(const T* in, const T* norm, const float* cosines, Out* out, float scaled_by) const {
+  void rotate(const T* in, const T* norm, const float* cosines, Out* out, float scaled_by) const {
     alignas(64) float x[kMaxDim + 16];
     const float by = norm ? inverse_rms(in) : 1.0f;
     for (int64_t i = 0; i < dim; i += 16) {
@@ -69,11 +70,11 @@ struct Heads {
       const __mmask16 lanes = first_lanes(half - i);
       const __m512 cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
       const __m512 low = _mm512_loadu_ps(x + i), high = load16(x + half + i, lanes);
-      put(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), scaled_by, lanes);
-      put(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), scaled_by, lanes);
+      store_scaled(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), scaled_by, lanes);
+      store_scaled(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), scaled_by, lanes);
     }
     for (int64_t i = rotary; i < dim; i += 16)
-      put(out + i, load16(x + i, first_lanes(dim - i)), scaled_by, first_lanes(dim - i));
+      store_scaled(out + i, load16(x + i, first_lanes(dim - i)), scaled_by, first_lanes(dim - i));
   }
 
   float inverse_rms(const T* in) const {
@@ -93,7 +94,8 @@ using namespace starling;
 
 extern "C" {
 
-// A cache of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32; slots [tokens], block * block_size + offset, or -1 to store nothing.
+// A cache of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32. slots [tokens] are
+// block * block_size + offset, or -1 to store nothing.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,

@@ -16,12 +16,12 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kMix1 = 0xBF58476D1CE4E5B9u, k
 
 // ---- The largest logit -------------------------------------------------------------------------------------------
 
-// A logit that is not a number counts as +inf: it is chosen before any other, and what is chosen shows that the row is broken.
-__m512 counted(__m512 v) {
+// NaN counts as +inf: it is chosen before any other, and the chosen token shows that the row is broken.
+__m512 nan_to_infinity(__m512 v) {
   return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_ps(kInfinity));
 }
 
-// Index of the first value that counts as +inf; n without one.
+// Index of the first value that is +inf or NaN; n without one.
 int64_t first_infinite(const float* x, int64_t n) {
   int64_t i = 0;
   while (i < n && x[i] < kInfinity) ++i;
@@ -35,7 +35,7 @@ int64_t argmax(const float* x, int64_t n) {
   __m512i at[kLanes];
   for (int j = 0; j < kLanes; ++j) top[j] = _mm512_set1_ps(kNone), at[j] = _mm512_setzero_si512();
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  // Not-a-numbers are passed over, but a sum keeps them. It may be one too where +inf met -inf, and then +inf is the largest.
+  // Comparisons pass over NaN, but a sum keeps it. The sum is NaN also where +inf met -inf, and then +inf is the largest.
   __m512 sum[kLanes];
   for (int j = 0; j < kLanes; ++j) sum[j] = _mm512_setzero_ps();
   for (int64_t i = 0; i < n; i += 16 * kLanes)
@@ -64,13 +64,13 @@ int64_t argmax(const float* x, int64_t n) {
   return index;
 }
 
-// x / temperature to `out`; returns the largest.
+// Writes x / temperature to `out`, and returns the largest.
 float scale(const float* x, int64_t n, float temperature, float* out) {
   __m512 top = _mm512_set1_ps(kNone);
   const __m512 by = _mm512_set1_ps(temperature);
   for (int64_t i = 0; i < n; i += 16) {
     const __mmask16 lanes = first_lanes(n - i);
-    const __m512 v = _mm512_div_ps(counted(load16(x + i, lanes)), by);
+    const __m512 v = _mm512_div_ps(nan_to_infinity(load16(x + i, lanes)), by);
     top = _mm512_mask_max_ps(top, lanes, top, v);
     store16(out + i, v, lanes);
   }
@@ -93,7 +93,7 @@ float value_of(int32_t key) {
   return x;
 }
 
-// How many of x are >= t.
+// Number of x that are >= t.
 double count_from(const float* x, int64_t n, float t) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16)
@@ -131,8 +131,8 @@ int64_t gather(const float* x, int64_t n, float t, float* out) {
   return count;
 }
 
-// The largest t in [low, high] such that the values >= t weigh at least `wanted`, as those >= low do. Halves the range
-// of floats until one is left, and keeps (in place) only the values that are still in it.
+// Returns the largest t in [low, high] such that the values >= t weigh at least `wanted`; those >= low do. Halves the range
+// of floats until one is left, and keeps (in place) only the values in it.
 template <typename Weigh>
 float search(float* x, int64_t n, float low, float high, double wanted, Weigh weigh) {
   int64_t yes = key_of(low), no = static_cast<int64_t>(key_of(high)) + 1;
@@ -153,8 +153,8 @@ float search(float* x, int64_t n, float low, float high, double wanted, Weigh we
   return value_of(static_cast<int32_t>(yes));
 }
 
-// As `search`, over a whole row, from `floor` up; -inf if all of that does not weigh enough. Tries the few values near
-// the top first, which nearly always suffice. `few` has room for n + 16.
+// Searches a whole row, from `floor` up; -inf if all of it does not weigh enough. Tries the few values near the top first,
+// which nearly always suffice. `few` has room for n + 16.
 template <typename Weigh>
 float find(const float* x, int64_t n, float floor, float top, double wanted, float* few, Weigh weigh) {
   floor = std::max(floor, std::numeric_limits<float>::lowest());
@@ -172,7 +172,7 @@ struct Filter {
   float min_p;    // 0: off
 };
 
-// The lowest logit that all filters keep.
+// Returns the lowest logit that all filters keep.
 float threshold(const float* x, int64_t n, float top, const Filter& filter, float* few) {
   float lowest = kNone;
   if (filter.top_k > 0 && filter.top_k < n)
@@ -210,8 +210,8 @@ double gumbel(uint64_t random) {
   return -std::log(-std::log(u));
 }
 
-// At least the Gumbel noise of each lane: -log(-log u) <= -log(1 - u), and a double's bits, read as an integer, are a
-// piecewise linear lower bound of its log2. Never too low, at most 0.06 too high where it matters.
+// Upper bound of the Gumbel noise of each lane: -log(-log u) <= -log(1 - u), and a double's bits, read as an integer, are a
+// piecewise linear lower bound of its log2. It is at most 0.06 too high where the noise is large.
 __m512d gumbel_bound(__m512i random) {
   const __m512i rest = _mm512_srli_epi64(_mm512_xor_si512(random, _mm512_set1_epi64(-1)), 11);
   const __m512d one_minus_u = _mm512_mul_pd(_mm512_cvtepi64_pd(rest), _mm512_set1_pd(0x1p-53));
@@ -220,8 +220,8 @@ __m512d gumbel_bound(__m512i random) {
   return _mm512_fmadd_pd(log2_low, _mm512_set1_pd(-0.6931471805599453), _mm512_set1_pd(1e-6));
 }
 
-// argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is worked out
-// only for tokens whose bound reaches the best so far: a dozen or so of a large vocabulary.
+// argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is computed only
+// for tokens whose bound reaches the best so far: about a dozen of a large vocabulary.
 int64_t draw(const float* x, int64_t n, float lowest, uint64_t key) {
   double best = -std::numeric_limits<double>::infinity();
   int64_t chosen = -1;

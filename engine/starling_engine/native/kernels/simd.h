@@ -1,4 +1,4 @@
-// AVX-512 vocabulary shared by the kernels: element types, loads and stores as fp32, exp, the 16x16 transpose.
+// AVX-512 helpers of the kernels: element types, loads and stores as fp32, exp, the 16x16 transpose.
 #pragma once
 
 #include <immintrin.h>
@@ -57,7 +57,7 @@ inline void store16(bf16* p, __m512 v) { _mm256_storeu_si256(reinterpret_cast<__
 inline void store16(float* p, __m512 v, __mmask16 m) { _mm512_mask_storeu_ps(p, m, v); }
 inline void store16(bf16* p, __m512 v, __mmask16 m) { _mm256_mask_storeu_epi16(p, m, narrow(v)); }
 
-// To nearest even; what is larger than all that there is becomes the largest, but NaN stays: a broken request must show.
+// Rounds to nearest even, and clamps to the largest number. NaN stays NaN: a broken request must show.
 inline __m128i narrow_to_fp8(__m512 v) {
   const __m512 held = _mm512_max_ps(_mm512_min_ps(v, _mm512_set1_ps(448.0f)), _mm512_set1_ps(-448.0f));
   const __m512i bits = _mm512_castps_si512(held);
@@ -65,7 +65,7 @@ inline __m128i narrow_to_fp8(__m512 v) {
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(_mm512_set1_epi32(0x7FFFF - (120 << 23)), odd);
   const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(size, up), 20);
-  // Below 2^-6 steps are of 2^-9, as those of fp32 are from 2^14 on.
+  // Below 2^-6 numbers are 2^-9 apart, as in fp32 from 2^14 on.
   const __m512 base = _mm512_set1_ps(16384.0f);
   const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(size), base));
   const __mmask16 small = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(121 << 23));
@@ -77,8 +77,8 @@ inline __m128i narrow_to_fp8(__m512 v) {
 
 inline void store16(fp8* p, __m512 v, __mmask16 m) { _mm_mask_storeu_epi8(p, m, narrow_to_fp8(v)); }
 
-// 32 elements at a time, by integers: bf16 has a bias of 127 where fp8 has 7. Subnormal numbers and NaN, which become the least
-// when 1 is added to what stands below the sign, are looked up by their lowest five bits.
+// Converts 32 elements at a time, by integers: bf16 has a bias of 127, fp8 one of 7. Subnormal numbers and NaN are looked up by
+// their lowest five bits: they become the least numbers when 1 is added to the bits below the sign.
 inline __m512i fp8_to_bf16(__m256i v) {
   const __m512i x = _mm512_cvtepi8_epi16(v);
   const __m512i moved = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87F0)));
@@ -108,7 +108,7 @@ inline void unpack(const fp8* in, int64_t n, T* out) {
   store16(out + i, widen(low_half(fp8_to_bf16(_mm256_zextsi128_si256(last)))));
 }
 
-// What storing v as T and reading it again would give.
+// The value of v after it is stored as T and read again.
 template <typename T>
 inline __m512 rounded(__m512 v);
 template <>
@@ -116,7 +116,7 @@ inline __m512 rounded<float>(__m512 v) { return v; }
 template <>
 inline __m512 rounded<bf16>(__m512 v) { return widen(narrow(v)); }
 
-// 2^x to about 2 ulp (Cephes' degree-5 polynomial on [-0.5, 0.5]); 0 below -126, so -inf is a fine mask. NaN of NaN.
+// 2^x to about 2 ulp (Cephes' degree-5 polynomial on [-0.5, 0.5]); 0 below -126, so -inf works as a mask. NaN gives NaN.
 inline __m512 exp2(__m512 x) {
   const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -1,6 +1,6 @@
-// OpenMP has one way of waiting for a process's whole life. Threads that spin are a third faster on quiet cores, where a step has
-// some 200 parallel regions of a fifth of a millisecond; beside one busy process they are thirty times slower, since they use up
-// the time slices that the thread they wait for needs. So a team spins, and sleeps for a while once others want its cores.
+// OpenMP waits in one way for a process's whole life. On quiet cores, where a step has some 200 parallel regions of a fifth of a
+// millisecond, threads that spin are a third faster. Beside one busy process they are thirty times slower, since they use up the
+// time slices of the thread that they wait for. So a team spins, and sleeps for a while once other processes need its cores.
 #include "team.h"
 
 #include <immintrin.h>
@@ -21,14 +21,13 @@ namespace starling {
 namespace {
 
 constexpr int64_t kMillisecond = 1000 * 1000;
-// A wait that takes longer is slept through: what lies between two kernels of a step is far shorter, most of what lies between two
-// steps as well.
+// A longer wait ends in sleep. Waits between two kernels of a step are far shorter, and so are most waits between two steps.
 constexpr int64_t kSpin = 2 * kMillisecond;
-// Others want the cores when they had more than a quarter of such a time, in which this thread worked or spun. The server that
-// shares an engine's cores has less.
+// Other processes need the cores when they had more than a quarter of a window in which this thread worked or spun. The server
+// that shares an engine's cores has less.
 constexpr int64_t kWindow = 50 * kMillisecond;
 constexpr int64_t kMostLost = 4;
-// For so long threads sleep then. What they lose is not seen while they sleep, so that they try to spin again.
+// Threads then sleep instead of spinning for this long. Their losses are not seen meanwhile, so afterwards they try to spin again.
 constexpr int64_t kCrowded = 500 * kMillisecond;
 
 int64_t read_clock(clockid_t clock) {
@@ -42,7 +41,7 @@ int64_t now() { return read_clock(CLOCK_MONOTONIC); }
 std::atomic<int64_t> crowded_until{0};
 std::atomic<uint32_t> forks{0};  // of this process's ancestors; a team's threads stay with the parent
 
-// How much of its time a thread had its core for itself while it wanted it.
+// Measures how much of its time a thread lost its core while it wanted it.
 class Losses {
  public:
   void begin() { wall_ = now(), cpu_ = read_clock(CLOCK_THREAD_CPUTIME_ID); }
@@ -70,12 +69,12 @@ class Signal {
   void set(uint32_t value) { value_.store(value); }
   uint32_t add(int32_t by) { return value_.fetch_add(by) + by; }
 
-  // To be called after a change that somebody may sleep for.
+  // Called after a change that a thread may sleep for.
   void wake() {
     if (sleepers_.load() > 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
 
-  // Returns once it is no longer `old`. One who sleeps returns at the first `wake` after that.
+  // Returns once the value is no longer `old`. A sleeping thread returns at the first `wake` after that.
   void await_change(uint32_t old, Losses& losses) {
     if (spin(old)) return;
     losses.lap();
@@ -106,7 +105,8 @@ class Team {
  public:
   ~Team() {
     if (born_ != forks.load()) {
-      new std::vector<std::thread>(std::move(workers_));  // they never were in this process: nothing can be done about them
+      // The parent's threads do not run in this process, and cannot be joined.
+      new std::vector<std::thread>(std::move(workers_));
       return;
     }
     call_ = nullptr;
@@ -122,7 +122,7 @@ class Team {
   }
 
   void run(int threads, void (*call)(const void*, Part), const void* work) {
-    while (static_cast<int>(workers_.size()) < threads - 1) hire();
+    while (static_cast<int>(workers_.size()) < threads - 1) start_thread();
     call_ = call, work_ = work, threads_ = threads;
     left_.set(static_cast<uint32_t>(workers_.size()));
     losses_.begin();
@@ -134,8 +134,8 @@ class Team {
   }
 
  private:
-  // Signals are for the threads that had them before.
-  void hire() {
+  // Starts a thread that gets no signals: those are for the threads that had them before.
+  void start_thread() {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -163,7 +163,7 @@ class Team {
   Signal go_, left_;
 };
 
-// Once for the library.
+// Runs once for the library.
 const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
 
 }  // namespace

@@ -14,11 +14,11 @@ struct Span {
 struct Part {
   int index, count;
 
-  // Its contiguous part of [0, total).
+  // Returns its contiguous part of [0, total).
   Span of(int64_t total) const { return {total * index / count, total * (index + 1) / count}; }
 };
 
-// Calls `work` once for each of `threads` parts, at once; returns when all are done. The caller does the first one.
+// Calls `work` for each of `threads` parts at once, the first one in the calling thread. Returns when all are done.
 void run_on_team(int threads, void (*call)(const void* work, Part part), const void* work);
 
 // The same for a function object, called with its Part.
@@ -37,7 +37,7 @@ void parallel_for(int64_t total, int threads, const Each& each) {
   });
 }
 
-// The same, each thread taking the next i when it is done with one: for pieces of unlike size.
+// The same for pieces of unlike size: each thread takes the next i when it is done with one.
 template <typename Each>
 void each_in_turn(int64_t total, int threads, const Each& each) {
   std::atomic<int64_t> next{0};

@@ -1,4 +1,4 @@
-"""Adjusts logits on a device: it is told of a request once, and counts the tokens that it samples by itself."""
+"""Adjusts logits on a device: a request is entered once, and the device counts its sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 
 from starling_engine.kernels.token_words import ONE
 from starling_engine.params import MAX_LOGIT_BIAS
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.select import select_adjust_op
 from starling_engine.worker.device.pinned import send
 
 
 class DeviceAdjuster:
-    """For `rows` slots, and one more of padding. Memory is taken when the first request comes that needs it, and kept."""
+    """Adjusts the logits of `rows` slots, and of one more for padding. The first request that needs memory takes it for all."""
 
     def __init__(self, queue: DeviceQueue, device: torch.device, rows: int, vocab_size: int) -> None:
         self._queue = queue
@@ -24,12 +24,12 @@ class DeviceAdjuster:
         self._shape = rows + 1, vocab_size
         self._op = select_adjust_op(device)
         self._words: torch.Tensor | None = None
-        """[rows + 1, vocab_size] int32; what is in a slot that no such request is in means nothing."""
+        """[rows + 1, vocab_size] int32; slots without such a request are undefined."""
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
-        """Tokens [rows + 1, MAX_LOGIT_BIAS] int64, and what is added to their logits, fp32; filled up with zeros."""
+        """Tokens [rows + 1, MAX_LOGIT_BIAS] int64, and the bias of their logits, fp32; both padded with zeros."""
 
     def enter(self, slot: int, adjuster: Adjuster, tokens: list[int]) -> None:
-        """`tokens` are the prompt, and the output so far of a request that goes on."""
+        """Enters a request. `tokens` are its prompt and its output so far."""
         self._words_of_all()[slot].copy_(self._send(adjuster.words(self._shape[1], tokens)))
         if adjuster.bias or self._bias is not None:
             both = np.zeros((2, MAX_LOGIT_BIAS))
@@ -41,25 +41,25 @@ class DeviceAdjuster:
     def adjust(
         self, logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, adjusters: Sequence[tuple[Adjuster, int]]
     ) -> torch.Tensor:
-        """Rows [R] int64 of logits [N, vocab_size] fp32, whose requests are in `slots` [R] int64 -> [R, vocab_size].
+        """Returns [R, vocab_size]: `rows` [R] int64 of logits [N, vocab_size] fp32, adjusted for the requests in `slots` [R] int64.
 
-        `adjusters` are those of each row, with the length of its prompt and output so far.
+        `adjusters` has each row's adjuster, with the length of its prompt and output so far.
         """
         settings = self._send(np.array([adjuster.settings(length) for adjuster, length in adjusters]))
-        own = self._op(logits, rows, self._words_of_all(), slots, settings[:, :3].float().contiguous(), settings[:, 3] != 0)
+        adjusted = self._op(logits, rows, self._words_of_all(), slots, settings[:, :3].float().contiguous(), settings[:, 3] != 0)
         if any(adjuster.bias for adjuster, _ in adjusters):
             tokens, values = (table.index_select(0, slots) for table in self._bias_of_all())
-            own.scatter_add_(1, tokens, values)
-        return own
+            adjusted.scatter_add_(1, tokens, values)
+        return adjusted
 
     def count(self, slots: torch.Tensor, chosen: torch.Tensor) -> None:
-        """What was sampled in each of these slots is of the output now."""
+        """Counts the tokens `chosen` in these slots as output."""
         words = self._words_of_all()
         at = slots * words.shape[1] + chosen
         words.view(-1).index_add_(0, at, torch.full_like(at, ONE, dtype=torch.int32))
 
     def forget(self) -> None:
-        """Gives the memory back: there are no requests."""
+        """Gives the memory back, while there are no requests."""
         self._words = self._bias = None
 
     def _words_of_all(self) -> torch.Tensor:

@@ -1,20 +1,20 @@
 """Runs plans on a device that works on its own: a step is queued while the one before still runs.
 
-The tokens that a step samples stay on the device, where the next one finds them; the host learns them by one copy, when it takes
-the result.
+The tokens that a step samples stay on the device, where the next step finds them. The host gets them with the result, by one copy.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.kernels.attention_plan import common_prefix
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import RowResult, StepPlan
-from starling_engine.worker.device.cascade import shared_blocks
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.device_tables import DeviceTables
 from starling_engine.worker.device.extra_outputs import ExtraOutputs
@@ -23,16 +23,20 @@ from starling_engine.worker.device.in_flight import InFlight
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import Fields, StepWriter
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
-from starling_engine.worker.host.pages import KVPages
+from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.pending_step import PendingStep
 from starling_engine.worker.prompt_outputs import NoModel, RunnableModel
 from starling_engine.worker.stage import StageLink
+
+CASCADE_ROWS = 8
+CASCADE_BYTES = 16 << 30
+"""Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
 
 class DeviceRunner:
     """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
 
-    `cascades` says whether attention has use for `AttentionMetadata.shared_blocks`.
+    `cascades`: attention can use `AttentionMetadata.shared_blocks`.
     """
 
     def __init__(
@@ -55,22 +59,22 @@ class DeviceRunner:
         self._tick = tick
         self._link = link
         self._queue = queue
-        device, rows = pages.device, len(batch.occupants)
+        device, rows = pages.device, len(batch.slot_states)
         self._max_tokens = max_tokens
         self._max_rows = rows
         self._cascades = cascades
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens)
         self._sampler = DeviceSampler(op, rows, vocab_size, device)
-        self._wishes = ExtraOutputs(batch, self._sampler, queue, device)
+        self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device)
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
         self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
         top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
         self._arrived = None if link.first else link.blank(top)
-        """[tokens of the largest recorded step, hidden_size]: where those of a stage find what the one before gave."""
+        """[tokens of the largest recorded step, hidden_size]: input of recorded steps, from the stage before."""
         self._hidden = link.blank(rows + 1 if link.last else top)
-        """[rows + 1, hidden_size]: where recorded steps leave the states that are sampled from; all tokens' for the next stage."""
+        """[rows + 1, hidden_size]: output of recorded steps: states that are sampled from, or all tokens' for the next stage."""
 
     # ---- a step ----
 
@@ -84,19 +88,19 @@ class DeviceRunner:
         if not self._link.last:
             self._run_stage(plan, step)
             return self._in_flight.add(plan, step, [], began, [])
-        sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
+        sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.slot_state(plan.slots[r]).pooling is None]
         fields, hidden = self._run(plan, step, sampled)
         rows = [RowResult() for _ in plan.slots]
-        answers = self._wishes.serve(plan, step, sampled, fields, hidden, rows)
+        readback = self._extra_outputs.serve(plan, step, sampled, fields, hidden, rows)
         launched = self._in_flight.add(plan, step, sampled, began, rows)
-        launched.answers = answers
+        launched.readback = readback
         return launched
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
 
     def record(self) -> None:
-        """Records all sizes, with steps of padding alone."""
+        """Records steps of all sizes, made of padding alone."""
         if self._graphs is not None:
             for shape in self._graphs.shapes:
                 self._graphs.run(shape, self._work(self._writer.padding(shape), shape))
@@ -105,21 +109,21 @@ class DeviceRunner:
     def on_sleep(self) -> None:
         self._use(NoModel())
         self._sampler.forget()
-        self._wishes.forget()
+        self._extra_outputs.forget()
         if self._graphs is not None:
             self._graphs.forget()
 
     def on_wake(self, model: RunnableModel) -> None:
-        """Steps are recorded anew as they come: nobody who wakes the engine waits for that."""
+        """Takes the model. Steps are recorded again as they come, so that waking does not wait for it."""
         self._use(model)
 
     def _use(self, model: RunnableModel) -> None:
         self._model = model
-        self._wishes.use(model)
+        self._extra_outputs.use(model)
 
     def peak_bytes(self) -> int | None:
-        """Memory that steps take besides weights and cache; None where it cannot be measured."""
-        run = partial(self._run_largest, self._max_tokens, self._max_rows, self._wishes.run_largest)
+        """Returns the memory that steps take beyond weights and cache; None if it cannot be measured."""
+        run = partial(self._run_largest, self._max_tokens, self._max_rows, self._extra_outputs.run_largest)
         largest = self._queue.peak_bytes(run)
         if largest is None or self._graphs is None:
             return largest
@@ -128,7 +132,7 @@ class DeviceRunner:
         return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_rows))) or 0)
 
     def _run_largest(self, tokens: int, rows: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
-        """A step of padding alone, all rows of which are sampled from; `then` is called with them and their hidden states."""
+        """Runs a step of padding alone and samples from all its rows; `then` gets them and their hidden states."""
         longest = self._writer.longest
         tokens = min(tokens, self._max_rows * longest)
         fields = self._writer.padding(StepShape(tokens, -(-tokens // longest)))
@@ -142,11 +146,11 @@ class DeviceRunner:
     # ---- its parts ----
 
     def _run(self, plan: StepPlan, step: FlatBatch, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
-        """Where rows read their prompts, the hidden states of all tokens come back too."""
+        """Runs a step; returns also the hidden states of all tokens, if rows read their prompts."""
         tokens, count = len(step.ids), len(sampled)
         decode = step.longest == 1 and count == tokens
         every = self._batch.reads_prompts(plan)
-        shared = shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
+        shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
         fields = self._writer.write(plan, step, sampled, shape or StepShape(tokens, len(step.slots)))
         if shape is not None:
@@ -162,7 +166,7 @@ class DeviceRunner:
         return fields, hidden if every else None
 
     def _run_stage(self, plan: StepPlan, step: FlatBatch) -> None:
-        """In a stage before the last, all tokens' states go on to the next one."""
+        """Runs a step in a stage before the last: all tokens' states go to the next one."""
         tokens = len(step.ids)
         shape = self._recorded(step, decode=step.longest == 1)
         fields = self._writer.write(plan, step, [], shape or StepShape(tokens, len(step.slots)))
@@ -174,21 +178,21 @@ class DeviceRunner:
         self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
-        """The size whose recording has room for the step."""
+        """Returns the smallest recorded size with room for the step."""
         if self._graphs is None:
             return None
         tokens = len(step.ids)
         return self._graphs.decode(tokens) if decode else self._graphs.mixed(tokens, len(step.slots))
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
-        assert self._graphs is not None, "who has no recordings has no size of one"
+        assert self._graphs is not None, "without graphs no size is recorded"
         if self._arrived is not None:
             self._link.receive(tokens, self._arrived)
-            self._arrived[tokens : shape.tokens].zero_()  # what fills a step up stays finite
+            self._arrived[tokens : shape.tokens].zero_()  # padding stays finite
         self._graphs.run(shape, self._work(fields, shape))
 
     def _work(self, fields: Fields, shape: StepShape) -> Callable[[], None]:
-        """What is recorded: a whole step of decodes, or one with prompts up to the states of each row's last token."""
+        """Returns the work to record: a whole step of decodes, or one with prompts up to the states of each row's last token."""
         arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
         if shape.decode and self._link.last:
             return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived))
@@ -208,7 +212,7 @@ class DeviceRunner:
         arrived: torch.Tensor | None = None,
         shared: int = 0,
     ) -> torch.Tensor:
-        """Without `step`, all that is asked of the device holds for every step of this size: it may be recorded."""
+        """Runs the model. Without `step`, the work is the same for every step of this size, and may be recorded."""
         host_lens = step.host_lens if step is not None else None
         f.ids.index_copy_(0, f.feed_at, self._sampler.last.index_select(0, f.feed_slots))
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
@@ -220,3 +224,20 @@ class DeviceRunner:
 
     def _head(self, f: Fields, hidden: torch.Tensor) -> None:
         self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))))
+
+
+def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
+    """Returns the leading blocks that all rows share, for attention to read once.
+
+    With recorded steps, 0 unless reading them once saves more time than a recorded step does.
+    """
+    groups = pages.groups
+    rows, size = len(step.slots), groups[0].spec.block_size
+    full = [g for g, group in enumerate(groups) if not group.spec.window]
+    if rows < CASCADE_ROWS or not full or len(set(batch.tables[full[0]][step.slots, 0])) > 1:
+        return 0
+    computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
+    width = int(computed.min()) // size
+    shared = min(common_prefix(batch.tables[g][step.slots, :width], computed, size) for g in full)
+    page_bytes = sum(len(groups[g].layers) * groups[g].spec.page_bytes for g in full)
+    return shared if shared * (rows - 1) * page_bytes > CASCADE_BYTES or not recorded else 0

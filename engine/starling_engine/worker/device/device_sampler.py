@@ -1,4 +1,4 @@
-"""Draws tokens on the device, where they stay for the next step; the step's logits stay too, for who wants more of them."""
+"""Draws tokens on the device, where they stay for the next step; the step's logits stay for the extra outputs."""
 
 import torch
 
@@ -8,7 +8,7 @@ from starling_engine.worker.host.sampler import are_finite
 
 
 class DeviceSampler:
-    """For at most `rows` rows a step. One slot more is that of padding.
+    """Samples at most `rows` rows a step. One slot more is padding's.
 
     last  [rows + 1] int64, the token that was sampled last in each slot
     out   [rows + 1, 2] int64: the step's tokens, and whether their logits are finite
@@ -23,8 +23,9 @@ class DeviceSampler:
         self._logits: torch.Tensor | None = None
 
     def logits(self, count: int) -> torch.Tensor:
-        """[count, vocab_size] fp32: those of the newest step, or room for the next one's. The same memory for all steps, so that
-        recorded ones leave them where they are looked for.
+        """Returns [count, vocab_size] fp32: the newest step's logits, or room for the next step's.
+
+        All steps use the same memory, as recorded ones have to.
         """
         if self._logits is None:
             self._logits = torch.empty(self._rows, self.vocab_size, dtype=torch.float32, device=self.last.device)
@@ -35,7 +36,7 @@ class DeviceSampler:
         self._logits = None
 
     def sample(self, f: Fields, logits: torch.Tensor) -> None:
-        """A token for each row of logits [R, vocab_size] fp32."""
+        """Draws a token for each row of logits [R, vocab_size] fp32."""
         chosen = self._op(logits, f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
         self.last.index_copy_(0, f.sampled_slots, chosen)
         out = self.out[: len(chosen)]
@@ -43,7 +44,7 @@ class DeviceSampler:
         out[:, 1].copy_(are_finite(logits, chosen))
 
     def sample_again(self, f: Fields, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Other tokens for some of the step's rows [R] int64, of logits [R, vocab_size]; they come back, [R] int64."""
+        """Draws other tokens for some of the step's rows [R] int64, from logits [R, vocab_size]; returns them, [R] int64."""
         columns = (f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
         chosen = self._op(logits, *(column.index_select(0, rows) for column in columns))
         self.last.index_copy_(0, f.sampled_slots.index_select(0, rows), chosen)

@@ -1,6 +1,6 @@
-"""What requests want of a step beyond a token drawn from the model's own logits: queued behind the step, and read with its result.
+"""Outputs beyond a token drawn from the model's own logits: adjusted tokens, log probabilities, and prompt outputs.
 
-Rows without such wishes have no part in it: they were sampled from with the step, which may have been a recorded one.
+They are queued behind the step and read with its result. Other rows are sampled within the step, which may be a recorded one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import torch
 
 from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.params import MAX_LOGPROBS, SamplingParams
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
@@ -30,34 +30,34 @@ from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel
 
 @dataclass(frozen=True, slots=True)
 class ExtraSample:
-    """Number `at` of the step's samples, for position `end`."""
+    """Sample number `at` of a step, for position `end`."""
 
     at: int
     end: int
-    occupant: SlotState
+    state: SlotState
     row: RowResult
 
     @property
     def num_logprobs(self) -> int | None:
-        return self.occupant.sampling.logprobs if self.occupant.sampling is not None else None
+        return self.state.sampling.logprobs if self.state.sampling is not None else None
 
 
 class ExtraOutputs:
-    """Adjusts and scores at most LOGPROB_ROWS rows of the vocabulary's width at once."""
+    """Adjusts and scores rows of logits, at most LOGPROB_ROWS at once."""
 
     def __init__(self, batch: InputBatch, sampler: DeviceSampler, queue: DeviceQueue, device: torch.device) -> None:
         self._batch = batch
         self._sampler = sampler
         self._queue = queue
         self._device = device
-        self._adjuster = DeviceAdjuster(queue, device, len(batch.occupants), sampler.vocab_size)
+        self._adjuster = DeviceAdjuster(queue, device, len(batch.slot_states), sampler.vocab_size)
 
     def use(self, model: RunnableModel) -> None:
         self._model = model
-        self._special = PromptOutputs(model, self._batch, self._send)
+        self._prompt_outputs = PromptOutputs(model, self._batch, self._send)
 
     def forget(self) -> None:
-        """Gives memory back: there are no requests."""
+        """Gives memory back, while there are no requests."""
         self._adjuster.forget()
 
     def serve(
@@ -69,48 +69,48 @@ class ExtraOutputs:
         hidden: torch.Tensor | None,
         rows: list[RowResult],
     ) -> Readback | None:
-        """After the step's rows `sampled` have been sampled from, of every plan in turn. What comes fills in `rows`.
+        """Queues the extra outputs of a step whose rows `sampled` have been sampled from; they fill in `rows`.
 
-        `hidden` [T, hidden_size] is there where a row reads its prompt.
+        Called for every plan in turn. `hidden` [T, hidden_size] is set if a row reads its prompt.
         """
-        if not (special := self._batch.special):
+        if not (extra_slots := self._batch.extra_slots):
             return None
         self._enter(plan)
         samples = [
-            ExtraSample(at, int(step.ends[r]), self._batch.occupant(plan.slots[r]), rows[r])
+            ExtraSample(at, int(step.ends[r]), self._batch.slot_state(plan.slots[r]), rows[r])
             for at, r in enumerate(sampled)
-            if plan.slots[r] in special
+            if plan.slots[r] in extra_slots
         ]
-        for part in _parts([sample for sample in samples if sample.occupant.adjuster is not None]):
+        for part in _parts([sample for sample in samples if sample.state.adjuster is not None]):
             self._sample_adjusted(f, part, len(sampled))
         scored = _parts([sample for sample in samples if sample.num_logprobs is not None])
-        answers = [self._score(part, len(sampled)) for part in scored]
+        outputs = [self._score(part, len(sampled)) for part in scored]
         if hidden is not None:
-            answers += self._special.ask(plan, step.query_end - 1, hidden, rows)
-        return Readback(self._queue, answers) if answers else None
+            outputs += self._prompt_outputs.compute(plan, step.query_end - 1, hidden, rows)
+        return Readback(self._queue, outputs) if outputs else None
 
     def run_largest(self, f: Fields, hidden: torch.Tensor) -> None:
-        """As much as is ever done at once, for a step of rows [R, hidden_size] that has been sampled from: to be measured."""
+        """Does the most work that ever comes at once, behind a step of rows [R, hidden_size]; its memory is measured."""
         params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
-        occupant = SlotState(1, params, None, Adjuster(params, 1, ()))
-        samples = [ExtraSample(at, 1, occupant, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
+        state = SlotState(1, params, None, Adjuster(params, 1, ()))
+        samples = [ExtraSample(at, 1, state, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
         self._sample_adjusted(f, samples, len(hidden))
         self._score(samples, len(hidden))
-        # Of a prompt, whatever the number of rows.
+        # A prompt's log probabilities, for any number of rows.
         states, following = hidden[:1].expand(LOGPROB_ROWS, -1).contiguous(), self._send(np.zeros(LOGPROB_ROWS, np.int64))
         scores(self._model.logits(states), following, MAX_LOGPROBS)
 
     def _enter(self, plan: StepPlan) -> None:
         for new in plan.new:
-            adjuster = self._batch.occupant(new.slot).adjuster
+            adjuster = self._batch.slot_state(new.slot).adjuster
             if adjuster is not None:
                 self._adjuster.enter(new.slot, adjuster, unpack(new.token_ids).tolist())
 
     def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
-        """The token that was drawn of the model's own logits gives way to one of adjusted logits."""
+        """Replaces tokens drawn from the model's own logits by tokens of adjusted logits."""
         rows = self._rows(samples)
         slots = f.sampled_slots.index_select(0, rows)
-        adjusters = [(sample.occupant.adjuster, sample.end) for sample in samples if sample.occupant.adjuster is not None]
+        adjusters = [(sample.state.adjuster, sample.end) for sample in samples if sample.state.adjuster is not None]
         logits = self._adjuster.adjust(self._sampler.logits(count), rows, slots, adjusters)
         self._adjuster.count(slots, self._sampler.sample_again(f, rows, logits))
 

@@ -1,4 +1,4 @@
-"""Host memory through which the device is told of a step, and tells what came of it."""
+"""Pinned host memory for a step's inputs and results."""
 
 from typing import Any
 
@@ -6,37 +6,37 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from starling_engine.platforms.queue import DeviceQueue, Mark
+from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue
 
 ENTRIES = 8
-"""More than steps may be in flight: what came of a step is read before its buffer's turn comes again."""
+"""More than steps may be in flight: a step's results are read before its buffer's turn comes again."""
 
 
 class PinnedRing:
-    """Page-locked buffers that take turns; one comes back when the device is done with what was in it."""
+    """Page-locked buffers that take turns; a buffer is free again when the device is done with its contents."""
 
     def __init__(self, queue: DeviceQueue, num_bytes: int) -> None:
         self._queue = queue
         self._buffers = [queue.pinned(num_bytes) for _ in range(ENTRIES)]
-        self._marks: list[Mark | None] = [None] * ENTRIES
+        self._events: list[DeviceEvent | None] = [None] * ENTRIES
         self._at = 0
 
     def take(self) -> torch.Tensor:
-        """uint8 [num_bytes]; waits where all are in use."""
+        """Returns a buffer, uint8 [num_bytes]; waits while all are in use."""
         self._at = (self._at + 1) % ENTRIES
-        mark = self._marks[self._at]
-        if mark is not None:
-            mark.wait()
+        event = self._events[self._at]
+        if event is not None:
+            event.wait()
         return self._buffers[self._at]
 
-    def given(self) -> Mark:
-        """The buffer that was taken last is in use until the device has come to where its queue ends now."""
-        mark = self._marks[self._at] = self._queue.mark()
-        return mark
+    def given(self) -> DeviceEvent:
+        """Marks the buffer that was taken last as in use until the device has done all that is queued now."""
+        event = self._events[self._at] = self._queue.record_event()
+        return event
 
 
 class Uploads:
-    """Arrays on their way to the device with every step, through a ring; longer ones as `send` sends them."""
+    """Uploads of small arrays with every step, through a ring; longer ones go as with `send`."""
 
     def __init__(self, queue: DeviceQueue, device: torch.device, num_bytes: int) -> None:
         self._queue = queue
@@ -45,7 +45,7 @@ class Uploads:
         self._device = device
 
     def send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        """int64 [N] -> the same on the device, in its queue."""
+        """Returns a copy of int64 [N] on the device, in its queue."""
         if array.nbytes > self._num_bytes:
             return send(self._queue, array, self._device)
         staged = self._ring.take()[: array.nbytes].view(torch.int64)
@@ -56,7 +56,7 @@ class Uploads:
 
 
 def send(queue: DeviceQueue, array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """For what is sent now and then, of any length: never waited for, however many are on their way."""
+    """Returns a copy on the device of an array of any length, from a buffer of its own: it never waits. For rare uploads."""
     host = torch.from_numpy(array)
     staged = queue.pinned(array.nbytes).view(host.dtype).view(host.shape)
     staged.copy_(host)

@@ -1,34 +1,34 @@
-"""What a device works out for single requests, besides tokens: lists of numbers that the host reads with a step's result."""
+"""Numbers that a device computes for single requests beyond tokens: the host reads them with a step's result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceValues:
-    """`values`, int32 of any shape (or fp32 seen as such), are on the device; `take` is called with the same on the host."""
+    """Values on the device, int32 of any shape (or fp32 viewed as int32). `receive` is called with their copy on the host."""
 
     values: torch.Tensor
-    take: Callable[[torch.Tensor], None]
+    receive: Callable[[torch.Tensor], None]
 
 
 class Readback:
-    """Answers on their way to the host, by one copy behind all that has been queued."""
+    """Values on their way to the host, by one copy behind all that is queued."""
 
-    def __init__(self, queue: DeviceQueue, answers: Sequence[DeviceValues]) -> None:
-        flat = torch.cat([answer.values.flatten() for answer in answers])
+    def __init__(self, queue: DeviceQueue, outputs: Sequence[DeviceValues]) -> None:
+        flat = torch.cat([output.values.flatten() for output in outputs])
         self._host = queue.pinned(flat.nbytes).view(torch.int32)
         self._host.copy_(flat, non_blocking=True)
-        self._takes = [(answer.values.shape, answer.take) for answer in answers]
+        self._receivers = [(output.values.shape, output.receive) for output in outputs]
 
     def read(self) -> None:
-        """Called once, when the device has come to where its queue ended."""
+        """Hands out the values. Called once, when the device has finished what was queued before."""
         at = 0
-        for shape, take in self._takes:
+        for shape, receive in self._receivers:
             count = shape.numel()
-            take(self._host[at : at + count].view(shape))
+            receive(self._host[at : at + count].view(shape))
             at += count

@@ -1,4 +1,4 @@
-"""What the device is told of a step: one copy to the same place for every step of the same size."""
+"""A step's inputs on the device: one copy, to the same memory for every step of the same size."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.worker.device.pinned import ENTRIES, PinnedRing
 
 ALIGNMENT = 16
-KEPT_SHAPES = 256
-"""Whose views are kept: those of recorded steps come again, while prompts have many lengths."""
+CACHED_SHAPES = 256
+"""Shapes whose views are cached: those of recorded steps come again, while prompts have many lengths."""
 SAMPLED = ("sampled", "sampled_slots", "ends", "temperature", "top_k", "top_p", "min_p", "seeds")
-"""Fields of which only so many elements are of use as rows are sampled from."""
+"""Fields with an element for each row that is sampled from; the rest is undefined."""
 Array = TypeVar("Array")
 Host = npt.NDArray[np.generic]
 
 
 class StepShape(NamedTuple):
-    """Tokens and rows of a step, those that only fill it up included; `decode` says that each row has one token and samples one."""
+    """Tokens and rows of a step, padding included. `decode`: each row has one token and samples one."""
 
     tokens: int
     rows: int
@@ -31,18 +31,18 @@ class StepShape(NamedTuple):
 
 @dataclass(slots=True)
 class StepFields(Generic[Array]):
-    """A step of T tokens in R rows, of which some are sampled from, in G KV groups.
+    """Inputs of a step of T tokens in R rows, some of which are sampled from, in G KV groups.
 
-    ids            [T + 1] int64; where a token was sampled by a step that the host has not seen yet, the device fills it in
+    ids            [T + 1] int64; tokens of steps whose results the host does not have yet are filled in by the device
     positions      [T] int64
-    targets        [G, T] int64, slots in the cache, as AttentionMetadata has them
+    targets        [G, T] int64, slots in the cache, as in AttentionMetadata
     query_start    [R + 1] int32
     context_lens   [R] int32
     slots          [R] int64, of the batch
     feed_slots     [R] int64, whose last sampled token goes to ids[feed_at]
     feed_at        [R] int64, T for a row whose tokens are known
     last           [R] int64, each row's last token
-    sampled        [R] int64, rows that are sampled from; of this and what follows only so many are of use
+    sampled        [R] int64, rows that are sampled from; this field and the next ones have as many elements, the rest is padding
     sampled_slots  [R] int64
     ends           [R] int64, the position of the new token
     temperature, top_p, min_p [R] fp32, top_k [R] int32, seeds [R] int64
@@ -67,7 +67,7 @@ class StepFields(Generic[Array]):
     seeds: Array
 
     def samples(self, count: int) -> "StepFields[Array]":
-        """With the first `count` samples alone."""
+        """Returns the step with only the first `count` samples."""
         return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED})
 
 
@@ -85,7 +85,7 @@ def _dimensions(shape: StepShape, groups: int) -> dict[str, tuple[tuple[int, ...
 
 
 def _views(memory: torch.Tensor, shape: StepShape, groups: int) -> dict[str, torch.Tensor]:
-    """Each field's part of `memory`, uint8."""
+    """Returns a view of `memory` (uint8) for each field."""
     views, at = {}, 0
     for name, (size, dtype) in _dimensions(shape, groups).items():
         count = math.prod(size) * dtype.itemsize
@@ -103,7 +103,7 @@ def _aligned(count: int) -> int:
 
 
 class StepBuffer:
-    """Room for a step of `largest`; the device's side stays where it is, so that recorded steps find it again."""
+    """Room for a step of `largest`. The memory on the device never moves, as recorded steps require."""
 
     def __init__(self, queue: DeviceQueue, device: torch.device, largest: StepShape, groups: int) -> None:
         size = _num_bytes(largest, groups)
@@ -111,16 +111,16 @@ class StepBuffer:
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
         self._groups = groups
         self._host = self._memory
-        self._views = lru_cache(KEPT_SHAPES)(self._make_views)
-        self._arrays = lru_cache(ENTRIES * KEPT_SHAPES)(self._make_arrays)
+        self._views = lru_cache(CACHED_SHAPES)(self._make_views)
+        self._arrays = lru_cache(ENTRIES * CACHED_SHAPES)(self._make_arrays)
 
     def host(self, shape: StepShape) -> StepFields[Host]:
-        """Fields to be filled in for the next `send`; what is in them before that is of another step."""
+        """Returns the fields to fill in for the next `send`; they still hold another step."""
         self._host = self._ring.take()
         return self._arrays(self._host, shape)
 
     def send(self, shape: StepShape) -> StepFields[torch.Tensor]:
-        """The same fields on the device, in its queue."""
+        """Copies the fields to the device, in its queue; returns them there."""
         used = _num_bytes(shape, self._groups)
         self._memory[:used].copy_(self._host[:used], non_blocking=True)
         self._ring.given()

@@ -1,9 +1,9 @@
-"""Tells the device of a step."""
+"""Writes a step's inputs for the device."""
 
 import numpy as np
 import torch
 
-from starling_engine.platforms.queue import DeviceQueue
+from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.step import GIVEN, StepPlan
 from starling_engine.worker.device.step_buffer import Host, StepBuffer, StepFields, StepShape
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
@@ -12,18 +12,18 @@ Fields = StepFields[torch.Tensor]
 
 
 class StepWriter:
-    """Steps of at most `max_tokens` tokens. One slot more than the batch has is that of rows which only fill a step up."""
+    """Writes steps of at most `max_tokens` tokens. One slot more than the batch has is for rows of padding."""
 
     def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device, max_tokens: int) -> None:
         self._batch = batch
-        self._padding = len(batch.occupants)
+        self._padding = len(batch.slot_states)
         self.longest = batch.tokens.shape[1] - 1
-        """Tokens of the longest sequence: tables and rotations have no more."""
+        """Tokens of the longest sequence: tables and rotary embeddings have no more."""
         largest = StepShape(max(max_tokens, self._padding), self._padding + 1)
         self._buffer = StepBuffer(queue, device, largest, len(batch.tables))
 
     def write(self, plan: StepPlan, step: FlatBatch, sampled: list[int], shape: StepShape) -> Fields:
-        """A step, filled up to `shape`, of which the rows `sampled` are sampled from."""
+        """Writes a step, padded to `shape`, of which the rows `sampled` are sampled from."""
         tokens, rows, count = len(step.ids), len(step.slots), len(sampled)
         f = self._buffer.host(shape)
         if (tokens, rows) != shape[:2]:
@@ -52,13 +52,14 @@ class StepWriter:
         return self._buffer.send(shape)
 
     def padding(self, shape: StepShape) -> Fields:
-        """A step of nothing else."""
+        """Writes a step of padding alone."""
         self._fill_up(self._buffer.host(shape), shape, 0, 0, 0)
         return self._buffer.send(shape)
 
     def _fill_up(self, f: StepFields[Host], shape: StepShape, tokens: int, rows: int, count: int) -> None:
-        """Writes rows from `rows` on that change nothing: one token each of block 0 in a step of decodes, else the
-        fewest prompts that hold the tokens. What they compute is finite, and stored nowhere.
+        """Pads a step with rows that change nothing: one token each in a step of decodes, else the fewest prompts with room.
+
+        They read block 0; what they compute is finite, and stored nowhere.
         """
         alone, rest = shape.decode, shape.tokens - tokens
         most = 1 if alone else self.longest

@@ -1,4 +1,4 @@
-"""The worker's persistent input batch: arrays over slots, changed by what a plan says is new and never rebuilt."""
+"""The worker's persistent input batch: arrays over slots, changed by each plan and never rebuilt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from starling_engine.tokens import unpack
 Ints = npt.NDArray[np.int64]
 
 LEAST_TEMPERATURE = 1e-5
-"""Below it logits would no longer be finite once divided; the largest one has all of the probability long before."""
+"""Least divisor of logits: with a smaller one they overflow, and the largest logit has all of the probability long before."""
 
 
 @dataclass(slots=True)
 class SlotState:
-    """What a slot's request asks for beyond the arrays."""
+    """State of a slot's request beyond the arrays."""
 
     num_prompt: int
     sampling: SamplingParams | None
@@ -31,7 +31,7 @@ class SlotState:
     pooled: torch.Tensor | None = None
 
     def reads_prompt(self, start: int) -> bool:
-        """Whether a step from position `start` on has to give the hidden states of all its tokens, not of the last one alone."""
+        """Returns whether a step from position `start` needs the hidden states of all its tokens, not just of the last one."""
         if self.pooling is not None:
             return True
         return self.sampling is not None and self.sampling.prompt_logprobs is not None and start < self.num_prompt - 1
@@ -39,7 +39,7 @@ class SlotState:
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step's model inputs: token ids [T] int64, attention metadata for each KV group, and where each row ends.
+    """Model inputs of a step: token ids [T] int64, attention metadata of each KV group, and the ends of rows.
 
     last_token [R] is the flat index of each row's last token, ends [R] the position after it.
     """
@@ -52,10 +52,15 @@ class StepInputs:
 
 @dataclass(slots=True)
 class FlatBatch:
-    """One step of R rows and T tokens, flat, as the host has it.
+    """A step of R rows and T tokens, flat, on the host.
 
-    slots [R], ids [T] int32 and positions [T]; targets[g] [T], where each token's keys and values go in KV group g; query_end [R],
-    one past each row's last token, and ends [R], the position after it; longest, the most tokens of a row.
+    slots      [R]
+    ids        [T] int32
+    positions  [T]
+    targets    for each KV group [T], slots in the cache for each token's keys and values
+    query_end  [R], one past each row's last token
+    ends       [R], the position after it
+    longest    the most tokens of a row
     """
 
     slots: Ints
@@ -68,12 +73,12 @@ class FlatBatch:
 
     @property
     def host_lens(self) -> tuple[list[int], list[int]] | None:
-        """As AttentionMetadata has it, of a step with prompts in it."""
+        """`AttentionMetadata.host_lens` of a step with prompts; None for decodes alone."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
 
 class InputBatch:
-    """Mirrors what the scheduler decided. Row arrays are indexed by slot."""
+    """Mirrors the scheduler's decisions. Row arrays are indexed by slot."""
 
     def __init__(
         self,
@@ -86,7 +91,7 @@ class InputBatch:
         self.block_size = block_size
         self._eos = eos_token_ids
         width = -(-max_model_len // block_size) + 1
-        # Zero pages cost nothing until they are written, so the worst case may be reserved at once.
+        # Zero pages cost nothing until they are written, so the worst case is reserved at once.
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
         self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
@@ -95,13 +100,13 @@ class InputBatch:
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seed = np.zeros(max_num_seqs, np.int64)
-        self.occupants: list[SlotState | None] = [None] * max_num_seqs
-        self.special: set[int] = set()
+        self.slot_states: list[SlotState | None] = [None] * max_num_seqs
+        self.extra_slots: set[int] = set()
         """Slots that need more than plain sampling: adjusted logits, logprobs, or pooling."""
 
     @property
     def table_bytes(self) -> int:
-        """Of what grows with the longest request; a slot's pages stay when its request is gone."""
+        """Bytes of the arrays that grow with the longest request; a slot's pages stay when its request is gone."""
         return self.tokens.nbytes + sum(table.nbytes for table in self.tables)
 
     def apply(self, plan: StepPlan) -> None:
@@ -116,8 +121,8 @@ class InputBatch:
             self.tokens[np.array(plan.slots), ends] = plan.inputs
 
     def leave(self, slot: int) -> None:
-        self.occupants[slot] = None
-        self.special.discard(slot)
+        self.slot_states[slot] = None
+        self.extra_slots.discard(slot)
 
     def _enter(self, new: NewRequest) -> None:
         slot, params = new.slot, new.sampling
@@ -127,7 +132,7 @@ class InputBatch:
         for group, blocks in enumerate(new.blocks):
             self._append(slot, group, blocks)
         adjuster = Adjuster(params, new.num_prompt, self._eos) if params is not None and needs_adjusting(params) else None
-        self.occupants[slot] = SlotState(new.num_prompt, params, new.pooling, adjuster)
+        self.slot_states[slot] = SlotState(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
             self.temperature[slot] = params.temperature and max(params.temperature, LEAST_TEMPERATURE)
@@ -135,24 +140,24 @@ class InputBatch:
             self.top_p[slot] = params.top_p
             self.min_p[slot] = params.min_p
         if params is None or adjuster or params.logprobs is not None or params.prompt_logprobs is not None:
-            self.special.add(slot)
+            self.extra_slots.add(slot)
 
     def _append(self, slot: int, group: int, blocks: list[int]) -> None:
         at = self.table_lengths[group, slot]
         self.tables[group][slot, at : at + len(blocks)] = blocks
         self.table_lengths[group, slot] = at + len(blocks)
 
-    def occupant(self, slot: int) -> SlotState:
-        occupant = self.occupants[slot]
-        assert occupant is not None, f"slot {slot} is planned but empty"
-        return occupant
+    def slot_state(self, slot: int) -> SlotState:
+        state = self.slot_states[slot]
+        assert state is not None, f"slot {slot} is planned but empty"
+        return state
 
     def reads_prompts(self, plan: StepPlan) -> bool:
-        rows = zip(plan.slots, plan.starts, strict=True) if self.special else ()
-        return any(slot in self.special and self.occupant(slot).reads_prompt(start) for slot, start in rows)
+        rows = zip(plan.slots, plan.starts, strict=True) if self.extra_slots else ()
+        return any(slot in self.extra_slots and self.slot_state(slot).reads_prompt(start) for slot, start in rows)
 
     def gather(self, plan: StepPlan) -> FlatBatch:
-        """The step's tokens, positions and slots; one vectorised pass, whatever mix of prompts and decodes it is."""
+        """Gathers the step's tokens, positions and slots in one vectorised pass, for any mix of prompts and decodes."""
         slots = np.array(plan.slots)
         starts = np.array(plan.starts)
         counts = np.array(plan.num_tokens)
@@ -169,7 +174,7 @@ class InputBatch:
         return FlatBatch(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """What the model is given, where it computes on the host."""
+        """Returns the model's inputs, for a model that computes on the host."""
         step = self.gather(plan)
         query_start = torch.zeros(len(step.slots) + 1, dtype=torch.int32)
         query_start[1:] = torch.from_numpy(step.query_end)

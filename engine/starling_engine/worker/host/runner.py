@@ -1,4 +1,4 @@
-"""Runs plans where the calling thread does the work: inputs, model, sampling."""
+"""Runs plans in the calling thread, which does all the work: inputs, model, sampling."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.worker.host.batch import InputBatch, StepInputs
-from starling_engine.worker.host.pages import KVPages
+from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.sampler import Sampler
 from starling_engine.worker.pending_step import Finished, PendingStep
 from starling_engine.worker.prompt_outputs import NoModel, PromptOutputs, RunnableModel
@@ -35,16 +35,16 @@ class ModelRunner:
         if not self._link.last:
             self._link.send(self._forward(inputs, None, arrived))
             return StepResult(plan.step_id, plan.epoch, [], time.perf_counter() - began)
-        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.occupant(plan.slots[r]).pooling is None]
+        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.slot_state(plan.slots[r]).pooling is None]
         last = torch.from_numpy(inputs.last_token[sampling])
-        # A prompt's own states are wanted by few; else only the tokens that are sampled from leave the last layer.
+        # Few requests need all states of their prompt; else only tokens that are sampled from leave the last layer.
         every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan)
         hidden = self._forward(inputs, None if every else last, arrived)
         picked = hidden[last] if every and len(last) < len(hidden) else hidden
         rows = self._sample(plan, inputs, sampling, picked)
-        if self._batch.special:
-            for answer in self._special.ask(plan, inputs.last_token, hidden, rows):
-                answer.take(answer.values)
+        if self._batch.extra_slots:
+            for output in self._prompt_outputs.compute(plan, inputs.last_token, hidden, rows):
+                output.receive(output.values)
         return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
 
     def free_slot(self, slot: int) -> None:
@@ -58,13 +58,13 @@ class ModelRunner:
 
     def _use(self, model: RunnableModel) -> None:
         self._model = model
-        self._special = PromptOutputs(model, self._batch, torch.from_numpy)
+        self._prompt_outputs = PromptOutputs(model, self._batch, torch.from_numpy)
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, sampling: list[int], last: torch.Tensor) -> list[RowResult]:
-        """Samples the rows that reached their last token, whose states are `last`; the others' results stay empty."""
+        """Samples the rows that reached their last token, from their states `last`; other rows stay empty."""
         rows = [RowResult() for _ in plan.slots]
         if sampling:
             slots = [plan.slots[r] for r in sampling]

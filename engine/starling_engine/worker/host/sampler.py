@@ -1,4 +1,4 @@
-"""From logits to tokens: adjust, sample, and log probabilities for those who ask."""
+"""Sampling: adjusts logits, draws tokens, and gives log probabilities to requests that want them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,9 +19,9 @@ class Sampler:
         self._op = op
 
     def sample(self, logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]) -> list[RowResult]:
-        """One token for each row of logits [R, vocab] fp32 (changed in place).
+        """Draws a token for each row of logits [R, vocab] fp32 (changed in place).
 
-        `ends[r]` is the position of the new token. A row whose logits are not finite gets an error in place of a token.
+        `ends[r]` is the position of the new token. A row whose logits are not finite gets an error instead of a token.
         """
         raw = adjust_rows(logits, batch, slots, ends)
         index = np.array(slots)
@@ -44,23 +44,23 @@ class Sampler:
 def adjust_rows(
     logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]
 ) -> dict[int, torch.Tensor]:
-    """Changes the rows of requests that ask for it; returns copies of those whose log probabilities are wanted, by row."""
+    """Adjusts the rows that have an adjuster; returns copies, by row, of those whose log probabilities are wanted."""
     raw: dict[int, torch.Tensor] = {}
     for r, slot in enumerate(slots):
-        if slot in batch.special and (occupant := batch.occupant(slot)).adjuster is not None:
-            if occupant.sampling is not None and occupant.sampling.logprobs is not None:
+        if slot in batch.extra_slots and (state := batch.slot_state(slot)).adjuster is not None:
+            if state.sampling is not None and state.sampling.logprobs is not None:
                 raw[r] = logits[r].clone()
-            occupant.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
+            state.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
     return raw
 
 
 def are_finite(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """[R] bool. A row with a logit that is not finite has had one chosen."""
+    """Returns [R] bool. In a row with a logit that is not finite, such a one was chosen."""
     return torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
 
 
 def fill_in(rows: Iterable[RowResult], tokens: list[int], finite: Sequence[bool]) -> None:
-    """Each row's token, or an error in its place."""
+    """Sets each row's token, or an error instead."""
     for row, token, good in zip(rows, tokens, finite, strict=True):
         if good:
             row.tokens = [token]
@@ -76,7 +76,11 @@ def add_logprobs(
     batch: InputBatch,
     slots: Sequence[int],
 ) -> None:
-    """Of the rows that ask for them. `raw` as `adjust_rows` gives it."""
+    """Adds log probabilities to the rows that want them. `raw` comes from `adjust_rows`."""
     for r, slot in enumerate(slots):
-        if slot in batch.special and (sampling := batch.occupant(slot).sampling) is not None and sampling.logprobs is not None:
+        if (
+            slot in batch.extra_slots
+            and (sampling := batch.slot_state(slot).sampling) is not None
+            and sampling.logprobs is not None
+        ):
             rows[r].logprobs = logprob_rows(raw.get(r, logits[r])[None], chosen[r : r + 1], [sampling.logprobs])

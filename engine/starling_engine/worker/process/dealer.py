@@ -1,10 +1,10 @@
-"""A worker's connections to its executor: one for each thread that speaks to it."""
+"""A worker's connections to its executor: one for each thread that sends."""
 
 import zmq
 
 
 def dealer(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: bytes, linger_ms: int = 0) -> "zmq.Socket[bytes]":
-    """To be connected to `address`, by the name `identity`; for `linger_ms` after its end, it still sends what it was given."""
+    """Makes a socket of name `identity` that can connect to `address`; `linger_ms` after its end it still sends."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity)
     socket.setsockopt(zmq.LINGER, linger_ms)
@@ -13,7 +13,7 @@ def dealer(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: by
 
 
 def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: bytes, linger_ms: int = 0) -> "zmq.Socket[bytes]":
-    """As `dealer`, and connected."""
+    """Makes a socket as `dealer` does, and connects it."""
     socket = dealer(context, address, identity, linger_ms)
     socket.connect(address)
     return socket

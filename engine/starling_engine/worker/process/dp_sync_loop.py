@@ -4,73 +4,76 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import zmq
 
 from starling_engine.errors import RankLost
-from starling_engine.expert_parallel.dp_sync import DpSync, Epoch, SyncDecision
-from starling_engine.expert_parallel.preparing import EpochPreparation, EpochPreparer
+from starling_engine.expert_parallel.dp_sync import DpSync, SyncDecision
+from starling_engine.expert_parallel.epoch import Epoch
+from starling_engine.expert_parallel.epoch_preparation import EpochPreparation, EpochPreparer
 from starling_engine.step import StepPlan
-from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.topology.epoch import EpochPlan, Prepared, Switched, Unprepared
+from starling_engine.worker.commands import CommandHandler
 from starling_engine.worker.counters import ProgressCounters
-from starling_engine.worker.messages import Execute, Executed, FromWorker, Idle, Stop, ToWorker
+from starling_engine.worker.messages import Execute, Executed, FromWorker, Stop, ToReadyWorker
 from starling_engine.worker.worker import Worker
 
 STAGE_POLL_MS = 1
-"""How long a rank of several stages waits for a plan before it serves without one: its next may hang on a stage behind it."""
+"""Time that a rank of several stages waits for a plan before it serves without one: its next may depend on a stage behind it."""
 
 
 class DpSyncLoop:
-    """`socket` is the executor's; `decode` and `send` are of its messages. `counters` hear of progress as `rank`'s."""
+    """Receives plans and commands from `socket`; `send` sends to the executor. `counters` count progress as `rank`'s."""
 
     def __init__(
         self,
         worker: Worker,
-        socket: zmq.Socket[bytes],
-        decode: Callable[[bytes], ToWorker],
+        socket: "zmq.Socket[bytes]",
         send: Callable[[FromWorker], None],
         counters: ProgressCounters,
         rank: int,
     ) -> None:
         self._worker = worker
         self._socket = socket
-        self._decode = decode
+        self._decode = msgspec.msgpack.Decoder(ToReadyWorker).decode
         self._send = send
         self._counters = counters
         self._rank = rank
-        self._steps = DpSync()
-        self._holders = worker.holders()
-        self._moves = worker.rearrangement()
-        self._balancing = worker.balancing(self._moves, send)
+        self._sync = DpSync()
+        self._publisher = worker.expert_publisher()
+        self._rearrangement = worker.rearrangement()
+        self._eplb = worker.eplb_manager(self._rearrangement, send)
         self._plans: deque[StepPlan] = deque()
-        self._expects = False
-        """The core has said that it will have more."""
+        self._expects_plan = False
+        """True until the core sends Idle: it will have more plans."""
         self._stopped = False
-        self._preparer = EpochPreparer(zmq.Context.instance(), self._prepare)
+        self.commands = CommandHandler(worker, send, epochs=self)
+        self._preparer = EpochPreparer(zmq.Context.instance(), self._join)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._preparer.socket, zmq.POLLIN)
 
     def run(self) -> None:
-        """Until Stop."""
+        """Runs until Stop."""
         while not self._stopped:
             self._wait()
             while not self._stopped and self._socket.poll(0):
                 self._handle(self._decode(self._socket.recv()))
-            if (made := self._preparer.take()) is not None:
-                self._take_prepared(made)
-            if not self._stopped and self._steps.wants_turn(has_plan=bool(self._plans)):
-                self._turn()
+            if (done := self._preparer.poll()) is not None:
+                self._on_prepared(done)
+            if not self._stopped and self._sync.needs_sync(has_plan=bool(self._plans)):
+                self._step()
 
-    def _turn(self) -> None:
-        epoch = self._steps.epoch
-        assert epoch is not None, "in no epoch there is no turn"
-        turn = self._steps.turn(has_plan=bool(self._plans), says=self._balancing.says())
-        if turn is not SyncDecision.SWITCHED:
-            self._balancing.hear(self._steps.step, self._steps.said)
-        match turn:
+    def _step(self) -> None:
+        epoch = self._sync.epoch
+        assert epoch is not None, "without an epoch there is no sync"
+        decision = self._sync.sync(has_plan=bool(self._plans), vote=self._eplb.vote())
+        if decision is not SyncDecision.SWITCHED:
+            self._eplb.act(self._sync.step, self._sync.votes)
+        match decision:
             case SyncDecision.RUN:
                 result = self._worker.attempt(self._plans.popleft())
-                if result.error is not None and epoch.ranks.shard.count > 1:
+                if result.error is not None and epoch.communicator.shard.count > 1:
                     raise RankLost(f"rank {self._rank} failed within a step that others share: {result.error}")
                 if self._worker.samples or result.error is not None:
                     self._send(Executed(result))
@@ -78,88 +81,95 @@ class DpSyncLoop:
             case SyncDecision.SERVE:
                 self._worker.serve()
             case SyncDecision.SWITCHED:
-                self._switched()
+                self._on_switched()
 
     # ---- messages ----
 
     def _wait(self) -> None:
-        """Until there is something to do."""
-        epoch = self._steps.epoch
+        """Waits until there is something to do."""
+        epoch = self._sync.epoch
         if epoch is None:
             self._poller.poll()
             return
-        self._poller.register(epoch.bells.socket, zmq.POLLIN)
-        self._poller.poll(self._patience())
-        self._poller.unregister(epoch.bells.socket)
+        self._poller.register(epoch.wakeup.socket, zmq.POLLIN)
+        self._poller.poll(self._poll_ms())
+        self._poller.unregister(epoch.wakeup.socket)
 
-    def _patience(self) -> int | None:
-        """Milliseconds to wait for a message; None: as long as it takes."""
+    def _poll_ms(self) -> int | None:
+        """Milliseconds to wait for a message; None: without a limit."""
         if self._plans:
             return 0
-        if not self._steps.wants_turn(has_plan=False):
+        if not self._sync.needs_sync(has_plan=False):
             return None
         if self._worker.num_stages > 1:
             return STAGE_POLL_MS
-        return None if self._expects else 0
+        return None if self._expects_plan else 0
 
-    def _handle(self, message: ToWorker) -> None:
+    def _handle(self, message: ToReadyWorker) -> None:
         match message:
             case Execute(plan):
                 self._plans.append(plan)
-                self._expects = True
-            case Idle():
-                self._expects = False
-            case Prepare(epoch):
-                self._begin(epoch)
-            case Commit(number):
-                if self._steps.commit(number):
-                    self._switched()
-            case Abandon():
-                self._preparer.cancel()
-                self._steps.withdraw()
-                if self._balancing.resume():
-                    self._moves.cancel()
+                self._expects_plan = True
             case Stop():
                 self._stopped = True
-            case _:
-                raise AssertionError(f"{type(message).__name__} is no message to a worker that is ready")
+            case command:
+                self.commands.handle(command)
+
+    # ---- commands: see EpochMember ----
+
+    def idle(self) -> None:
+        self._expects_plan = False
+
+    def prepare(self, plan: EpochPlan) -> None:
+        self._eplb.pause()
+        if plan.dp is not None:
+            rank = self._worker.expert_rank(plan.dp)
+            self._rearrangement.start(plan.placement, rank, find_peers=self._publisher.find_peers(plan))
+        self._preparer.start(plan)
+
+    def commit(self, number: int) -> None:
+        if self._sync.commit(number):
+            self._on_switched()
+
+    def abandon(self) -> None:
+        self._preparer.cancel()
+        self._sync.abandon()
+        if self._eplb.resume():
+            self._rearrangement.cancel()
 
     # ---- epochs ----
 
-    def _begin(self, plan: EpochPlan) -> None:
-        self._balancing.pause()
-        if plan.dp is not None:
-            self._moves.start(plan.placement, self._worker.rank_among(plan.dp), find_peers=self._holders.before(plan))
-        self._preparer.start(plan)
-
-    def _prepare(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
-        """In a thread of the preparer's."""
+    def _join(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
+        """Joins an epoch, in a thread of the preparer's; None where this core leaves."""
         if plan.dp is None:
-            with suppress(RankLost):  # whoever needs what is here misses the rendezvous too, and knows for whom it waits
-                self._holders.tell(plan)
+            with suppress(RankLost):  # ranks that need the experts here miss the rendezvous, too, and know for whom they wait
+                self._publisher.publish(plan)
             return None
-        self._holders.tell(plan)
-        return self._worker.join_epoch(plan, self._loaded, cancelled, self._holders.address)
+        self._publisher.publish(plan)
+        return self._worker.join_epoch(plan, self._load_progress, cancelled, self._publisher.address)
 
-    def _loaded(self) -> tuple[int, bool]:
-        """As `meet` asks again and again; its executor sees that this rank is not what is waited for."""
-        self._counters.stir(self._rank)
-        complete = self._moves.ready == self._moves.num_layers
-        return self._moves.progress[0], complete
+    def _load_progress(self) -> tuple[int, bool]:
+        """Returns the experts that are loaded, and whether those are all.
 
-    def _take_prepared(self, made: EpochPreparation) -> None:
-        if made.error is not None:
-            self._moves.cancel()
-            self._send(Unprepared(made.plan.number, made.error))
+        `wait_for_loads` calls this again and again. Each call counts as progress: this rank is not what is waited for.
+        """
+        self._counters.tick_beside_steps(self._rank)
+        complete = self._rearrangement.loaded_layers == self._rearrangement.num_layers
+        return self._rearrangement.progress[0], complete
+
+    def _on_prepared(self, done: EpochPreparation) -> None:
+        if done.error is not None:
+            self._rearrangement.cancel()
+            self._send(Unprepared(done.plan.number, done.error))
             return
-        self._steps.offer(made.plan, made.epoch)
-        self._send(Prepared(made.plan.number, made.seconds, self._moves.loaded if made.epoch is not None else {}))
+        self._sync.prepare(done.plan, done.epoch)
+        self._send(Prepared(done.plan.number, done.seconds, self._rearrangement.loaded if done.epoch is not None else {}))
 
-    def _switched(self) -> None:
-        plan = self._steps.prepared
+    def _on_switched(self) -> None:
+        plan = self._sync.prepared
         assert plan is not None
-        if self._steps.epoch is not None:
-            self._moves.commit(self._steps.epoch.ranks)
+        if self._sync.epoch is not None:
+            self._rearrangement.commit(self._sync.epoch.communicator)
             self._worker.epoch = plan.number
-            self._balancing.begin(plan, self._steps.epoch.addresses)
+            self._eplb.begin_epoch(plan, self._sync.epoch.server_addresses)
         self._send(Switched(plan.number))

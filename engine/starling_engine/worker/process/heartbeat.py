@@ -1,4 +1,4 @@
-"""A worker on another node than its executor: it says how far it is, and ends when its executor is gone."""
+"""Heartbeats of a worker on another node than its executor: they have its progress. It ends when its executor is gone."""
 
 import logging
 import os
@@ -14,12 +14,12 @@ from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, heartb
 from starling_engine.worker.process.dealer import dealer
 
 GONE_MS = 10_000
-"""A machine whose power is cut does not say so: it is gone when it has not answered for so long."""
+"""Silence after which a machine is gone: one whose power is cut closes no connection."""
 logger = logging.getLogger("starling.worker")
 
 
 class HeartbeatSender:
-    """Runs in a thread with a socket of its own, so that neither a long load nor a collective keeps it from speaking."""
+    """Runs in a thread with a socket of its own, so that neither a long load nor a collective delays a heartbeat."""
 
     def __init__(self, address: str, rank: int, count: Callable[[], ProgressCount]) -> None:
         self._count = count
@@ -36,12 +36,12 @@ class HeartbeatSender:
         while True:
             self._socket.send(encode(Heartbeat(self._count())))
             if self._monitor.poll(round(1000 * HEARTBEAT_SECONDS)):
-                self._take_event()
+                self._on_event()
             while self._socket.poll(0):
                 self._socket.recv()  # the executor only looks whether it can be sent
 
-    def _take_event(self) -> None:
-        """The executor never closes a connection of a worker that it still wants."""
+    def _on_event(self) -> None:
+        """Ends the process when the connection ends: the executor never closes that of a worker which it still needs."""
         if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
             logger.info("the executor is gone; this worker ends")
             os._exit(0)

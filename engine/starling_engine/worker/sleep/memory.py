@@ -1,4 +1,4 @@
-"""Memory of tensors that is given back and taken again while the tensors, and all views of them, stay the same objects."""
+"""Releases and restores the memory of tensors, while the tensors and all views of them stay the same objects."""
 
 import ctypes
 import gc
@@ -15,19 +15,19 @@ from starling_engine.platforms.cpu import M_TRIM_THRESHOLD, NEVER_TRIM
 from starling_engine.platforms.host_memory import anonymous, pin, unpin
 
 ALIGNMENT = 256
-"""Bytes; of what a device allocates."""
-OWN = "starling_engine."
+"""Bytes, between copies: the alignment of a device's allocations."""
+ENGINE = "starling_engine."
 NOT_OF_THE_MODEL = ("starling_engine.parallel.", "starling_engine.expert_parallel.")
 """Ranks outlive a model that they share."""
-LOOKED_AT_FROM = 128 << 10
-"""Bytes; glibc's FASTBIN_CONSOLIDATION_THRESHOLD is 64 KiB."""
+TRIMS_FROM = 128 << 10
+"""Bytes whose release makes glibc trim an arena: more than its FASTBIN_CONSOLIDATION_THRESHOLD of 64 KiB."""
 
 
 def storages_of(model: object) -> list[torch.UntypedStorage]:
-    """Every storage that the model's parts hold, once each, whatever the number of tensors in it.
+    """Returns every storage of the model's parts, once each, however many tensors it has.
 
-    Follows attributes of the engine's own objects, containers and bound methods. A tensor in a library's own layout (oneDNN's) has
-    no storage, and is passed over.
+    Follows attributes of the engine's own objects, containers and bound methods. Tensors in a library's own layout (oneDNN's) have
+    no storage, and are skipped.
     """
     found: dict[int, torch.UntypedStorage] = {}
     seen: set[int] = set()
@@ -55,18 +55,19 @@ def _parts(value: object) -> Iterable[object]:
     if isinstance(value, partial):
         return (value.func, *value.args, *value.keywords.values())
     kind = type(value)
-    if not kind.__module__.startswith(OWN) or kind.__module__.startswith(NOT_OF_THE_MODEL):
+    if not kind.__module__.startswith(ENGINE) or kind.__module__.startswith(NOT_OF_THE_MODEL):
         return ()
     slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
     return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
 class HostCopies:
-    """Storages of a device whose content waits in a block of host memory, pinned so that it comes back at the bus's full speed."""
+    """Storages of a device whose contents wait in a block of host memory, pinned so that they come back at the bus's full speed."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], device: torch.device) -> None:
-        """Copies first and gives back then: where host memory does not suffice, all is as it was. Raises MemoryError for what
-        cannot be pinned.
+        """Copies first and releases then: if host memory does not suffice, nothing changes.
+
+        Raises MemoryError if memory cannot be pinned.
         """
         self._storages = list(storages)
         self._device = device
@@ -86,7 +87,7 @@ class HostCopies:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Ends it. Where the device's memory does not suffice, all of that is given back again, and the copies stay."""
+        """Copies all back and drops the copies. If the device's memory does not suffice, it is released and the copies stay."""
         try:
             for storage, copy in zip(self._storages, self._copies, strict=True):
                 storage.resize_(copy.nbytes)
@@ -98,7 +99,7 @@ class HostCopies:
         self.drop()
 
     def drop(self) -> None:
-        """Gives the host's memory back with what is in it."""
+        """Releases the host memory, and the copies in it."""
         if self._pinned:
             torch.cuda.synchronize(self._device)  # it may still be copied from
             unpin(self._block)
@@ -110,10 +111,10 @@ class HostCopies:
 
 
 class Pages:
-    """The KV cache's storages: given back with what they hold, and zero when they are taken again.
+    """The KV cache's storages: released with their contents, and zero when restored.
 
-    numpy's memory, which a CPU's cache lies in, cannot be resized: its pages go back to the system, which gives zeros for them at
-    the next touch.
+    On a CPU they lie in numpy's memory, which cannot be resized. Its pages go back to the system, which gives zeros for them at the
+    next access.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -132,7 +133,7 @@ class Pages:
                 storage.resize_(0)
 
     def restore(self) -> None:
-        """Where memory does not suffice, all of it is given back again."""
+        """Takes the memory again. If it does not suffice, all of it is released."""
         try:
             for storage, size in zip(self._storages, self._sizes, strict=True):
                 if storage.nbytes() < size:
@@ -144,12 +145,12 @@ class Pages:
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """uint8 [nbytes], the storage's own memory."""
+    """Returns the storage's own memory as uint8 [nbytes]."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def discard_pages(address: int, size: int) -> None:
-    """Zeroes private memory and gives its pages back (madvise(2), MADV_DONTNEED): those that lie in it whole. Raises OSError."""
+    """Zeroes private memory and gives whole pages of it back (madvise(2), MADV_DONTNEED). Raises OSError."""
     end = address + size
     first = min(-(-address // mmap.PAGESIZE) * mmap.PAGESIZE, end)
     last = max(end // mmap.PAGESIZE * mmap.PAGESIZE, first)
@@ -161,25 +162,26 @@ def discard_pages(address: int, size: int) -> None:
 
 
 def return_unused(device: torch.device) -> None:
-    """What allocators keep for later goes back to the system: other processes are to have it."""
-    gc.collect()  # parts of a model hold each other in cycles
+    """Returns memory that allocators hold for later to the system, for other processes."""
+    gc.collect()  # a model's parts refer to each other in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()
     else:
-        _trim_own_arena()
+        _trim_thread_arena()
     libc: Any = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
-def _trim_own_arena() -> None:
-    """The end of the memory that glibc keeps for this thread, up to 64 MiB, which malloc_trim(3) leaves alone: it is looked at when
-    what lies before it is freed, and a CPU's workers have told glibc to keep all of it (`CpuPlatform.keep_scratch`).
+def _trim_thread_arena() -> None:
+    """Returns the end of this thread's arena, up to 64 MiB, which malloc_trim(3) leaves alone.
+
+    glibc trims it when a large block before it is freed; a CPU's workers have switched that off (`CpuPlatform.keep_scratch`).
     """
     libc: Any = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.malloc.restype = ctypes.c_void_p
         libc.mallopt(M_TRIM_THRESHOLD, 0)
-        libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(LOOKED_AT_FROM))))
+        libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(TRIMS_FROM))))
         libc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)

@@ -1,4 +1,4 @@
-"""One rank's memory while its engine sleeps: see `starling_engine.sleep`."""
+"""A rank's memory while its engine sleeps: see `starling_engine.sleep`."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ import torch
 
 from starling_engine.errors import StarlingError
 from starling_engine.models.decoder import Decoder
-from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestOrder, RestoreMemory, Tag
+from starling_engine.sleep import MemoryOrder, MemoryOrderDone, ReleaseMemory, RestoreMemory, Tag
 from starling_engine.worker.pending_step import Runner
 from starling_engine.worker.sleep.memory import HostCopies, Pages, return_unused, storages_of
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("starling.worker")
 
 
 class RankSleeper:
-    """Carries out what a rank is told, twice as well as once. `model` must be the runner's, and nobody else may keep it.
+    """Carries out orders to release and restore memory; an order may come twice.
 
-    `remake` makes the model anew, as it was made at the start, and so takes it from the files again: whatever form the weights are
-    kept in, there is no second way to fill it, and what has failed half-way leaves nothing behind.
+    `model` must be the runner's, with no other reference. `remake` builds the model again from the files, as at the start: so there
+    is only one way to fill weights of any form, and a failure half-way leaves nothing behind.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class RankSleeper:
         self._kv = Pages(kv)
         self._device = device
         self._copies: HostCopies | None = None
-        """The weights, where they wait in host memory."""
+        """The weights, while they wait in host memory."""
         self._asleep: set[Tag] = set()
 
-    def carry_out(self, order: RestOrder) -> MemoryOrderDone:
-        """Whatever goes wrong is told; the rank goes on, and may be told again."""
+    def carry_out(self, order: MemoryOrder) -> MemoryOrderDone:
+        """Carries out an order and reports any failure; after one the rank goes on, and the order may come again."""
         began = time.perf_counter()
         try:
             self._do(order)
         except Exception as error:
-            expected = isinstance(error, StarlingError)  # its words say all
-            logger.error("%s came to nothing: %s", order, error, exc_info=not expected)
+            expected = isinstance(error, StarlingError)  # its message says all
+            logger.error("%s failed: %s", order, error, exc_info=not expected)
             return_unused(self._device)
             return MemoryOrderDone(f"{type(error).__name__}: {error}")
         if isinstance(order, ReleaseMemory):
@@ -54,7 +54,7 @@ class RankSleeper:
         logger.info("%s took %.2f s", order, time.perf_counter() - began)
         return MemoryOrderDone()
 
-    def _do(self, order: RestOrder) -> None:
+    def _do(self, order: MemoryOrder) -> None:
         match order:
             case ReleaseMemory(level):
                 self._release_weights(level)
@@ -69,7 +69,7 @@ class RankSleeper:
         if self._model is None:
             return
         if level == 2:
-            # Not left to whoever drops the last reference: what was captured of a step may hold some.
+            # Captured steps may still refer to some.
             for storage in storages_of(self._model):
                 storage.resize_(0)
             self._model = None

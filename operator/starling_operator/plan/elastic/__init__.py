@@ -1,1 +1,1 @@
-"""Sizes of elastic groups: which one is wanted, and the next step of a live group towards it. Pure, as all of `plan`."""
+"""Sizes of elastic groups: the wanted size, and the next step of each group towards it. Pure, as all of `plan`."""

@@ -1,14 +1,14 @@
-"""Which size the groups of an elastic service are to have, and who says so.
+"""Wanted size of the groups of an elastic service.
 
-The ParallelismScale owns it: an autoscaler or `kubectl scale` writes its spec.replicas. It is made with the size of the
-InferenceService, and takes that again whenever the InferenceService's own size is edited; an annotation remembers the one that was
-taken last, so the last writer wins.
+The ParallelismScale owns it: an autoscaler or `kubectl scale` writes its spec.replicas. It begins with the size of the
+InferenceService, and takes that again whenever it is edited. An annotation holds the size that was taken last, so the last writer
+wins.
 """
 
 from dataclasses import dataclass
 
-from starling_crds.layout import elastic_sizes
 from starling_crds.manifest import SCALE_KIND
+from starling_crds.spec_layout import elastic_sizes
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.observed import Manifest, Observed
@@ -18,16 +18,18 @@ TAKEN = "serving.starling.dev/taken-from-spec"
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """data      the size in data parallel ranks, one that a group can have
-    asked     what was asked for, in units
-    unit      "expert" or "data", as the spec gives it
-    each      units of one data parallel rank
-    rounded   why `data` is another size than asked; "" if it is not
-    taken     the InferenceService's size, as the annotation holds it
+    """Wanted size, and where it comes from.
+
+    data        size in data parallel ranks, one that a group can have
+    requested   size that was requested, in units
+    unit        "expert" or "data", as the spec gives it
+    each        units of one data parallel rank
+    rounded     why `data` is another size than requested; "" if it is not
+    taken       the InferenceService's size, as the annotation holds it
     """
 
     data: int
-    asked: int
+    requested: int
     unit: str
     each: int
     rounded: str
@@ -39,34 +41,34 @@ class Desired:
 
 
 def desired_size(observed: Observed, spec: InferenceServiceSpec) -> Desired | None:
-    """None: the service is not elastic."""
+    """Returns None if the service is not elastic."""
     split = spec.parallelism
     if split.elastic is None:
         return None
     unit, given, each = ("expert", split.expert, split.tensor) if split.expert is not None else ("data", split.data or 1, 1)
     taken = f"{unit}={given}"
-    asked = _asked(scale_object(observed), taken, given)
-    data, rounded = _legal(asked, spec, unit, each)
-    return Desired(data, asked, unit, each, rounded, taken)
+    requested = _requested(live_scale(observed), taken, given)
+    data, rounded = _possible_size(requested, spec, unit, each)
+    return Desired(data, requested, unit, each, rounded, taken)
 
 
-def scale_object(observed: Observed) -> Manifest | None:
-    """The live ParallelismScale of the service."""
+def live_scale(observed: Observed) -> Manifest | None:
+    """Returns the service's ParallelismScale; None if there is none, or it is being deleted."""
     live = observed.children.get((SCALE_KIND, observed.service.name))
     return None if live is None or live["metadata"].get("deletionTimestamp") else live
 
 
-def _asked(live: Manifest | None, taken: str, given: int) -> int:
+def _requested(live: Manifest | None, taken: str, given: int) -> int:
     if live is None or (live["metadata"].get("annotations") or {}).get(TAKEN) != taken:
         return given
     return int(live["spec"].get("replicas", given))
 
 
-def _legal(asked: int, spec: InferenceServiceSpec, unit: str, each: int) -> tuple[int, str]:
-    """The next size that a group can have: never less than was asked for, but for the largest."""
+def _possible_size(requested: int, spec: InferenceServiceSpec, unit: str, each: int) -> tuple[int, str]:
+    """Returns the smallest possible size that is not below the requested one, or the largest; and why it differs."""
     sizes = elastic_sizes(spec.parallelism, spec.accelerators.per_node)
-    data = next((size for size in sizes if size * each >= asked), sizes[-1])
-    if data * each == asked:
+    data = next((size for size in sizes if size * each >= requested), sizes[-1])
+    if data * each == requested:
         return data, ""
     possible = ", ".join(str(size * each) for size in sizes[:16]) + (", ..." if len(sizes) > 16 else "")
-    return data, f"spec.replicas: no group can have {asked}, so it is {data * each}; possible for {unit} are {possible}"
+    return data, f"spec.replicas: no group can have {requested}, so it is {data * each}; possible for {unit} are {possible}"

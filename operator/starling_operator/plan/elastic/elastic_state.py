@@ -1,4 +1,4 @@
-"""What is known of the size of one elastic group: from its leader's report, and from what the status holds."""
+"""Size of one elastic group, from its leader's report and from the status."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ COMMITTED = ("releasing", "done")
 class ElasticState:
     """Sizes are data parallel ranks.
 
-    layout   of the group's own revision, which need not be the one that the spec asks for
-    leader   the newest report of node 0; None while it has not answered
-    stored   the operation in the status; None: there was none, or the status was lost
+    layout   layout of the group's revision, which need not be the target
+    leader   newest report of node 0; None while it has not answered
+    stored   operation in the status; None: there was none, or the status was lost
     """
 
     layout: LayoutConfig
@@ -25,7 +25,7 @@ class ElasticState:
 
     @property
     def effective(self) -> int:
-        """Of the serving epoch; 0: there is none yet. While the leader is silent, as it was when it last spoke."""
+        """Size of the serving epoch; 0: there is none yet. While the leader is silent, the last known one."""
         if self.leader is not None:
             return self.leader.size.effective
         if self.stored is None:
@@ -43,8 +43,9 @@ class ElasticState:
 
     @property
     def needed(self) -> int | None:
-        """Pods that have to serve for the group to serve. While it changes size those that both sizes have: nodes hear of a commit
-        one after the other, and new ones turn ready after it.
+        """Pods that have to serve for the group to serve. While it changes size, those of the smaller size.
+
+        Nodes learn of a commit one after the other, and new ones get ready after it.
         """
         if not self.effective or self.stored is None or not self.is_changing:
             return self.gang
@@ -53,10 +54,10 @@ class ElasticState:
 
     def nodes(self, data: int) -> int:
         """Pods of a group of this size."""
-        return max(1, -(-data * self.layout.tensor * self.layout.pipeline // self.layout.per_node))
+        return self.layout.at(data).nodes
 
     def size(self, data: int) -> Size:
-        return Size(data=data, expert=data * self.layout.tensor)
+        return Size(data=data, expert=self.layout.at(data).expert)
 
 
 def ended(operation: OperationStatus) -> bool:

@@ -1,7 +1,7 @@
-"""The steps of all groups of a service. Groups change size one after the other, the lowest number first.
+"""Steps of all groups of a service. Groups change size one after the other, the lowest number first.
 
-So a size that cannot be had is tried on one group only, while the others serve; and two groups that grow at once could each wait
-for the pods that the other one holds.
+So a size that cannot be had is tried on one group only, while the others serve. And two groups that grow never wait for each
+other's nodes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,16 +16,16 @@ from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Observed
 
 
-def steps_of(
+def elastic_steps(
     observed: Observed,
     spec: InferenceServiceSpec,
     desired: Desired | None,
     kept: Iterable[Group],
     serves: Callable[[Group], bool],
-    whole: Callable[[Group], bool],
+    at_wanted_size: Callable[[Group], bool],
 ) -> Mapping[str, ElasticStep]:
-    """By name, of the elastic groups among those that stay. Groups of an older revision keep their size until they are replaced."""
-    groups = [group for group in kept if group.sizing is not None]
+    """Returns steps by name, of elastic groups that stay. Groups of an old revision keep their size until they are replaced."""
+    groups = [group for group in kept if group.elastic is not None]
     data = desired.data if desired is not None else None
     has_turn = _whose_turn(groups, data)
     steps = {}
@@ -34,7 +34,7 @@ def steps_of(
             desired=data if group.target else None,
             resizes=group.name == has_turn,
             serves=serves(group),
-            whole=whole(group),
+            at_wanted_size=at_wanted_size(group),
             drain=spec.drain,
             recovery=spec.recovery,
             now=observed.now,
@@ -45,12 +45,12 @@ def steps_of(
 
 
 def _whose_turn(groups: list[Group], desired: int | None) -> str:
-    """The group that changes size now; else the first that has another one than is wanted."""
-    sizes = [(group, group.sizing) for group in groups if group.sizing is not None]
-    busy = (group.name for group, sizing in sizes if _is_resizing(sizing))
-    others = (group.name for group, sizing in sizes if group.target and sizing.effective not in (0, desired))
+    """Returns the group that changes size now, else the first whose size differs from the wanted one."""
+    sizes = [(group, group.elastic) for group in groups if group.elastic is not None]
+    busy = (group.name for group, state in sizes if _is_resizing(state))
+    others = (group.name for group, state in sizes if group.target and state.effective not in (0, desired))
     return next(busy, "") or next(others, "")
 
 
-def _is_resizing(sizing: ElasticState) -> bool:
-    return sizing.is_changing and sizing.stored is not None and sizing.stored.source.data > 0
+def _is_resizing(state: ElasticState) -> bool:
+    return state.is_changing and state.stored is not None and state.stored.source.data > 0

@@ -7,11 +7,11 @@ from starling_agent.contract.report import GroupSize, Report, Topology
 from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
-from starling_operator.plan.clock import rfc3339
 from starling_operator.plan.elastic.elastic_state import ElasticState
 from starling_operator.plan.elastic.step import ElasticTurn
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
+from starling_operator.plan.timestamps import rfc3339
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending
 
@@ -19,14 +19,14 @@ NAME = "chat-aaaaaaa-0"
 LAYOUT = LayoutConfig(elastic=ElasticConfig(min=1, max=8))
 
 
-def told(phase: str, source: int = 2, target: int = 4, number: int = 1, **more: Any) -> Operation:
-    """What the leader reports of an operation that the operator began; `id` for another's."""
+def reported(phase: str, source: int = 2, target: int = 4, number: int = 1, **more: Any) -> Operation:
+    """Makes the operation that a leader reports. Its id is the operator's unless `id` is given."""
     given = {"id": f"{NAME}-{target}-{number}", "source": source, "target": target, "phase": phase, "nodes": target}
     return Operation.model_validate(given | more)
 
 
 def stored(phase: str, source: int = 2, target: int = 4, number: int = 1, since: float = 0.0, **more: Any) -> OperationStatus:
-    """What the status holds of it; `since` seconds ago."""
+    """Makes the record of the operation in the status, `since` seconds old."""
     given = {
         "id": f"{NAME}-{target}-{number}",
         "source": {"data": source, "expert": source},
@@ -58,16 +58,16 @@ def group_of(
         fields: dict[str, Any] = {} if number < (effective or nodes) else pending(scheduled=True)
         own = report if number == 0 else make_report(open_streams=streams if number == nodes - 1 else 0)
         pods.append(make_pod(NAME, number, **(fields | {"report": own})))
-    return make_group(NAME, pods, nodes=nodes, sizing=ElasticState(layout=LAYOUT, leader=report, stored=record))
+    return make_group(NAME, pods, nodes=nodes, elastic=ElasticState(layout=LAYOUT, leader=report, stored=record))
 
 
 def turn(desired: int | None, **fields: Any) -> ElasticTurn:
-    """Of a group that serves, and may begin."""
+    """Makes the turn of a group that serves and may begin an operation."""
     given: dict[str, Any] = {
         "desired": desired,
         "resizes": True,
         "serves": True,
-        "whole": False,
+        "at_wanted_size": False,
         "drain": DrainSpec(accept_seconds=5, seconds=60),
         "recovery": RecoverySpec(restart_budget=3, window_seconds=600),
         "now": NOW,

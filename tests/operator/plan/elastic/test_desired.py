@@ -1,9 +1,9 @@
-"""Which size is wanted, who wrote it last, and what a size that no group can have becomes."""
+"""The wanted size: who wrote it last, and what becomes of a size that no group can have."""
 
 from typing import Any
 
 import pytest
-from starling_crds.layout import elastic_sizes, group_layout, with_data
+from starling_crds.spec_layout import elastic_sizes, group_layout
 from starling_operator.plan.elastic.desired import TAKEN, desired_size
 from starling_operator.plan.observed import Manifest
 from starling_operator.plan.plan import plan
@@ -24,7 +24,7 @@ def live(replicas: int, taken: str | None = "expert=2", **metadata: Any) -> Mani
 
 
 @pytest.mark.parametrize(
-    ("child", "asked"),
+    ("child", "requested"),
     [
         (None, 2),
         (live(2), 2),
@@ -36,16 +36,16 @@ def live(replicas: int, taken: str | None = "expert=2", **metadata: Any) -> Mani
         (live(5, deletionTimestamp="2026-01-01T00:00:00Z"), 2),
     ],
 )
-def test_the_last_writer_wins(child: Manifest | None, asked: int) -> None:
+def test_the_last_writer_wins(child: Manifest | None, requested: int) -> None:
     children = {} if child is None else {("ParallelismScale", "chat"): child}
     spec = make_spec(elastic(2))
     found = desired_size(make_observed(spec, children=children), spec)
     assert found is not None
-    assert (found.asked, found.data, found.taken, found.rounded) == (asked, asked, "expert=2", "")
+    assert (found.requested, found.data, found.taken, found.rounded) == (requested, requested, "expert=2", "")
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "per_node", "asked", "units", "possible"),
+    ("parallelism", "per_node", "requested", "units", "possible"),
     [
         ({"expert": 2, "tensor": 2, "elastic": {"min": 2, "max": 8}}, 1, 3, 4, "2, 4, 6, 8"),
         ({"expert": 2, "tensor": 2, "elastic": {"min": 2, "max": 8}}, 1, 1, 2, "2, 4, 6, 8"),
@@ -56,15 +56,17 @@ def test_the_last_writer_wins(child: Manifest | None, asked: int) -> None:
         ({"data": 1, "elastic": {"min": 1, "max": 64}}, 1, 65, 64, "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ..."),
     ],
 )
-def test_a_size_that_no_group_can_have(parallelism: dict[str, Any], per_node: int, asked: int, units: int, possible: str) -> None:
-    """The next larger one, so that nobody gets less than was asked for; or the largest."""
+def test_a_size_that_no_group_can_have(
+    parallelism: dict[str, Any], per_node: int, requested: int, units: int, possible: str
+) -> None:
+    """The next larger size is taken, so that nobody gets less than requested; else the largest."""
     spec = make_spec({"parallelism": parallelism, "accelerators": {"perNode": per_node}})
     unit = "expert" if "expert" in parallelism else "data"
-    child = live(asked, f"{unit}={parallelism[unit]}")
+    child = live(requested, f"{unit}={parallelism[unit]}")
     found = desired_size(make_observed(spec, children={("ParallelismScale", "chat"): child}), spec)
     assert found is not None
     assert found.units == units
-    assert found.rounded == f"spec.replicas: no group can have {asked}, so it is {units}; possible for {unit} are {possible}"
+    assert found.rounded == f"spec.replicas: no group can have {requested}, so it is {units}; possible for {unit} are {possible}"
 
 
 def test_a_service_without_bounds_has_none() -> None:
@@ -77,9 +79,9 @@ def test_sizes_fill_whole_nodes() -> None:
     spec = make_spec({"parallelism": {"data": 2, "tensor": 2, "elastic": {"min": 2, "max": 8}}, "accelerators": {"perNode": 4}})
     assert elastic_sizes(spec.parallelism, 4) == (2, 4, 6, 8)
     layout = group_layout(spec.parallelism, 4)
-    larger = with_data(layout, 6)
+    larger = layout.with_data(6)
     assert (larger.nodes, larger.ranks, larger.data, larger.expert, str(larger)) == (3, 12, 6, 12, "TP2 PP1 DP6")
-    assert with_data(larger, 2) == layout
+    assert larger.with_data(2) == layout
 
 
 def test_an_autoscaler_and_the_spec_take_turns() -> None:

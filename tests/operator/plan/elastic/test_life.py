@@ -48,7 +48,7 @@ def test_the_first_size_is_an_operation() -> None:
     assert (operation.source.data, operation.target.data, operation.phase) == (0, 2, "done")
 
 
-def test_a_first_size_tells_how_far_it_is() -> None:
+def test_a_first_size_shows_its_progress() -> None:
     world = ElasticWorld(elastic(2))
     until_phase(world, "preparing")
     assert world.condition("Ready") == ("False", "Progressing")
@@ -79,11 +79,11 @@ def test_a_live_group_changes_size(before: int, after: int) -> None:
     assert world.condition("Ready") == ("True", "Serving")
     assert [(call.data) for call in world.calls] == [after]
     assert group(world).effective == group(world).desired == Size(data=after, expert=after)
-    assert world.told()[0] == "Scaling"
-    assert world.told()[-2:] == ["Resized", "Ready"]
+    assert world.event_reasons()[0] == "Scaling"
+    assert world.event_reasons()[-2:] == ["Resized", "Ready"]
 
 
-def test_it_serves_all_the_while_and_says_how_far_it_is() -> None:
+def test_it_serves_all_the_while_and_shows_its_progress() -> None:
     world = running(2)
     resize(world, 4)
     seen = set()
@@ -143,7 +143,7 @@ def test_a_leader_that_dies_in_the_middle(phase: str) -> None:
 
 
 @pytest.mark.parametrize("which", [1, 3])
-def test_a_joiner_that_fails_is_made_anew_and_the_others_serve_on(which: int) -> None:
+def test_a_joiner_that_fails_is_made_again_and_the_others_serve_on(which: int) -> None:
     """Pod 1 is of the serving epoch: there the whole gang restarts."""
     world = running(2)
     resize(world, 4)
@@ -163,9 +163,9 @@ def test_a_joiner_that_fails_is_made_anew_and_the_others_serve_on(which: int) ->
     assert len(kept) == (3 if which == 3 else 0)
 
 
-def test_no_place_for_the_new_pods_is_told_and_can_be_taken_back() -> None:
+def test_new_pods_without_a_node_are_reported_and_can_be_taken_back() -> None:
     world = running(2)
-    world.places = 2
+    world.node_slots = 2
     resize(world, 4)
     for _ in range(20):
         world.reconcile()
@@ -180,7 +180,7 @@ def test_no_place_for_the_new_pods_is_told_and_can_be_taken_back() -> None:
     assert world.condition("Ready") == ("True", "Serving")
 
 
-def test_a_quota_is_told_and_can_be_taken_back() -> None:
+def test_a_quota_is_reported_and_can_be_taken_back() -> None:
     world = running(2)
     world.quota = "exceeded quota: pods=2"
     resize(world, 4)
@@ -202,7 +202,7 @@ def test_a_failure_is_tried_again() -> None:
     world.settle()
     assert world.sizes() == [4]
     assert [call.operation[-4:] for call in world.calls] == ["-4-2", "-4-3", "-4-4"]
-    assert world.told("ScalingFailed") == ["ScalingFailed"] * 2
+    assert world.event_reasons("ScalingFailed") == ["ScalingFailed"] * 2
     assert all(name in world.available() for name in names(world))
 
 

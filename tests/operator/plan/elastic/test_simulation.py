@@ -1,4 +1,4 @@
-"""Elastic services in lives of edits, faults and kills: each ends at the size that was asked for last."""
+"""Elastic services in lives of edits, faults and kills: each ends at the size that was requested last."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ steps = st.one_of(
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(life=st.lists(steps, max_size=25), places=st.sampled_from([5, 60]))
-def test_every_life_ends_at_the_size_that_is_asked_for(life: list[tuple[str, Any]], places: int) -> None:
-    world = ElasticWorld(elastic(2, replicas=1, recovery={"restartBudget": 1000}), places=places)
+@given(life=st.lists(steps, max_size=25), node_slots=st.sampled_from([5, 60]))
+def test_every_life_ends_at_the_size_that_is_asked_for(life: list[tuple[str, Any]], node_slots: int) -> None:
+    world = ElasticWorld(elastic(2, replicas=1, recovery={"restartBudget": 1000}), node_slots=node_slots)
     for kind, what in life:
         _live(world, kind, what)
-    world.places, world.deaf, world.failures = 100, False, 0
+    world.node_slots, world.deaf, world.failures = 100, False, 0
     last = world.spec.parallelism.expert
     # Another model too: a group that never served and gave up is only replaced by another revision.
     final = {"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 2}
@@ -72,10 +72,10 @@ def _live(world: ElasticWorld, kind: str, what: Any) -> None:
 
 
 def _watched(world: ElasticWorld) -> None:
-    """No pod of a serving epoch is taken from its StatefulSet, and no leader is told what the status does not hold."""
+    """No pod of a serving epoch is taken from its StatefulSet, and no call is of an operation that the status does not hold."""
     stored = {group.operation.id for group in world.status.groups if group.operation is not None}
     decision = world.reconcile()
-    assert {call.operation for call in decision.scale} <= stored
+    assert {call.operation for call in decision.scale_calls} <= stored
     for live in world.sets():
         leader = world.leaders.get(live["metadata"]["name"])
         if leader is not None and leader.effective:
@@ -87,4 +87,4 @@ def _nothing_more_to_do(world: ElasticWorld) -> None:
     second = world.reconcile()
     third = world.reconcile()
     assert first == second == third
-    assert not third.create and not third.delete and not third.events and not third.scale
+    assert not third.create and not third.delete and not third.events and not third.scale_calls

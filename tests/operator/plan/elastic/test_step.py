@@ -1,4 +1,4 @@
-"""Every state of a group, and the one thing that is done about it."""
+"""Every state of a group, and the one step that follows."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from starling_operator.plan.group import Group
 from starling_operator.plan.observed import LeaderAnswer
 
 from tests.operator.plan.building import NOW
-from tests.operator.plan.elastic.building import NAME, group_of, stored, told, turn
+from tests.operator.plan.elastic.building import NAME, group_of, reported, stored, turn
 
 UP, DOWN = f"{NAME}-4-1", f"{NAME}-2-1"
 
@@ -22,11 +22,11 @@ def down(phase: str, **more: Any) -> OperationStatus:
 
 
 def leaving(phase: str, **more: Any) -> Any:
-    return told(phase, 4, 2, **more)
+    return reported(phase, 4, 2, **more)
 
 
 def said(step: ElasticStep) -> tuple[int, str, str]:
-    """Pods, the operation's phase and what the leader is told."""
+    """Returns pods, the operation's phase and the call to the leader."""
     operation = step.operation.phase if step.operation is not None else "none"
     call = "" if step.call is None else "cancel" if step.call.data is None else f"to {step.call.data}"
     return step.nodes, operation, call
@@ -35,27 +35,32 @@ def said(step: ElasticStep) -> tuple[int, str, str]:
 CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
     # nothing to do
     ("settled, never resized", group_of(2, 2), {"desired": 2}, (2, "none", "")),
-    ("settled after growing", group_of(4, 4, told("done"), stored("done")), {"desired": 4}, (4, "done", "")),
+    ("settled after growing", group_of(4, 4, reported("done"), stored("done")), {"desired": 4}, (4, "done", "")),
     ("the leader is silent", group_of(2, None), {"desired": 4}, (2, "none", "")),
     ("the leader is silent in the middle", group_of(4, None, record=stored("preparing")), {"desired": 4}, (4, "preparing", "")),
     ("an older revision keeps its size", group_of(2, 2), {"desired": None}, (2, "none", "")),
     # growing, step by step
     ("pods come first", group_of(2, 2), {"desired": 4}, (4, "none", "")),
     ("then it is stored", group_of(4, 2), {"desired": 4}, (4, "waiting", "")),
-    ("then the leader is told", group_of(4, 2, None, stored("waiting")), {"desired": 4}, (4, "waiting", "to 4")),
-    ("it is followed", group_of(4, 2, told("preparing"), stored("waiting")), {"desired": 4}, (4, "preparing", "")),
-    ("to its commit", group_of(4, 2, told("committing"), stored("preparing")), {"desired": 4}, (4, "committing", "")),
-    ("new pods have to serve", group_of(4, 4, told("done"), stored("committing")), {"desired": 4}, (4, "releasing", "")),
-    ("when they do it is done", group_of(4, 4, told("done"), stored("releasing")), {"desired": 4, "whole": True}, (4, "done", "")),
-    ("done stays done", group_of(4, 4, told("done"), stored("done")), {"desired": 4, "whole": False}, (4, "done", "")),
+    ("then the leader is called", group_of(4, 2, None, stored("waiting")), {"desired": 4}, (4, "waiting", "to 4")),
+    ("it is followed", group_of(4, 2, reported("preparing"), stored("waiting")), {"desired": 4}, (4, "preparing", "")),
+    ("to its commit", group_of(4, 2, reported("committing"), stored("preparing")), {"desired": 4}, (4, "committing", "")),
+    ("new pods have to serve", group_of(4, 4, reported("done"), stored("committing")), {"desired": 4}, (4, "releasing", "")),
+    (
+        "when they do it is done",
+        group_of(4, 4, reported("done"), stored("releasing")),
+        {"desired": 4, "at_wanted_size": True},
+        (4, "done", ""),
+    ),
+    ("done stays done", group_of(4, 4, reported("done"), stored("done")), {"desired": 4, "at_wanted_size": False}, (4, "done", "")),
     # the first size
     ("the first size is stored too", group_of(2, 0), {"desired": 2, "serves": False, "resizes": False}, (2, "waiting", "")),
-    ("and told", group_of(2, 0, None, stored("waiting", 0, 2)), {"desired": 2, "serves": False}, (2, "waiting", "to 2")),
+    ("and called", group_of(2, 0, None, stored("waiting", 0, 2)), {"desired": 2, "serves": False}, (2, "waiting", "to 2")),
     ("more pods for a first size", group_of(2, 0), {"desired": 4, "serves": False}, (4, "none", "")),
     ("fewer pods for a first size", group_of(4, 0), {"desired": 2, "serves": False}, (2, "none", "")),
     # shrinking
     ("it is stored at once", group_of(4, 4), {"desired": 2}, (4, "waiting", "")),
-    ("and told", group_of(4, 4, None, down("waiting")), {"desired": 2}, (4, "waiting", "to 2")),
+    ("and called", group_of(4, 4, None, down("waiting")), {"desired": 2}, (4, "waiting", "to 2")),
     ("no pod goes while it prepares", group_of(4, 4, leaving("preparing"), down("waiting")), {"desired": 2}, (4, "preparing", "")),
     ("nor while it commits", group_of(4, 4, leaving("committing"), down("preparing")), {"desired": 2}, (4, "committing", "")),
     ("nor while it releases", group_of(4, 2, leaving("releasing"), down("committing")), {"desired": 2}, (4, "releasing", "")),
@@ -70,79 +75,84 @@ CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
     (
         "when they have gone it is done",
         group_of(2, 2, leaving("done"), down("releasing")),
-        {"desired": 2, "whole": True},
+        {"desired": 2, "at_wanted_size": True},
         (2, "done", ""),
     ),
     # another size is wanted meanwhile
     (
         "cancelled before it commits",
-        group_of(4, 2, told("preparing"), stored("preparing")),
+        group_of(4, 2, reported("preparing"), stored("preparing")),
         {"desired": 2},
         (4, "preparing", "cancel"),
     ),
     ("also if the leader never heard", group_of(4, 2, None, stored("waiting")), {"desired": 3}, (4, "waiting", "cancel")),
-    ("too late", group_of(4, 2, told("committing"), stored("preparing")), {"desired": 2}, (4, "committing", "")),
+    ("too late", group_of(4, 2, reported("committing"), stored("preparing")), {"desired": 2}, (4, "committing", "")),
     ("too late to stop leavers", group_of(4, 2, leaving("releasing"), down("committing")), {"desired": 4}, (4, "releasing", "")),
     ("leavers go first", group_of(4, 2, leaving("done"), down("releasing"), streams=1), {"desired": 4}, (4, "releasing", "")),
-    ("pods that no size needs go", group_of(4, 2, told("cancelled"), stored("preparing")), {"desired": 2}, (2, "cancelled", "")),
-    ("another size from there", group_of(4, 2, told("cancelled"), stored("cancelled")), {"desired": 4}, (4, "waiting", "")),
-    ("its pods first", group_of(4, 2, told("cancelled"), stored("cancelled")), {"desired": 3}, (3, "cancelled", "")),
+    (
+        "pods that no size needs go",
+        group_of(4, 2, reported("cancelled"), stored("preparing")),
+        {"desired": 2},
+        (2, "cancelled", ""),
+    ),
+    ("another size from there", group_of(4, 2, reported("cancelled"), stored("cancelled")), {"desired": 4}, (4, "waiting", "")),
+    ("its pods first", group_of(4, 2, reported("cancelled"), stored("cancelled")), {"desired": 3}, (3, "cancelled", "")),
     (
         "grown pods need not serve to shrink again",
-        group_of(4, 4, told("done"), stored("releasing")),
+        group_of(4, 4, reported("done"), stored("releasing")),
         {"desired": 2},
         (4, "waiting", ""),
     ),
     # failures
-    ("a failure waits", group_of(4, 2, told("failed", error="no"), stored("preparing")), {"desired": 4}, (4, "failed", "")),
-    ("and is tried again", group_of(4, 2, told("failed"), stored("failed", since=11)), {"desired": 4}, (4, "waiting", "")),
+    ("a failure waits", group_of(4, 2, reported("failed", error="no"), stored("preparing")), {"desired": 4}, (4, "failed", "")),
+    ("and is tried again", group_of(4, 2, reported("failed"), stored("failed", since=11)), {"desired": 4}, (4, "waiting", "")),
     (
         "until the budget is spent: its pods go",
-        group_of(4, 2, told("failed"), stored("failed", since=500, attempt=4)),
+        group_of(4, 2, reported("failed"), stored("failed", since=500, attempt=4)),
         {"desired": 4},
         (2, "failed", ""),
     ),
     (
         "and the window is over",
-        group_of(4, 2, told("failed"), stored("failed", since=601, attempt=4)),
+        group_of(4, 2, reported("failed"), stored("failed", since=601, attempt=4)),
         {"desired": 4},
         (4, "waiting", ""),
     ),
-    ("another size needs no wait", group_of(2, 2, told("failed"), stored("failed")), {"desired": 1}, (2, "waiting", "")),
-    ("back to the old size", group_of(4, 2, told("failed"), stored("failed")), {"desired": 2}, (2, "failed", "")),
+    ("another size needs no wait", group_of(2, 2, reported("failed"), stored("failed")), {"desired": 1}, (2, "waiting", "")),
+    ("back to the old size", group_of(4, 2, reported("failed"), stored("failed")), {"desired": 2}, (2, "failed", "")),
     ("refused for good: its pods go", group_of(4, 2, None, stored("refused", error="no")), {"desired": 4}, (2, "refused", "")),
-    # who is not told
+    # nobody to call
     ("lost capacity is no reason to shrink", group_of(4, 4), {"desired": 2, "serves": False}, (4, "none", "")),
     ("it is not its turn", group_of(2, 2), {"desired": 4, "resizes": False}, (2, "none", "")),
     ("a leader that failed", group_of(2, 0, phase="failed"), {"desired": 2}, (2, "none", "")),
     (
         "a leader that brings its engine back",
-        group_of(4, 0, told("done"), stored("done")),
+        group_of(4, 0, reported("done"), stored("done")),
         {"desired": 4, "serves": False},
         (4, "done", ""),
     ),
     # what was lost
-    ("the status: adopted", group_of(4, 2, told("preparing")), {"desired": 4}, (4, "preparing", "")),
+    ("the status: adopted", group_of(4, 2, reported("preparing")), {"desired": 4}, (4, "preparing", "")),
     (
         "the status, another size: cancelled only when stored",
-        group_of(4, 2, told("preparing")),
+        group_of(4, 2, reported("preparing")),
         {"desired": 2},
         (4, "preparing", ""),
     ),
-    ("the status, long ago", group_of(4, 4, told("done")), {"desired": 4, "whole": True}, (4, "done", "")),
+    ("the status, long ago", group_of(4, 4, reported("done")), {"desired": 4, "at_wanted_size": True}, (4, "done", "")),
     (
         "somebody else's operation",
-        group_of(4, 2, told("preparing", id="by-hand"), stored("waiting")),
+        group_of(4, 2, reported("preparing", id="by-hand"), stored("waiting")),
         {"desired": 4},
         (4, "preparing", ""),
     ),
     (
         "somebody else's is over",
-        group_of(4, 2, told("done", 1, 2, id="by-hand"), stored("waiting")),
+        group_of(4, 2, reported("done", 1, 2, id="by-hand"), stored("waiting")),
         {"desired": 4},
         (4, "waiting", "to 4"),
     ),
-    ("the leader was restarted: told again", group_of(4, 0, None, stored("preparing")), {"desired": 4}, (4, "preparing", "to 4")),
+    ("the leader was restarted: called again", group_of(4, 0, None, stored("preparing")), {"desired": 4}, (4, "preparing", "to 4")),
     ("and after it was done", group_of(4, 0, None, stored("done")), {"desired": 4, "serves": False}, (4, "waiting", "")),
     ("an older revision ends what it began", group_of(4, 2, None, stored("waiting")), {"desired": None}, (4, "waiting", "to 4")),
     # what others did to the StatefulSet
@@ -157,7 +167,7 @@ def test_one_thing_at_a_time(group: Group, given: dict[str, Any], wanted: tuple[
     step = next_step(group, turn(**given))
     assert said(step) == wanted
     # More pods, an operation's beginning and a call never come together.
-    assert sum([step.nodes != group.nodes, step.begins, step.call is not None]) <= 1
+    assert sum([step.nodes != group.nodes, step.begins_operation, step.call is not None]) <= 1
 
 
 @pytest.mark.parametrize(
@@ -177,7 +187,7 @@ def test_what_the_leader_refuses(code: str, desired: int, phase: str, error: str
     step = next_step(group, turn(desired, answers={UP: LeaderAnswer(code, "no")}))
     assert step.operation is not None
     assert (step.operation.phase, step.operation.error) == (phase, error)
-    # What is not ended is told again: pauses are the caller's.
+    # An operation that has not ended is called again; pauses are the caller's.
     assert (step.call is not None) == (phase == "waiting")
 
 
@@ -195,18 +205,18 @@ def test_the_id_follows_from_what_is_stored() -> None:
     assert first == again
     assert first is not None
     assert first.id == UP
-    later = next_step(group_of(4, 2, told("cancelled", number=7), stored("cancelled", number=7)), turn(4)).operation
+    later = next_step(group_of(4, 2, reported("cancelled", number=7), stored("cancelled", number=7)), turn(4)).operation
     assert later is not None
     assert later.id == f"{NAME}-4-8"
-    adopted = next_step(group_of(4, 4, told("done", id="by-hand"), None), turn(2)).operation
+    adopted = next_step(group_of(4, 4, reported("done", id="by-hand"), None), turn(2)).operation
     assert adopted is not None
     assert adopted.id == f"{NAME}-2-1"
 
 
 def test_attempts_are_counted_for_one_target() -> None:
     failed = stored("failed", since=60, attempt=2)
-    again = next_step(group_of(4, 2, told("failed"), failed), turn(4)).operation
-    other = next_step(group_of(3, 2, told("failed"), failed), turn(3)).operation
+    again = next_step(group_of(4, 2, reported("failed"), failed), turn(4)).operation
+    other = next_step(group_of(3, 2, reported("failed"), failed), turn(3)).operation
     assert again is not None
     assert other is not None
     assert (again.attempt, again.id) == (3, f"{NAME}-4-2")
@@ -218,26 +228,26 @@ def test_back_offs_grow_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "desired", "wake"),
+    ("group", "desired", "requeue_after"),
     [
-        (group_of(4, 2, told("failed"), stored("failed", since=4)), 4, 6.0),
+        (group_of(4, 2, reported("failed"), stored("failed", since=4)), 4, 6.0),
         (group_of(4, 2, leaving("done"), down("releasing", since=5), streams=1), 2, 60.0),
-        (group_of(4, 2, told("failed"), stored("failed", since=100, attempt=4)), 4, 500.0),
-        (group_of(4, 2, told("preparing"), stored("preparing")), 4, None),
+        (group_of(4, 2, reported("failed"), stored("failed", since=100, attempt=4)), 4, 500.0),
+        (group_of(4, 2, reported("preparing"), stored("preparing")), 4, None),
     ],
 )
-def test_what_ends_by_itself_is_looked_at_then(group: Group, desired: int, wake: float | None) -> None:
-    found = next_step(group, turn(desired)).wake
-    assert found == (None if wake is None else pytest.approx(wake))
+def test_what_ends_by_itself_is_looked_at_then(group: Group, desired: int, requeue_after: float | None) -> None:
+    found = next_step(group, turn(desired)).requeue_after
+    assert found == (None if requeue_after is None else pytest.approx(requeue_after))
 
 
 def test_a_phase_keeps_its_time_and_progress_goes_in_steps() -> None:
     before = stored("preparing", since=30)
-    step = next_step(group_of(4, 2, told("preparing", progress=0.47, seconds={"waiting": 1.23456}), before), turn(4))
+    step = next_step(group_of(4, 2, reported("preparing", progress=0.47, seconds={"waiting": 1.23456}), before), turn(4))
     assert step.operation is not None
     assert (step.operation.since, step.operation.progress) == (before.since, 40)
     assert (step.operation.seconds.waiting, step.operation.seconds.preparing) == (1.235, 0.0)
-    after = next_step(group_of(4, 2, told("committing"), before), turn(4)).operation
+    after = next_step(group_of(4, 2, reported("committing"), before), turn(4)).operation
     assert after is not None
     assert after.since != before.since
 

@@ -1,4 +1,4 @@
-"""The tiny cluster with agents whose group changes size: leaders that speak `contract.scale`, one phase a tick."""
+"""The tiny cluster with agents whose group changes size. Leaders speak `contract.scale`, one phase a tick."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ NEXT = {"waiting": "preparing", "preparing": "committing", "committing": "releas
 
 @dataclass
 class Leader:
-    """What one life of a leader knows: operations by id, the newest last."""
+    """State of one life of a leader: operations by id, the newest last."""
 
     life: tuple[str, int]
     effective: int = 0
@@ -70,10 +70,10 @@ class ElasticWorld(World):
     def _writes(self, decision: Decision) -> Iterator[Callable[[], None]]:
         *before, status = super()._writes(decision)
         yield from before
-        for call in decision.scale:
-            yield partial(self._tell, call)
+        for call in decision.scale_calls:
+            yield partial(self._call, call)
         yield status
-        for child in decision.statuses:
+        for child in decision.child_statuses:
             yield partial(self._store_status, child)
 
     def _store(self, manifest: Manifest) -> None:
@@ -97,7 +97,7 @@ class ElasticWorld(World):
         for name in present:
             self._lead(name)
 
-    def _tell(self, call: ScaleCall) -> None:
+    def _call(self, call: ScaleCall) -> None:
         self.calls.append(call)
         leader = self.leaders.get(call.group)
         if self.deaf or leader is None:
@@ -117,7 +117,7 @@ class ElasticWorld(World):
             return LeaderAnswer("operation_running", f"{newest.id} runs")
         if call.data > self.largest:
             return LeaderAnswer("invalid_target", f"data: at most {self.largest} is possible, got {call.data}")
-        if leader.effective and not self._well(call.group, leader):
+        if leader.effective and not self._is_well(call.group, leader):
             return LeaderAnswer("rank_dead", "a rank is dead")
         leader.operations[call.operation] = Operation(
             id=call.operation,
@@ -152,10 +152,10 @@ class ElasticWorld(World):
         newest = known.newest
         if newest is not None and not newest.ended:
             self._proceed(group, known, newest)
-        self._seat(group, known)
+        self._start_epoch(group, known)
 
     def _proceed(self, group: str, leader: Leader, operation: Operation) -> None:
-        if leader.effective and not self._well(group, leader) and operation.phase in ("waiting", "preparing"):
+        if leader.effective and not self._is_well(group, leader) and operation.phase in ("waiting", "preparing"):
             leader.move("failed", error="a rank is dead")
         elif len(self._loaded(group, operation.target)) < self._nodes(group, operation.target):
             return
@@ -170,7 +170,7 @@ class ElasticWorld(World):
         else:
             leader.move(NEXT[operation.phase], seconds={**operation.seconds, operation.phase: 1.0})
 
-    def _seat(self, group: str, leader: Leader) -> None:
+    def _start_epoch(self, group: str, leader: Leader) -> None:
         """Ranks of the epoch serve, together or not at all; others wait."""
         loaded = self._loaded(group, leader.effective)
         if not leader.effective or len(loaded) < self._nodes(group, leader.effective):
@@ -180,7 +180,7 @@ class ElasticWorld(World):
             for member in loaded:
                 member.stage, member.peers = 4, lives
 
-    def _well(self, group: str, leader: Leader) -> bool:
+    def _is_well(self, group: str, leader: Leader) -> bool:
         gang = self._gang(group, leader.effective)
         return len(gang) == self._nodes(group, leader.effective) and all(self._ready(member) for member in gang)
 
@@ -196,7 +196,7 @@ class ElasticWorld(World):
         return max(1, data * layout.tensor * layout.pipeline // layout.per_node)
 
     def layout(self, group: str) -> LayoutConfig:
-        """Of the group's own revision, by its name."""
+        """Layout of the group's revision, found by the group's name."""
         if group not in self.layouts:
             config = self.children["ConfigMap", group.rpartition("-")[0]]
             self.layouts[group] = LayoutConfig.model_validate(json.loads(config["data"]["agent.json"])["layout"])
@@ -212,7 +212,7 @@ class ElasticWorld(World):
     def available(self) -> list[str]:
         """Groups whose serving epoch serves."""
         names = [live["metadata"]["name"] for live in self.sets()]
-        return [name for name in names if (found := self.leaders.get(name)) and found.effective and self._well(name, found)]
+        return [name for name in names if (found := self.leaders.get(name)) and found.effective and self._is_well(name, found)]
 
     def _report(self, member: Member) -> Any:
         report, leader = super()._report(member), self.leaders.get(member.group)
@@ -246,9 +246,9 @@ class ElasticWorld(World):
         return any(leader.newest is not None and not leader.newest.ended for leader in self.leaders.values())
 
     def _picture(self) -> Any:
-        told = {name: (leader.life, leader.effective, leader.newest) for name, leader in self.leaders.items()}
+        leaders = {name: (leader.life, leader.effective, leader.newest) for name, leader in self.leaders.items()}
         replicas = [(live["metadata"]["name"], live["spec"]["replicas"]) for live in self.sets()]
-        return super()._picture(), told, replicas, json.dumps(self.children.get((SCALE_KIND, "chat")), sort_keys=True)
+        return super()._picture(), leaders, replicas, json.dumps(self.children.get((SCALE_KIND, "chat")), sort_keys=True)
 
 
 def elastic(size: int = 2, low: int = 1, high: int = 8, unit: str = "expert", **more: Any) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from starling_engine.kv_offload.secondary.store.messages import (
     PACKET,
     FromHelper,
     Imported,
-    Joined,
     Setup,
     StoreAnswer,
     StoreCall,
+    StoreJoined,
 )
 
 _decode = msgspec.msgpack.Decoder(FromHelper).decode
@@ -249,7 +249,7 @@ class StoreClient:
                 case Imported(error):
                     self.unusable = error
                     self.imported.set()
-                case Joined(error):
+                case StoreJoined(error):
                     self.failure = error
                     self.joined.set()
         self._on_process_end()

@@ -24,10 +24,10 @@ from starling_engine.kv_offload.secondary.store.messages import (
     Code,
     FromHelper,
     Imported,
-    Joined,
     Setup,
     StoreAnswer,
     StoreCall,
+    StoreJoined,
     ToHelper,
 )
 from starling_engine.platforms.priority import lower_priority
@@ -62,12 +62,12 @@ class Helper:
             host, setup.metadata, setup.segment, library_buffer, "tcp", "", f"{bracketed(setup.master)}:{setup.port}"
         ) or self._store.register_buffer(self._base, self._size)
         if code:
-            self.send(Joined(f"it answers {code} to a new client"))
+            self.send(StoreJoined(f"it answers {code} to a new client"))
             return
         other = self._start_queue(self._find_or_drop)
         puts = self._start_queue(self._put, low_priority=True)
         self._queues = {"get": self._start_queue(self._get), "put": puts, "find": other, "drop": other}
-        self.send(Joined())
+        self.send(StoreJoined())
 
     def _is_master_there(self) -> bool:
         try:

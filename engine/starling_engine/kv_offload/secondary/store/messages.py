@@ -54,7 +54,7 @@ class Imported(msgspec.Struct, tag="imported"):
     error: str | None = None
 
 
-class Joined(msgspec.Struct, tag="joined"):
+class StoreJoined(msgspec.Struct, tag="joined"):
     """The store has accepted this client, so that calls may follow, or has not."""
 
     error: str | None = None
@@ -67,5 +67,5 @@ class StoreAnswer(msgspec.Struct, tag="answer"):
     codes: list[int]
 
 
-FromHelper = Imported | Joined | StoreAnswer
+FromHelper = Imported | StoreJoined | StoreAnswer
 ToHelper = Setup | StoreCall

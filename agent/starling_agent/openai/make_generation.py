@@ -1,0 +1,104 @@
+"""Makes a Generation of a chat or completion request, whose fields it checks."""
+
+import time
+from collections.abc import Mapping
+
+from starling_engine import AsyncEngine, SamplingParams
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.bad_words import banned_tokens
+from starling_agent.openai.endpoint import Caller, Endpoint, unique_id
+from starling_agent.openai.generation import Generation
+from starling_agent.openai.prompts import output_budget
+from starling_agent.openai.protocol.sampling import SamplingFields
+
+MAX_PROMPT_LOGPROBS = 300_000
+"""Entries in all choices of an answer; each is some 60 bytes."""
+
+
+def make_generation(
+    endpoint: Endpoint,
+    body: SamplingFields,
+    *,
+    kind: str,
+    caller: Caller,
+    prompts: list[list[int]],
+    prefixes: list[str],
+    default_max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    only_echo: bool = False,
+    renamed: Mapping[str, str],
+) -> Generation:
+    """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
+
+    `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence.
+    """
+    defaults = endpoint.engine.model_config.generation_defaults
+    name, requested = body.output_limit()
+    default = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
+    budget = output_budget(prompts, 1 if only_echo else requested, default, endpoint.max_model_len, name)
+    params = body.sampling(
+        defaults,
+        max_tokens=budget,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
+    )
+    _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
+    _check_answer_size(prompts, params)
+    _check_sequences(endpoint, len(prompts) * params.n, sum(map(len, prompts)) * params.n)
+    options = body.stream_options
+    return Generation(
+        answer_id=f"{kind}-{unique_id(body.request_id or caller.request_id)}",
+        created=int(time.time()),
+        model=endpoint.model_name(body.model),
+        prompts=prompts,
+        params=params,
+        prefixes=prefixes,
+        priority=_priority(endpoint, body.priority),
+        cache_salt=caller.cache_salt(body.cache_salt),
+        top_logprobs=logprobs,
+        only_echo=only_echo,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        return_token_ids=bool(body.return_token_ids),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+
+
+def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams, renamed: Mapping[str, str]) -> None:
+    """Raises what the engine would raise, before any prompt starts: a later error could end a stream in the middle."""
+    try:
+        engine.validate(prompts, params)
+    except InvalidRequest as error:
+        name = renamed.get(error.param or "", error.param)
+        raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
+
+
+def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None:
+    """Raises InvalidRequest for an answer with too many prompt scores, which would delay all other streams."""
+    if params.prompt_logprobs is None:
+        return
+    entries = sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{entries} log probabilities of prompts were asked for; at most {MAX_PROMPT_LOGPROBS} are possible in one answer",
+            "prompt_logprobs",
+        )
+
+
+def _check_sequences(endpoint: Endpoint, count: int, tokens: int) -> None:
+    """Raises InvalidRequest for more outputs than a core runs and queues: it gets all at once, so another try would fail too."""
+    scheduler = endpoint.engine.config.scheduler
+    limit, most = scheduler.max_num_seqs + scheduler.max_num_waiting, scheduler.max_num_waiting_tokens
+    if count > limit:
+        raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
+    if count > 1 and tokens > most:
+        raise InvalidRequest(f"{tokens} tokens (prompts times n) were sent; at most {most} are possible at once", "prompt")
+
+
+def _priority(endpoint: Endpoint, priority: int | None) -> int:
+    if priority and endpoint.engine.config.scheduler.policy != "priority":
+        raise InvalidRequest("this server runs requests in order of arrival (--scheduling-policy fcfs)", "priority")
+    return priority or 0

@@ -1,0 +1,49 @@
+"""Linear methods for bf16 on CPUs. Weights are reordered once into the layout that the kernel reads."""
+
+import torch
+
+from starling_engine.layers.linear import LinearPart, LinearShape
+from starling_engine.layers.linear_dense import StackedMethod
+from starling_engine.native import ops
+from starling_engine.native.packed import PackedWeight
+
+
+class NativeLinear(StackedMethod):
+    """Multiplies by our AVX-512 kernel. One packed copy serves both the logits head and the embedding that is tied to it."""
+
+    name = "native"
+    _weight: PackedWeight
+    _bias: torch.Tensor | None
+
+    def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = ops.pack_linear(weight, gated=self._shape.gated), bias
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return ops.linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(ids.shape[0], self._weight.k, dtype=torch.bfloat16)
+        ops.embedding_packed(ids, self._weight, out)
+        return out
+
+
+class MkldnnLinear(StackedMethod):
+    """Multiplies by oneDNN, in its blocked layout: on CPUs with matrix units (AMX), or where there is no compiler."""
+
+    name = "mkldnn"
+    _weight: torch.Tensor
+    _bias: torch.Tensor | None
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
+        assert not shape.lookup, "single rows cannot be read from oneDNN's layout"
+        return super().create(shape, dtype, device)
+
+    def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return self._finished(out, out_dtype)
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("single rows cannot be read from oneDNN's layout")

@@ -1,0 +1,54 @@
+"""Chooses how each matrix is stored and multiplied."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from starling_engine import native
+from starling_engine.kernels.products import has_mkldnn_bf16, is_emulated
+from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
+from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
+from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
+
+logger = logging.getLogger("starling.layers")
+
+
+def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSelector:
+    """Returns the selector for a model of `dtype` on `device`. Logs the choice and its reason once."""
+    method, reason = _choose(dtype, device)
+    logger.info("linear layers: %s (%s)", method.name, reason)
+
+    def select(shape: LinearShape) -> LinearMethod:
+        if _FITS[method](shape):
+            return method()
+        return ExactLinear() if shape.exact else DenseLinear()
+
+    return select
+
+
+def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
+        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 on a CPU has packed weights"
+    if _has_amx():
+        return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
+    if native.load() is not None:
+        return NativeLinear, "bfloat16 and AVX-512"
+    if has_mkldnn_bf16():
+        return MkldnnLinear, "no native kernels here"
+    return DenseLinear, "computed in float32: neither native kernels nor oneDNN's bfloat16 work here"
+
+
+def _has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported()) and has_mkldnn_bf16()
+
+
+_FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
+    # The kernel multiplies pairs of columns, and eight gates at a time.
+    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
+    # A tied head is also the embedding: a second copy for it would cost more than the slower product.
+    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact,
+    DenseLinear: lambda shape: not shape.exact,
+}
+"""Says for each method which matrices it can hold. The others are dense, or exact."""

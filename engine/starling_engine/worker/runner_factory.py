@@ -1,0 +1,60 @@
+"""Makes the runner that a platform needs."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import KVGroup
+from starling_engine.models.decoder import Decoder
+from starling_engine.platforms.base import Platform
+from starling_engine.sampling.select import select_sample_op
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.host.kv_pages import KVPages
+from starling_engine.worker.host.runner import ModelRunner
+from starling_engine.worker.host.sampler import Sampler
+from starling_engine.worker.pending_step import Runner
+from starling_engine.worker.stage import StageLink
+
+logger = logging.getLogger("starling.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFactory:
+    """Parts of a runner that are there before its KV cache."""
+
+    config: WorkerConfig
+    platform: Platform
+    model: Decoder
+    groups: list[KVGroup]
+    batch: InputBatch
+    link: StageLink
+    tick: Callable[[], None]
+
+    def make(self, kv: list[torch.Tensor]) -> Runner:
+        """Makes a runner for a device that works on its own, or one for the thread that calls. `kv` as KVPages has it."""
+        op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
+        if self.platform.queue is None:
+            return ModelRunner(self.model, pages, self.batch, Sampler(op), self.link)
+        return DeviceRunner(
+            self.model,
+            pages,
+            self.batch,
+            op,
+            self.tick,
+            self.link,
+            self.platform.queue,
+            max_tokens=self.config.max_num_batched_tokens,
+            vocab_size=self.model.config.vocab_size,
+            recorded=self._is_recorded(),
+            cascades=self.model.cascades,
+        )
+
+    def _is_recorded(self) -> bool:
+        reason = "enforce_eager" if self.config.enforce_eager else self.model.eager_reason
+        if reason is not None:
+            logger.info("steps are not recorded: %s", reason)
+        return reason is None

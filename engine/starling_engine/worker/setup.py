@@ -1,0 +1,96 @@
+"""A rank's choices before it has a model: dtype, backends, communicators; and how its model is built and loaded from them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from starling_engine.attention.select import Backend, select_attention
+from starling_engine.config import WorkerConfig
+from starling_engine.expert_parallel.load import LoadWindow
+from starling_engine.expert_parallel.ranks import ExpertRanks, spread_over_tensor
+from starling_engine.layers.linear import MethodSelector
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.parallel.ranks import RankCommunicators, join_ranks
+from starling_engine.platforms.base import Platform
+from starling_engine.weights.cache_scales import load_kv_scales
+from starling_engine.weights.dummy import DummyWeights, load_dummy
+from starling_engine.weights.loader import Checkpoint, load_weights
+from starling_engine.weights.slot import WeightSource
+from starling_engine.worker.memory_plan import kv_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """Chosen once; a model that is built again, after a sleep, is the same."""
+
+    config: WorkerConfig
+    platform: Platform
+    dtype: torch.dtype
+    model: ModelConfig
+    attention: Backend
+    linear: MethodSelector
+    ranks: RankCommunicators
+
+    @classmethod
+    def choose(cls, config: WorkerConfig, platform: Platform, tick: Callable[[], None]) -> Self:
+        """Meets the other ranks of the core. Raises ConfigError, ModelError, or RankLost."""
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        platform.check_dtype(dtype)
+        platform.check_kv_dtype(kv_dtype(config))
+        model = load_model_config(Path(config.model_path))
+        attention, _ = select_attention(
+            config.attention_backend,
+            platform,
+            dtype,
+            model.head_dim,
+            latent=model.mla is not None,
+            fp8_cache=config.fp8_cache,
+        )
+        linear = select_linear_method(dtype, platform.device)
+        return cls(config, platform, dtype, model, attention, linear, join_ranks(config, tick, platform.device))
+
+    def expert_ranks(self) -> ExpertRanks | None:
+        """Returns the ranks among which a model's experts are placed; None where all ranks have a part of each."""
+        config, tensor, device = self.config, self.ranks.tensor, self.platform.device
+        if not config.dp_sync:
+            return spread_over_tensor(self.model, tensor, device) if config.expert_parallel else None
+        moe, eplb = self.model.moe, config.eplb
+        assert moe is not None, "cores share experts alone"
+        window = LoadWindow(len(moe.layers), moe.num_experts, eplb.window) if eplb is not None else None
+        slots = config.expert_slots + (eplb.spare if eplb is not None else 0)
+        return ExpertRanks(moe.num_experts, slots, tensor, device=device, window=window)
+
+    def build_model(self, expert_ranks: ExpertRanks | None) -> Decoder:
+        """Builds a model without weights."""
+        return Decoder(
+            self.model,
+            self.dtype,
+            self.platform.device,
+            self.linear,
+            self.attention,
+            max_position=self.config.max_model_len,
+            tensor=self.ranks.tensor,
+            stage=self.ranks.pipeline.shard,
+            expert_ranks=expert_ranks,
+        )
+
+    def load(self, model: Decoder, on_progress: Callable[[int, int], None]) -> None:
+        """Fills a model with its weights; `on_progress` gets the bytes that are done, and all."""
+        with torch.inference_mode():
+            if self.config.load_format == "dummy":
+                load_dummy(model, self.config.seed)
+                return
+            folder = Path(self.config.model_path)
+            load_weights(model, folder, on_progress)
+            if self.config.fp8_cache:
+                load_kv_scales(model.kv_scaled, folder)
+
+
+def weight_source(config: WorkerConfig) -> WeightSource:
+    """Opens the source of experts that are loaded later."""
+    return DummyWeights(config.seed) if config.load_format == "dummy" else Checkpoint(Path(config.model_path))

@@ -1,0 +1,59 @@
+"""Time of the next decision although nothing may have changed: back-offs, silence and windows end by themselves."""
+
+from collections.abc import Iterator
+
+from starling_operator.plan.disruption import SCHEDULING_SECONDS
+from starling_operator.plan.failure import has_served, silence_limit
+from starling_operator.plan.recovery import restart_times
+from starling_operator.plan.status_inputs import StatusInputs
+
+_MARGIN = 0.5
+"""Seconds past the moment itself, so that it has surely come."""
+_UNWATCHED = 4.0
+"""Seconds between two looks at what no watch shows: a node, and why no pod is made."""
+
+
+def requeue_after(inputs: StatusInputs) -> float | None:
+    """Returns seconds; None: never."""
+    return min((seconds + _MARGIN for seconds in _moments(inputs)), default=None)
+
+
+def _moments(inputs: StatusInputs) -> Iterator[float]:
+    yield from _unplanned(inputs)
+    spec = inputs.spec
+    if spec is None or inputs.refusal is not None:
+        return
+    if any(group.missing for group in inputs.kept):
+        yield _UNWATCHED
+    if inputs.nodes > 1 and any(not group.scheduled for group in inputs.kept):
+        # Other services' gangs change the queue for nodes.
+        yield _UNWATCHED
+    if inputs.rollout.waits and inputs.service.status.gang_released_at:
+        yield _UNWATCHED
+    yield from (step.requeue_after for step in inputs.elastic_steps.values() if step.requeue_after is not None)
+    limit = silence_limit(spec.recovery.progress_timeout_seconds)
+    for group in inputs.kept:
+        decision = inputs.recoveries.get(group.name)
+        if decision is not None and decision.wait > 0:
+            yield decision.wait
+        due = group.progressed_at + spec.rollout.progress_deadline_seconds - inputs.now
+        if group.target and due >= 0 and not inputs.is_ready(group):
+            yield due
+        times = restart_times(group, spec.recovery, inputs.now)
+        if times:
+            # One restart fewer counts then: the status shows it, and a group that was given up may be restarted.
+            yield times[0] + spec.recovery.window_seconds - inputs.now
+        # Silence is no failure of a group that never served, and no news of one whose failure is known.
+        watched = group.gang_pods if decision is None and has_served(group) else ()
+        for pod in watched:
+            if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
+                yield limit - pod.report_age
+
+
+def _unplanned(inputs: StatusInputs) -> Iterator[float]:
+    """Yields the moments of lost and cordoned nodes, which count also while the spec is refused."""
+    if any(pod.evicted and not pod.lost for pod in inputs.pods):
+        yield _UNWATCHED
+    if any(group.cordoned for group in inputs.kept):
+        unscheduled = (pod.created_at for pod in inputs.pods if pod.waiting.startswith("Unschedulable"))
+        yield from (left for since in unscheduled if (left := since + SCHEDULING_SECONDS - inputs.now) > 0)

@@ -1,0 +1,74 @@
+"""Runs a decoder without an engine: with block tables of its own, over a cache full of NaN, so that a stray read shows."""
+
+from collections.abc import Sequence
+
+import torch
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.models.decoder import Decoder
+from starling_engine.models.forward_context import ForwardContext
+
+MAX_BLOCKS = 32
+
+
+class PagedDriver:
+    """Holds up to `sequences` sequences of at most MAX_BLOCKS blocks in shuffled pages. Page 0 belongs to nobody."""
+
+    def __init__(self, model: Decoder, dtype: torch.dtype, block_size: int, sequences: int = 1) -> None:
+        config = model.config
+        pages = sequences * MAX_BLOCKS + 1
+        specs = kv_specs(config, block_size, dtype.itemsize)
+        self._model = model
+        self._block_size = block_size
+        self._kv = [torch.full((pages, *spec.page_shape), float("nan"), dtype=dtype) for spec in specs]
+        order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(2)) + 1
+        self._tables = order.view(sequences, MAX_BLOCKS).to(torch.int32)
+        self.lengths = [0] * sequences
+        self.ticks = 0
+
+    def run(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
+        """One step: each row appends tokens to a sequence. Returns each row's logits [tokens, vocab]."""
+        return list(self._step(rows, None).split([len(tokens) for _, tokens in rows]))
+
+    def run_to_last(self, rows: Sequence[tuple[int, list[int]]]) -> torch.Tensor:
+        """The same step; logits [len(rows), vocab] of each row's last token, no others computed."""
+        lengths = torch.tensor([len(tokens) for _, tokens in rows])
+        return self._step(rows, lengths.cumsum(0) - 1)
+
+    def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
+        metas = {window: self._metadata(rows, window) for window in set(self._model.config.windows)}
+        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], wanted, self._tick)
+        ids = torch.tensor([token for _, tokens in rows for token in tokens])
+        logits = self._model.logits(self._model.forward(ids, ctx))
+        for sequence, tokens in rows:
+            self.lengths[sequence] += len(tokens)
+        return logits
+
+    def greedy(self, first: int, steps: int, sequence: int = 0) -> list[int]:
+        """`first` and the tokens that follow it, one a step; `steps` in all."""
+        tokens = [first]
+        while len(tokens) < steps:
+            tokens.append(int(self.run([(sequence, tokens[-1:])])[0][-1].argmax()))
+        return tokens
+
+    def _metadata(self, rows: Sequence[tuple[int, list[int]]], window: int) -> AttentionMetadata:
+        size = self._block_size
+        starts = [self.lengths[sequence] for sequence, _ in rows]
+        counts = [len(tokens) for _, tokens in rows]
+        tables = torch.stack([self._tables[sequence] for sequence, _ in rows]).clone()
+        positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        slots = [table[at // size].long() * size + at % size for table, at in zip(tables, positions, strict=True)]
+        for table, start in zip(tables, starts, strict=True):
+            # Blocks behind the window become page 0, whose NaN must not be read.
+            table[: max(0, start - window + 1) // size if window else 0] = 0
+        return AttentionMetadata(
+            positions=torch.cat(positions),
+            slots=torch.cat(slots),
+            query_start=torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+            context_lens=torch.tensor([a + b for a, b in zip(starts, counts, strict=True)], dtype=torch.int32),
+            block_tables=tables,
+            max_query_len=max(counts),
+        )
+
+    def _tick(self) -> None:
+        self.ticks += 1

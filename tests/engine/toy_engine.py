@@ -1,0 +1,319 @@
+"""A scheduler with a toy worker and toy tiers, for tests of scheduling and offloading.
+
+The worker's "keys and values" are hashes of the prefix, and it checks every page that a query would read. It mirrors plans with the
+real InputBatch, so a wrong block table, slot or count cannot go unseen.
+"""
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from starling_engine.config import SchedulerConfig, TiersConfig
+from starling_engine.delta import Delta
+from starling_engine.kv.events import EventLog
+from starling_engine.kv.manager import KVManager
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
+from starling_engine.kv_offload.manager import TieredOffload
+from starling_engine.kv_offload.orders import (
+    ChunkCopy,
+    ChunkSlot,
+    LoadChunks,
+    LookUpChunks,
+    Order,
+    PromoteChunks,
+    StoreChunks,
+    TransferDone,
+    WriteBackChunks,
+)
+from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.request import EngineRequest
+from starling_engine.scheduler.scheduler import Scheduler
+from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
+from starling_engine.worker.host.batch import InputBatch
+
+VOCAB = 50
+
+
+def prefix_hashes(tokens: list[int]) -> list[int]:
+    """hashes[p] stands for the keys and values of position p: it depends on tokens 0..p."""
+    value, hashes = 1, []
+    for token in tokens:
+        value = zlib.crc32(token.to_bytes(4, "little"), value)
+        hashes.append(value)
+    return hashes
+
+
+def _token(prefix_hash: int, seed: int) -> int:
+    return (prefix_hash ^ (seed * 7919)) % VOCAB
+
+
+def expected_output(prompt: list[int], params: SamplingParams, seed: int, max_model_len: int) -> list[int]:
+    tokens, stops = list(prompt), set(params.stop_token_ids or ())
+    limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
+    value = prefix_hashes(tokens)[-1]
+    while len(tokens) < limit:
+        tokens.append(_token(value, seed))
+        value = zlib.crc32(tokens[-1].to_bytes(4, "little"), value)
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+def groups_of(block_size: int, window: int = 0) -> list[KVGroup]:
+    full = KVGroup(KVSpec(block_size, 1, 8, 4), (0,))
+    return [full, KVGroup(WindowSpec(block_size, 1, 8, 4, window), (1,))] if window else [full]
+
+
+class ToyWorker:
+    def __init__(self, groups: list[KVGroup], max_num_seqs: int, max_model_len: int, num_blocks: int) -> None:
+        self.groups = groups
+        self.block_size = groups[0].spec.block_size
+        self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size)
+        self.pages = np.zeros((num_blocks, self.block_size), np.int64)
+        self.last_step = -1
+        self.fail_on: set[int] = set()
+        """Tokens: steps with a row whose prompt begins with one of them fail as a whole."""
+        self.fail_from: dict[int, int] = {}
+        """Numbers of tokens, by a prompt's first token, from which on steps with it fail as a whole."""
+        self.broken: set[int] = set()
+        """Tokens: rows whose prompt begins with one of them have an error of their own where they would sample."""
+        self._lost: set[int] = set()
+        """Slots of a step that failed: results of later steps in flight for them are garbage, which is discarded."""
+        self.seconds: Callable[[StepPlan], float] = lambda _: 0.0
+        """Returns the seconds that a step reports."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.batch.apply(plan)
+        self.last_step = plan.step_id
+        for copy in plan.copies:
+            self.pages[copy.target] = self.pages[copy.source]
+        inputs = self.batch.inputs(plan)
+        firsts = [int(self.batch.tokens[slot, 0]) for slot in plan.slots]
+        ends = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
+        late = any(end >= self.fail_from.get(first, end + 1) for first, end in zip(firsts, ends, strict=True))
+        self._lost -= {new.slot for new in plan.new}
+        if late or not self.fail_on.isdisjoint(firsts):
+            self._lost |= set(plan.slots)
+            return StepResult(plan.step_id, plan.epoch, [], error="boom")
+        assert len(set(plan.slots)) == len(plan.slots)
+        for r, slot in enumerate(plan.slots):
+            if slot in self._lost:
+                continue
+            self._store(slot, plan.starts[r], int(inputs.ends[r]), inputs.metadata, int(inputs.last_token[r]))
+        rows = [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))]
+        return StepResult(plan.step_id, plan.epoch, rows, self.seconds(plan))
+
+    def _store(self, slot: int, start: int, end: int, metadata: list, last: int) -> None:
+        hashes = prefix_hashes(self.batch.tokens[slot, :end].tolist())
+        first = last - (end - start) + 1
+        for meta in metadata:
+            for position in range(start, end):
+                at = int(meta.slots[first + position - start])
+                assert at >= self.block_size, "the null block is never written"
+                self.pages[at // self.block_size, at % self.block_size] = hashes[position]
+
+    def _row(self, plan: StepPlan, r: int, end: int) -> RowResult:
+        slot = plan.slots[r]
+        if slot in self._lost:
+            return RowResult(tokens=[0] if plan.sample[r] else [])
+        tokens = self.batch.tokens[slot, :end].tolist()
+        hashes = prefix_hashes(tokens)
+        for group, table in zip(self.groups, self.batch.tables, strict=True):
+            window = group.spec.window
+            for position in range(max(0, plan.starts[r] - window + 1) if window else 0, end):
+                page = table[slot, position // self.block_size]
+                assert self.pages[page, position % self.block_size] == hashes[position], (slot, position, page)
+        scores = self._prompt_rows(plan, r, end)
+        if not plan.sample[r]:
+            return RowResult(prompt_logprobs=scores)
+        if tokens[0] in self.broken:
+            return RowResult(error="not finite")
+        if self.batch.slot_state(slot).pooling is not None:
+            return RowResult(pooled=[float(hashes[-1])])
+        token = _token(hashes[-1], int(self.batch.seed[slot]))
+        self.batch.tokens[slot, end] = token
+        return RowResult(tokens=[token], prompt_logprobs=scores)
+
+    def _prompt_rows(self, plan: StepPlan, r: int, end: int) -> list[LogprobRow] | None:
+        state = self.batch.slot_state(plan.slots[r])
+        if state.sampling is None or state.sampling.prompt_logprobs is None:
+            return None
+        following = self.batch.tokens[plan.slots[r], plan.starts[r] + 1 : min(end + 1, state.num_prompt)]
+        return [LogprobRow([token], [0.0], 1) for token in following.tolist()]
+
+
+class ToyTiers:
+    """Chunk slots in host memory and a secondary tier, as a worker has them.
+
+    Orders are carried out at random times, in random order (`rng`), and those of the secondary tier may fail. `secondary` outlives
+    the engine.
+    """
+
+    def __init__(self, worker: ToyWorker, slots: int, secondary: dict[tuple[int, bytes], np.ndarray], rng: random.Random) -> None:
+        self.worker = worker
+        self.slots = np.zeros((slots, CHUNK), np.int64)
+        self.secondary = secondary
+        self.rng = rng
+        self.orders: list[Order] = []
+        self.fails = 0.0
+        """Share of the secondary tier's operations that fail."""
+        self.counts: Counter[str] = Counter()
+
+    def carry_out(self, *, all_of_it: bool = False) -> list[TransferDone]:
+        """Carries out some of the orders."""
+        self.rng.shuffle(self.orders)
+        count = len(self.orders) if all_of_it else self.rng.randint(0, len(self.orders))
+        now, self.orders = self.orders[:count], self.orders[count:]
+        return [self._do(order) for order in now]
+
+    def _do(self, order: Order) -> TransferDone:
+        match order:
+            case StoreChunks(job, _, copies):
+                done = [self._copy(copy, to_pages=False) for copy in copies]
+            case LoadChunks(job, after, copies):
+                assert after <= self.worker.last_step, "a step may still write there"
+                done = [self._copy(copy, to_pages=True) for copy in copies]
+            case LookUpChunks(job, chunks):
+                done = [self._works() and (at.group, at.name) in self.secondary for at in chunks]
+            case PromoteChunks(job, chunks):
+                done = [self._promote(at) for at in chunks]
+            case WriteBackChunks(job, chunks):
+                done = [self._write_back(at) for at in chunks]
+        self.counts[type(order).__name__] += sum(done)
+        return TransferDone(job, done, 1e-3)
+
+    def _works(self) -> bool:
+        return self.rng.random() >= self.fails
+
+    def _copy(self, copy: ChunkCopy, *, to_pages: bool) -> bool:
+        size = self.worker.block_size
+        for at, block in enumerate(copy.blocks, copy.first):
+            slot = self.slots[copy.slot, at * size : (at + 1) * size]
+            if to_pages:
+                self.worker.pages[block] = slot
+            else:
+                slot[:] = self.worker.pages[block]
+        return True
+
+    def _promote(self, at: ChunkSlot) -> bool:
+        content = self.secondary.get((at.group, at.name)) if self._works() else None
+        self.slots[at.slot] = -1 if content is None else content
+        return content is not None
+
+    def _write_back(self, at: ChunkSlot) -> bool:
+        works = self._works()
+        if works:
+            self.secondary[at.group, at.name] = self.slots[at.slot].copy()
+        return works
+
+
+class ToyEngine:
+    """Scheduler and toy worker, with `depth` steps in flight. `slots` > 0: with tiers; `secondary` outlives the engine."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 8,
+        window: int = 0,
+        groups: list[KVGroup] | None = None,
+        depth: int = 1,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        max_num_waiting: int = 1024,
+        max_model_len: int = 128,
+        step_target_ms: int = 0,
+        stages: int = 1,
+        policy: str = "fcfs",
+        prefix_caching: bool = True,
+        slots: int = 0,
+        secondary: dict[tuple[int, bytes], np.ndarray] | None = None,
+        preempt: str = "auto",
+        cpu_policy: str = "lru",
+        rng: random.Random | None = None,
+        events: bool = False,
+    ) -> None:
+        groups = groups or groups_of(block_size, window)
+        self.log = EventLog(groups) if events else None
+        self.config = SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_num_waiting=max_num_waiting,
+            step_target_ms=step_target_ms,
+            stages=stages,
+            depth=depth,
+            policy=policy,
+            prefix_caching=prefix_caching,
+        )
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
+        config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
+        self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
+        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)
+        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
+        self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
+        self.depth = depth
+        self.plans: list[StepPlan] = []
+        self.results: list[StepResult] = []
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, Delta] = {}
+        self.prompt_rows: dict[str, list[LogprobRow]] = {}
+        self.cached: dict[str, int] = {}
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams | None = None, **fields: object) -> Delta | None:
+        record = EngineRequest(id=request_id, prompt_ids=prompt, params=params or SamplingParams(), **fields)
+        refusal = self.scheduler.answer_at_once(record)
+        if refusal is None:
+            self.scheduler.add(record)
+        return refusal
+
+    def embed(self, request_id: str, prompt: list[int], pooling: str = "last") -> None:
+        self.add(request_id, prompt, pooling=PoolingParams(pooling=pooling))
+
+    def step(self) -> StepPlan | None:
+        """Plans until `depth` steps are in flight, then takes the oldest result. Returns the last plan made."""
+        made = None
+        if self.offload is not None:
+            self._transfer()
+        while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
+            assert plan.total_tokens <= self.config.max_num_batched_tokens
+            self.plans.append(plan)
+            self.results.append(self.worker.execute(plan))
+            made = plan
+        if self.results:
+            for delta in self.scheduler.update(self.results.pop(0)):
+                self._take(delta)
+        return made
+
+    def _transfer(self) -> None:
+        """Carries out orders; all of them when nothing else can go on."""
+        assert self.offload is not None
+        self.tiers.orders += self.offload.take_orders()
+        for done in self.tiers.carry_out(all_of_it=not self.results):
+            self.scheduler.on_transfer_done(done)
+
+    def _take(self, delta: Delta) -> None:
+        assert delta.id not in self.finished
+        self.outputs.setdefault(delta.id, []).extend(delta.tokens)
+        self.prompt_rows.setdefault(delta.id, []).extend(delta.prompt_logprobs or [])
+        if delta.cached_tokens is not None:
+            self.cached[delta.id] = delta.cached_tokens
+        if delta.finish_reason is not None:
+            self.finished[delta.id] = delta
+
+    def run(self, limit: int = 10_000) -> None:
+        """Runs until idle; then everything must be given back."""
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "no progress"
+        for _ in range(100):
+            if self.offload is None or not self.offload.has_pending_work:
+                break
+            self.step()
+        self.scheduler.check_integrity()
+        assert self.kv.pool.num_used == 0
