@@ -165,7 +165,7 @@ class _Node:
         self._leader = leader_parts.leader if leader_parts is not None else None
         service = self._leader or RemoteMembershipService(identity.leader, Path(config.admin.token_file))
         member = make_member(config, identity, state.report)
-        self._membership = GroupMembership(service, member, lambda cause: state.update(last_error=cause))
+        self._membership = GroupMembership(service, member, self._on_membership_status)
         self._supervisor = Supervisor(
             config,
             identity,
@@ -212,6 +212,11 @@ class _Node:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
+
+    def _on_membership_status(self, cause: str | None) -> None:
+        """Reports why this node is not in its group, unless it has failed: that cause stays in the report."""
+        if self._supervisor.failure is None:
+            self._state.update(last_error=cause)
 
     def _stop_serving(self) -> None:
         self._server.should_exit = True

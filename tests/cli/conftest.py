@@ -1,0 +1,5 @@
+"""A running `starling serve`, as the agent's tests use it."""
+
+from tests.agent.conftest import server
+
+__all__ = ["server"]
