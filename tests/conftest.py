@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.matrices import Case, sample
 
 TESTS = Path(__file__).parent
-WAITING = ("agent", "charts", "examples", "operator")
+WAITING = ("agent", "charts", "cli", "examples", "operator")
 """Folders of tests whose processes, and the API server, have to start and to answer."""
 
 # Read when torch loads its OpenMP library. On shared CPUs, threads that spin while they wait for each other make small

@@ -49,7 +49,7 @@ class CoreHandle:
         return self._cause or f"exit status {code}: {self._last_line}"
 
     def error(self, core: str) -> StarlingError:
-        """Returns the error that ended the loading: ConfigError or ModelError as the core raised it, else EngineDead with `core`."""
+        """Returns the error that ended the loading: ConfigError or ModelError as the core raised it, else EngineDead."""
         reason = self.exit_reason() or "it is still running"
         name, _, text = reason.partition(": ")
         kinds = {kind.__name__: kind for kind in (ConfigError, ModelError, UnsupportedModel, WeightError)}
