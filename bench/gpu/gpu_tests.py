@@ -16,11 +16,11 @@ ENGINE = "tests/engine"
 TESTS = (
     f"{ENGINE}/kernels",
     f"{ENGINE}/parallel/test_nccl.py",
-    f"{ENGINE}/tiers/test_arena.py",
-    f"{ENGINE}/tiers/test_copies.py",
+    f"{ENGINE}/kv_offload/test_arena.py",
+    f"{ENGINE}/kv_offload/test_copies.py",
     f"{ENGINE}/worker/test_memory.py",
     f"{ENGINE}/worker/test_on_gpu.py",
-    f"{ENGINE}/worker/test_rest.py",
+    f"{ENGINE}/worker/test_sleeper.py",
 )
 TOY = "tests/bench/test_gpu_table.py"
 SECONDS = 280.0

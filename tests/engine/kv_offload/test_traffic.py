@@ -117,7 +117,7 @@ class Round:
         while self._core.has_work:
             assert time.monotonic() < deadline
             self._step()
-        while self._core.has_pending_work:
+        while self._core.has_pending_transfers:
             assert time.monotonic() < deadline
             self._core.step()
             time.sleep(0.001)
