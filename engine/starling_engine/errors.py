@@ -58,7 +58,7 @@ class SleepRefused(StarlingError):
 
 
 class SleepFailed(StarlingError):
-    """Sleeping or waking failed. Cores that slept before go on sleeping, and it can be tried again."""
+    """Sleeping or waking failed. Cores that were asleep stay asleep, and it can be tried again."""
 
 
 class RequestFailed(StarlingError):
@@ -74,7 +74,7 @@ class RankLost(StarlingError):
 
 
 class PeerLost(RankLost):
-    """A rank lost the connection to another one. Only the core of the rank that went first knows which that was, and why."""
+    """A rank lost the connection to another one. Only the core of the rank that was lost first knows which one, and why."""
 
     @classmethod
     def is_reported_by(cls, last_words: str) -> bool:

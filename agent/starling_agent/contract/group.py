@@ -1,18 +1,19 @@
-"""Membership of a group: the call with which its nodes find each other, at the leader's admin endpoint.
+"""Membership of a group: the call by which its nodes find one another, at the leader's admin endpoint.
 
     POST /admin/group?after=V&leader=ID&wait=S   GroupMember -> 200 GroupView
 
-Each node reports itself and its cores again and again, and gets the group's members: a long poll. The answer comes at once if the
-caller does not know this version of this leader. Else it comes with the next version, or after `wait` seconds (at most 30). A node
+A long poll: each node reports itself and its cores repeatedly, and is answered with the group's members. The answer comes at once
+unless `after` and `leader` are the leader's present version and incarnation. Then it comes with the next version, or after `wait`
+seconds (at most 30). A node
 that has not polled for a while is out of the view until it polls again. A leader that was started again learns everything from the
 nodes' next polls.
 
 Refused with OpenAI's error body:
 
     401   as everywhere on the admin endpoint
-    409   `not_leader`
+    409   `not_leader`: this node is not the group's leader
     409   `other_group`, `other_revision`, `other_release`, `other_configuration`: the nodes of one group share all four
-    400   `no_such_node`: the layout has fewer nodes
+    400   `no_such_node`: `node` is not below the layout's number of nodes
 """
 
 from pydantic import Field
@@ -24,9 +25,9 @@ class GroupCore(ContractModel):
     """One engine core.
 
     rank      data parallel rank
-    address   for frontends of other nodes; another one after each start, and empty while it loads
-    taking    it takes their requests; not while its node drains
-    joining   where workers of other nodes join it while it loads, and stays; empty where it has none
+    address   where frontends of other nodes connect; changes with each start, empty while the core loads
+    taking    whether it accepts requests from them; False while its node drains
+    joining   where its workers on other nodes connect; set once it loads, empty if it has none
     """
 
     rank: int
@@ -38,7 +39,7 @@ class GroupCore(ContractModel):
 class GroupMember(ContractModel):
     """One node. Fields after `incarnation` must be the same on all nodes of a group.
 
-    draining      it ends, and its workers stay only for the cores that have them
+    draining      the node is ending; its workers run on only for cores of other nodes that still use them
     incarnation   id of this agent process
     config_hash   SHA-256 of the shared part of agents' configurations, hex
     """

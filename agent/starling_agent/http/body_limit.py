@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starling_agent.http.errors import ApiError, send_error
 
 MIN_BYTES_PER_SECOND = 1024
-"""The slowest rate that a body may arrive at after its first seconds: a large one on a slow line has time then."""
+"""The lowest rate at which a body may arrive after `read_seconds`, so that a large one on a slow line has time."""
 
 
 class BodyLimit:

@@ -81,7 +81,7 @@ class Epoch:
         name, shard = plan.exchange(layout, coordinates)
         store = join_store(plan.rendezvous)
         gloo = GlooCommunicator(store, name, shard, plan.rendezvous, tick)
-        host = with_shared_memory(gloo, plan.rendezvous, lambda ep: plan.call(ep, layout, coordinates.pp))
+        host = with_shared_memory(gloo, plan.rendezvous, lambda ep: plan.rank_name(ep, layout, coordinates.pp))
         self._nccl = join_nccl(host, store, name, plan.rendezvous, device) if device.type == "cuda" and shard.count > 1 else None
         self.communicator: Communicator = self._nccl or host
         self.wakeup = WakeupSockets(context, store, name, shard, plan.rendezvous)

@@ -117,7 +117,9 @@ def wait_for_loads(
         if state != seen:
             seen, since = state, time.monotonic()
         elif time.monotonic() - since > plan.rendezvous.timeout:
-            late = [plan.call(ep, layout, coordinates.pp) for ep in range(shard.count) if not store.check([f"{name}/here/{ep}"])]
+            late = [
+                plan.rank_name(ep, layout, coordinates.pp) for ep in range(shard.count) if not store.check([f"{name}/here/{ep}"])
+            ]
             raise RankLost(f"{' and '.join(late)} did not get ready, and nothing was loaded for {plan.rendezvous.timeout:g} s")
         time.sleep(POLL_SECONDS)
     raise EpochFailed("cancelled")

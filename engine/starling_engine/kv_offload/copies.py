@@ -1,7 +1,7 @@
-"""Copies chunks between a rank's pages and its slots.
+"""Copies chunks between a rank's pages and its chunk slots.
 
-A slot has a chunk's keys and values as [layers][runs][CHUNK tokens][row]: of keys and values, and of every head, one run; a page
-has the same of fewer tokens.
+A chunk slot holds a chunk's keys and values as [layers][runs][CHUNK tokens][row]. A run is one head's keys or one head's values, a
+row is those of one token. A page has the same runs, of block_size tokens.
 """
 
 import math
@@ -19,7 +19,7 @@ from starling_engine.native.build import load
 
 @dataclass(frozen=True)
 class GroupPages:
-    """The pages of a group's layers that are here: of each, uint8 [num_blocks, runs, bytes of a block's run]."""
+    """The pages of a KV group's layers on this rank: for each layer, uint8 [num_blocks, runs, run_bytes]."""
 
     layers: list[Tensor]
     runs: int
@@ -28,14 +28,14 @@ class GroupPages:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a slot that this group uses."""
+        """Bytes of a chunk slot that this KV group uses."""
         return len(self.layers) * self.runs * self.run_bytes * self.blocks_per_chunk
 
 
 def group_pages(groups: Sequence[KVGroup], kv: Sequence[Tensor]) -> list[GroupPages]:
-    """`kv` has each layer's pages, of the layers that are here, in the order of layers."""
-    place = {layer: at for at, layer in enumerate(sorted(layer for group in groups for layer in group.layers))}
-    return [_pages(group, [kv[place[layer]] for layer in group.layers]) for group in groups]
+    """Sorts `kv`, the pages of each layer on this rank in the order of layers, by KV group."""
+    index_of = {layer: index for index, layer in enumerate(sorted(layer for group in groups for layer in group.layers))}
+    return [_pages(group, [kv[index_of[layer]] for layer in group.layers]) for group in groups]
 
 
 def _pages(group: KVGroup, layers: list[Tensor]) -> GroupPages:
@@ -47,12 +47,12 @@ def _pages(group: KVGroup, layers: list[Tensor]) -> GroupPages:
 
 
 def store_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
-    """Pages -> slot: `blocks` are the chunk's from its `first`-th on. `slot` is uint8, on the host."""
+    """Copies pages to a chunk slot: `blocks` are the ids of the chunk's blocks from its `first`-th on. `slot` is on the host."""
     _copy(pages, blocks, first, slot, to_pages=False)
 
 
 def load_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
-    """Slot -> pages."""
+    """Copies a chunk slot to pages; arguments as in `store_chunk`."""
     _copy(pages, blocks, first, slot, to_pages=True)
 
 
@@ -71,19 +71,19 @@ def _copy(pages: GroupPages, blocks: list[int], first: int, slot: Tensor, *, to_
 def _from_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
     """All layers are gathered on the device, and come in one copy."""
     index = torch.tensor(blocks, device=pages.layers[0].device)
-    gathered = torch.stack([_wide(layer).index_select(0, index).transpose(0, 1) for layer in pages.layers])
-    _wide(_chunk(pages, slot))[:, :, first : first + len(blocks)].copy_(gathered, non_blocking=True)
+    gathered = torch.stack([_as_int64(layer).index_select(0, index).transpose(0, 1) for layer in pages.layers])
+    _as_int64(_chunk(pages, slot))[:, :, first : first + len(blocks)].copy_(gathered, non_blocking=True)
 
 
 def _to_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
     index = torch.tensor(blocks, device=pages.layers[0].device)
-    arrived = _wide(_chunk(pages, slot))[:, :, first : first + len(blocks)].to(index.device, non_blocking=True)
+    arrived = _as_int64(_chunk(pages, slot))[:, :, first : first + len(blocks)].to(index.device, non_blocking=True)
     for layer, part in zip(pages.layers, arrived, strict=True):
-        _wide(layer).index_copy_(0, index, part.transpose(0, 1))
+        _as_int64(layer).index_copy_(0, index, part.transpose(0, 1))
 
 
-def _wide(data: Tensor) -> Tensor:
-    """The same memory in elements of 8 bytes, where it can be: a device moves them as fast as single bytes."""
+def _as_int64(data: Tensor) -> Tensor:
+    """Views the memory as int64 where rows allow it: a device moves 8 bytes in the time of one."""
     return data.view(torch.int64) if data.shape[-1] % 8 == 0 else data
 
 
@@ -93,18 +93,18 @@ def _chunk(pages: GroupPages, slot: Tensor) -> Tensor:
 
 
 class CopyStream:
-    """A thread's copies, beside what the device computes; when it is left, they have been made."""
+    """Runs a thread's copies on a stream of their own, beside the model's; on exit, they have completed."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._before: torch.cuda.Stream | None = None
+        self._previous: torch.cuda.Stream | None = None
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            self._before = torch.cuda.current_stream(self._stream.device)
+            self._previous = torch.cuda.current_stream(self._stream.device)
             torch.cuda.set_stream(self._stream)
 
     def __exit__(self, *_: object) -> None:
-        if self._stream is not None and self._before is not None:
+        if self._stream is not None and self._previous is not None:
             self._stream.synchronize()
-            torch.cuda.set_stream(self._before)
+            torch.cuda.set_stream(self._previous)

@@ -49,11 +49,11 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 def _yarn(periods: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
     """Scales by parts (arXiv 2309.00071, section 3.2): fast dimensions stay, slow ones are interpolated, with a ramp between."""
 
-    def dimension_that_turns(times: float) -> float:
-        per_turn = scaling.original_max_position / (times * 2 * math.pi)
-        return rotary_dim * math.log(per_turn) / (2 * math.log(theta))
+    def dimension_with_rotations(times: float) -> float:
+        positions_per_radian = scaling.original_max_position / (times * 2 * math.pi)
+        return rotary_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 
-    low, high = dimension_that_turns(scaling.beta_fast), dimension_that_turns(scaling.beta_slow)
+    low, high = dimension_with_rotations(scaling.beta_fast), dimension_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)

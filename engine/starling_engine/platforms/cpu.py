@@ -16,14 +16,14 @@ NEVER_TRIM = (1 << 31) - 1
 
 
 class CpuPlatform:
-    """The host's CPUs and memory; see `Platform`. Limits are read once: those of a pod do not change."""
+    """The host's CPUs and memory; see `Platform`. The limits are read once, what is used each time."""
 
     name = "cpu"
-    # The planner would take the core that the model computes on.
+    # Scheduling the next step ahead would compete with the model for the same CPU cores.
     async_scheduling = False
     step_target_ms = 200
     memory_fraction = 0.5
-    shared_memory = True
+    shared_memory = True  # the device's memory is the host's
     queue: DeviceQueue | None = None
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CpuPlatform:
         return cpu_limit(self._limits)
 
     def keep_scratch(self) -> None:
-        """Tells glibc to keep freed memory. Else the system clears new pages for large tensors, 3 to 8 % of a step's time.
+        """Tells glibc to keep freed memory. Else the kernel zeroes pages for each large tensor, 3 to 8 % of a step's time.
 
         Other C libraries are left alone.
         """
@@ -54,7 +54,7 @@ class CpuPlatform:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in DTYPES:
-            raise ConfigError(f"{dtype} does not run on a CPU; possible: {', '.join(map(str, DTYPES))}", "dtype")
+            raise ConfigError(f"{dtype} is not supported on a CPU; supported: {', '.join(map(str, DTYPES))}", "dtype")
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
         """Allows every dtype: there is a backend that reads it."""

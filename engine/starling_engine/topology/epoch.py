@@ -1,6 +1,6 @@
-"""Epochs: numbered memberships of the cores that hold a model's experts among them. Pure: no torch, no processes.
+"""Epochs: numbered sets of engine cores whose ranks together hold a model's experts. Data only: no torch, no processes.
 
-Only exchanges between experts belong to an epoch; how a core's own ranks split a matrix or the layers never changes. A switch from
+Only expert parallelism depends on the epoch: the tensor and pipeline parallelism of a core never changes. A switch from
 one epoch to the next is prepared beside the serving one, and all its ranks flip at the same step (`expert_parallel/dp_sync.py`).
 The commands go from the group's coordinator to each core, and from there, unchanged, to each of its ranks; replies come back.
 """
@@ -22,8 +22,8 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     dp          this core's rank among them; None: it leaves
     placement   which rank holds which experts
     rendezvous  where the epoch's ranks meet: the store of the first core's rank 0
-    nodes       how many nodes the members are on, equally many on each and in order; 1 also where that is not so
-    served      how many cores serve before it: their ranks publish which experts they hold, for others to load
+    nodes       number of nodes, if each has equally many members, one after the other; otherwise 1
+    served      number of cores in the epoch before, whose ranks publish which experts they hold, for others to load
     """
 
     number: int
@@ -39,29 +39,29 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.members)
 
     def stage_name(self, stage: int) -> str:
-        """Names, in the store, the group of ranks that share the experts of a stage."""
+        """Returns the name, in the TCPStore, of the communicator of the ranks that share a pipeline stage's experts."""
         return f"epoch/{self.number}/{stage}"
 
     def exchange(self, layout: ParallelLayout, at: Coordinates) -> tuple[str, Shard]:
-        """Returns the name of the group of ranks that share a stage's experts, and the shard of this core's rank `at`."""
+        """Returns the name of that communicator, and the shard of the experts of this core's rank `at`."""
         assert self.dp is not None, "a core that leaves has no rank"
         shard = Shard(self.dp * layout.tensor + at.tp, self.data * layout.tensor)
         return self.stage_name(at.pp), shard
 
-    def call(self, ep: int, layout: ParallelLayout, stage: int) -> str:
-        """Returns the name that errors give to rank `ep` of those that share a stage's experts, in cores of `layout`."""
+    def rank_name(self, ep: int, layout: ParallelLayout, stage: int) -> str:
+        """Returns how error messages name rank `ep` of those that share a stage's experts, in cores of `layout`."""
         dp, tp = divmod(ep, layout.tensor)
         return f"rank {stage * layout.tensor + tp} of engine core {dp}"
 
 
 class Prepare(msgspec.Struct, tag="prepare"):
-    """Make ready for an epoch beside the one that serves. Answered by Prepared, or by Unprepared, which leaves all as it was."""
+    """Make ready for an epoch beside the one that serves. Answered by Prepared, or by Unprepared: nothing has changed then."""
 
     epoch: EpochPlan
 
 
 class Commit(msgspec.Struct, tag="commit"):
-    """Switch to the epoch that was prepared, at the step at which all its ranks can. Answered by Switched."""
+    """Switch to the prepared epoch, at the first step at which all its ranks are ready. Answered by Switched."""
 
     number: int
 
@@ -93,7 +93,7 @@ class ExpertLoads(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Bytes a second, of one rank."""
+        """Bytes per second and rank."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
@@ -119,7 +119,7 @@ class Switched(msgspec.Struct, tag="switched"):
 
 
 class Balance(msgspec.Struct, tag="balance"):
-    """Balance of late among the ranks that share a stage's experts: mean tokens of a rank by the most of any, 1 is best."""
+    """Recent load of the ranks that share a stage's experts: mean tokens per rank over those of the busiest; 1 is best."""
 
     stage: int
     now: float
@@ -130,10 +130,10 @@ class Rearranged(msgspec.Struct, tag="rearranged"):
 
     layers     the stage's placement now, by layer as in `Placement`
     moved      experts that ranks loaded, in all
-    seconds    from its begin to the last layer's change
-    before     the balance that it was begun for
-    after      the balance to expect of the same load
-    complete   False where it was given up: some layers may have changed all the same
+    seconds    from its start to the change of the last layer
+    before     the measured balance that caused it
+    after      the balance expected under the same load
+    complete   False if it was given up; some layers may have changed nevertheless
     """
 
     epoch: int

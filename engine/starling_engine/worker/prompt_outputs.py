@@ -53,7 +53,7 @@ class PromptOutputs:
             if slot not in self._batch.extra_slots:
                 continue
             state = self._batch.slot_state(slot)
-            if not state.reads_prompt(plan.starts[r]):
+            if not state.needs_all_hidden_states(plan.starts[r]):
                 continue
             first = int(last_token[r]) - plan.num_tokens[r] + 1
             row_hidden = hidden[first : first + plan.num_tokens[r]]

@@ -65,7 +65,7 @@ def test_dtypes_that_run(dtype: torch.dtype) -> None:
 
 
 def test_a_dtype_that_does_not_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"float64 does not run on a CPU; possible: torch\.float32"):
+    with pytest.raises(ConfigError, match=r"float64 is not supported on a CPU; supported: torch\.float32"):
         CpuPlatform().check_dtype(torch.float64)
 
 

@@ -149,7 +149,7 @@ class DeviceRunner:
         """Runs a step; returns also the hidden states of all tokens, if rows read their prompts."""
         tokens, count = len(step.ids), len(sampled)
         decode = step.longest == 1 and count == tokens
-        every = self._batch.reads_prompts(plan)
+        every = self._batch.any_needs_all_hidden_states(plan)
         shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
         fields = self._writer.write(plan, step, sampled, shape or StepShape(tokens, len(step.slots)))

@@ -16,8 +16,8 @@ from starling_engine.tokens import unpack
 
 Ints = npt.NDArray[np.int64]
 
-LEAST_TEMPERATURE = 1e-5
-"""Least divisor of logits: with a smaller one they overflow, and the largest logit has all of the probability long before."""
+MIN_TEMPERATURE = 1e-5
+"""Smallest divisor of logits: a smaller one makes them overflow. Here the largest logit has all the probability."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class SlotState:
     adjuster: Adjuster | None
     pooled: torch.Tensor | None = None
 
-    def reads_prompt(self, start: int) -> bool:
+    def needs_all_hidden_states(self, start: int) -> bool:
         """Returns whether a step from position `start` needs the hidden states of all its tokens, not just of the last one."""
         if self.pooling is not None:
             return True
@@ -57,10 +57,10 @@ class FlatBatch:
     slots      [R]
     ids        [T] int32
     positions  [T]
-    targets    for each KV group [T], slots in the cache for each token's keys and values
+    targets    for each KV group [T], where a token's keys and values go: block * block_size + offset (vLLM's slot_mapping)
     query_end  [R], one past each row's last token
     ends       [R], the position after it
-    longest    the most tokens of a row
+    longest    the most tokens in one row (vLLM's max_query_len)
     """
 
     slots: Ints
@@ -73,7 +73,7 @@ class FlatBatch:
 
     @property
     def host_lens(self) -> tuple[list[int], list[int]] | None:
-        """`AttentionMetadata.host_lens` of a step with prompts; None for decodes alone."""
+        """Query starts and `ends` for `AttentionMetadata.host_lens`; None if every row has one token."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
 
@@ -135,7 +135,7 @@ class InputBatch:
         self.slot_states[slot] = SlotState(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
-            self.temperature[slot] = params.temperature and max(params.temperature, LEAST_TEMPERATURE)
+            self.temperature[slot] = params.temperature and max(params.temperature, MIN_TEMPERATURE)
             self.top_k[slot] = max(params.top_k, 0)
             self.top_p[slot] = params.top_p
             self.min_p[slot] = params.min_p
@@ -152,9 +152,9 @@ class InputBatch:
         assert state is not None, f"slot {slot} is planned but empty"
         return state
 
-    def reads_prompts(self, plan: StepPlan) -> bool:
+    def any_needs_all_hidden_states(self, plan: StepPlan) -> bool:
         rows = zip(plan.slots, plan.starts, strict=True) if self.extra_slots else ()
-        return any(slot in self.extra_slots and self.slot_state(slot).reads_prompt(start) for slot, start in rows)
+        return any(slot in self.extra_slots and self.slot_state(slot).needs_all_hidden_states(start) for slot, start in rows)
 
     def gather(self, plan: StepPlan) -> FlatBatch:
         """Gathers the step's tokens, positions and slots in one vectorised pass, for any mix of prompts and decodes."""

@@ -38,7 +38,7 @@ class ModelRunner:
         sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.slot_state(plan.slots[r]).pooling is None]
         last = torch.from_numpy(inputs.last_token[sampling])
         # Few requests need all states of their prompt; else only tokens that are sampled from leave the last layer.
-        every = len(last) == len(inputs.ids) or self._batch.reads_prompts(plan)
+        every = len(last) == len(inputs.ids) or self._batch.any_needs_all_hidden_states(plan)
         hidden = self._forward(inputs, None if every else last, arrived)
         picked = hidden[last] if every and len(last) < len(hidden) else hidden
         rows = self._sample(plan, inputs, sampling, picked)
