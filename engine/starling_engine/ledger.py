@@ -8,9 +8,6 @@ from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.moe import MoeConfig
 from starling_engine.sizes import amount
 
-GIB = 1 << 30
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:

@@ -15,14 +15,13 @@ GIVEN = -1
 class NewRequest(msgspec.Struct, frozen=True):
     """A request that enters slot `slot`: also one that was preempted, with its output so far.
 
-    `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. `num_computed` tokens are in
-    the cache already. Positions from `num_prompt` on are output.
+    `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. Positions from
+    `num_prompt` on are output.
     """
 
     slot: int
     token_ids: bytes
     num_prompt: int
-    num_computed: int
     blocks: list[list[int]]
     seed: int
     sampling: SamplingParams | None

@@ -1,6 +1,6 @@
 """The result of one check."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,9 +17,6 @@ class Finding:
     state: State
     detail: str = ""
     fix: str = ""
-
-
-Check = Callable[[], Iterable[Finding]]
 
 
 def good(section: str, title: str, detail: str = "") -> Finding:

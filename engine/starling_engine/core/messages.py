@@ -120,7 +120,7 @@ class Loading(msgspec.Struct, tag="loading"):
     joining: str = ""
 
 
-class EpochNotice(msgspec.Struct, tag="member"):
+class EpochNotice(msgspec.Struct, tag="epoch"):
     """The core is in another epoch than it was, or leaves it. A core that is in none takes no request."""
 
     membership: EpochMembership

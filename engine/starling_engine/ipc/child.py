@@ -22,6 +22,9 @@ By default OpenMP has them spin for milliseconds, on the very core that the thre
 their own.
 """
 
+LOG_LEVEL = "STARLING_CHILD_LOG_LEVEL"
+"""Variable with the level that a child's own loggers have: the parent's, but at least its info lines explain how it ended."""
+
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """Starts `python -m MODULE ARGUMENTS`, which lives as long as its standard input is open; see `live_with_parent`.
@@ -29,7 +32,7 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess
     Ctrl-C goes to a terminal's whole process group: in a session of its own the child lives on until its parent has drained.
     """
     command = [sys.executable, "-m", module, *arguments]
-    environment = YIELDING | os.environ
+    environment = YIELDING | os.environ | {LOG_LEVEL: str(min(logging.INFO, logging.getLogger("starling").getEffectiveLevel()))}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True)
 
 
@@ -56,6 +59,7 @@ def live_with_parent() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("starling").setLevel(int(os.environ.get(LOG_LEVEL, logging.INFO)))
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

@@ -41,21 +41,21 @@ class LoadChunks(msgspec.Struct, frozen=True, tag="load"):
     copies: list[ChunkCopy]
 
 
-class LookUpChunks(msgspec.Struct, frozen=True, tag="find"):
+class LookUpChunks(msgspec.Struct, frozen=True, tag="look_up"):
     """Asks which chunks the secondary tiers have; slots do not matter."""
 
     job: int
     chunks: list[ChunkSlot]
 
 
-class PromoteChunks(msgspec.Struct, frozen=True, tag="fetch"):
+class PromoteChunks(msgspec.Struct, frozen=True, tag="promote"):
     """Secondary tiers -> slots."""
 
     job: int
     chunks: list[ChunkSlot]
 
 
-class WriteBackChunks(msgspec.Struct, frozen=True, tag="keep"):
+class WriteBackChunks(msgspec.Struct, frozen=True, tag="write_back"):
     """Slots -> secondary tiers."""
 
     job: int
@@ -91,7 +91,7 @@ class TransferDone(msgspec.Struct, tag="done"):
     taken: float = 0.0
 
 
-class TierStatus(msgspec.Struct, tag="standing"):
+class TierStatus(msgspec.Struct, tag="tier_status"):
     """The secondary tiers' counters, by name, sent when they have changed: other engines write and evict there, too."""
 
     secondary: dict[str, TierReport]

@@ -52,10 +52,6 @@ class PrimaryIndex:
         """Slots with at least one pin."""
         return len(self._pins)
 
-    def find(self, chunk: Chunk) -> int | None:
-        """Returns the chunk's slot, if it has arrived."""
-        return self._slots[chunk] if self.has(chunk) else None
-
     def has(self, chunk: Chunk) -> bool:
         return chunk in self._slots and chunk not in self._coming and chunk not in self._doomed
 

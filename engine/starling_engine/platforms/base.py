@@ -33,10 +33,6 @@ class Platform(Protocol):
         """Returns the bytes that are free now."""
         ...
 
-    def default_threads(self) -> int:
-        """Returns the number of threads for work on the CPU."""
-        ...
-
     def keep_scratch(self) -> None:
         """Keeps the memory that a step frees for the next one. Called when all permanent memory is allocated."""
         ...

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.platforms.cgroup import cpu_limit, read_limits
+from starling_engine.platforms.cgroup import read_limits
 from starling_engine.platforms.device_queue import DeviceQueue
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,9 +38,6 @@ class CpuPlatform:
         machine = _machine_available()
         now = read_limits()
         return machine if now.memory is None else max(0, min(machine, now.memory - (now.memory_used or 0)))
-
-    def default_threads(self) -> int:
-        return cpu_limit(self._limits)
 
     def keep_scratch(self) -> None:
         """Tells glibc to keep freed memory. Else the kernel zeroes pages for each large tensor, 3 to 8 % of a step's time.

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 
 from starling_engine.errors import ConfigError
-from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue, Replay
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -39,9 +38,6 @@ class CudaPlatform:
         """Returns the bytes that are free, or that torch keeps for this process without using them."""
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + kept
-
-    def default_threads(self) -> int:
-        return cpu_limit()
 
     def keep_scratch(self) -> None:
         """Does nothing: torch's allocator keeps it anyway."""

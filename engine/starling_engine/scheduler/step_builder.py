@@ -56,9 +56,9 @@ class StepBuilder:
         record = request.record
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.blocks.tables]
-        tokens, done = pack(request.tokens), request.planned
+        tokens = pack(request.tokens)
         request.given = len(request.tokens)
-        self.new.append(NewRequest(request.slot, tokens, request.num_prompt, done, blocks, record.seed, sampling, record.pooling))
+        self.new.append(NewRequest(request.slot, tokens, request.num_prompt, blocks, record.seed, sampling, record.pooling))
 
     def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:
         """Yields for each row the request, its run, the position of its first token and the number of its tokens."""

@@ -152,7 +152,7 @@ class Worker:
 
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """Runs one token, into the null block, so that the first request does not pay for lazy initialisation."""
-        new = NewRequest(0, pack([0]), 1, 0, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
+        new = NewRequest(0, pack([0]), 1, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
         self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)

@@ -1,12 +1,14 @@
 """Child processes of the engine."""
 
 import gc
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from starling_engine.ipc.child import import_for_good, start
+from starling_engine.ipc.log_lines import parse_line
 
 
 @pytest.mark.parametrize("source", ["KEPT = [[]]", "KEPT = [[]]; raise OSError"])
@@ -38,3 +40,16 @@ def test_threads_that_wait_leave_the_processor_to_others_unless_set_otherwise(
         monkeypatch.setenv("OMP_WAIT_POLICY", asked)
     process = start("telling", stderr=subprocess.PIPE)
     assert process.communicate()[1].decode() == policy
+
+
+@pytest.mark.parametrize(("level", "heard"), [("DEBUG", ["debug", "info"]), ("INFO", ["info"]), ("ERROR", ["info"])])
+def test_a_child_logs_at_its_parents_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, heard: list[str]) -> None:
+    lines = "logging.getLogger('starling.core').debug('debug'); logging.getLogger('starling.core').info('info')"
+    source = f"import logging, os; from starling_engine.ipc.child import live_with_parent; live_with_parent(); {lines}; os._exit(0)"
+    (tmp_path / "talking.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    monkeypatch.setattr(logging.getLogger("starling"), "level", logging.getLevelNamesMapping()[level])
+    process = start("talking", stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert [parse_line(line).message for line in process.stderr] == heard
