@@ -1,6 +1,6 @@
-"""Size arithmetic of a group: how many ranks and pods it has, and which sizes fill its pods. Pure.
+"""Size arithmetic of a group: how many ranks and pods it has, and which sizes fill its pods. No I/O.
 
-CEL rules of the CRD say the same for the API server, and the engine checks again.
+The CRD's CEL rules enforce the same in the API server, and the engine checks again.
 """
 
 import math
@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
-    """One group at one data parallel size. Ranks fill one node, that is one pod, after the other.
+    """One group at one data parallel size. Ranks fill its nodes (pods) one after the other.
 
-    per_node   ranks in one pod
+    tensor, pipeline, data   parallel sizes
+    per_node                 ranks in one node
     """
 
     tensor: int
@@ -42,7 +43,7 @@ class GroupLayout:
 
     @property
     def data_step(self) -> int:
-        """Smallest data parallel size whose ranks fill whole nodes; its multiples do too, and no others."""
+        """Smallest data parallel size whose ranks fill whole nodes. Exactly its multiples do."""
         return self.per_node // math.gcd(self.core_ranks, self.per_node)
 
     @property
@@ -56,7 +57,7 @@ class GroupLayout:
 
     @property
     def core_fits_nodes(self) -> bool:
-        """True if no node holds parts of two engine cores, or each holds whole ones."""
+        """True if every engine core fills whole nodes, or every node holds whole engine cores."""
         return _one_divides_other(self.core_ranks, self.per_node)
 
     def with_data(self, data: int) -> "GroupLayout":

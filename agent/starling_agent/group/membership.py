@@ -11,15 +11,15 @@ from starling_agent.contract.group import GroupCore, GroupMember, GroupView
 from starling_agent.group.membership_service import GroupRefusal, MembershipService, Unreachable
 
 POLL_SECONDS = 5.0
-"""Seconds that a poll waits for a change. The next poll follows at once: it is this node's heartbeat for the leader."""
+"""Seconds that the leader holds a poll open if nothing changes. The next one follows at once: polls show that this node lives."""
 RETRY_SECONDS = 1.0
 log = structlog.get_logger("starling.group")
 
 
 class GroupMembership:
-    """`view` is the leader's newest; it stays while the leader is away.
+    """`view` is the leader's latest view of the group; it is kept while the leader is unreachable.
 
-    `on_status` is called with the reason when this node is not in the group, and with None when it is again.
+    `on_status` is called with the reason when this node is excluded from the group, and with None when it is back.
     """
 
     def __init__(self, service: MembershipService, member: GroupMember, on_status: Callable[[str | None], None]) -> None:
@@ -41,12 +41,12 @@ class GroupMembership:
         self._member_changed.set()
 
     def drain(self) -> None:
-        """Reports that this node ends. Its cores still take requests of other nodes, which accept some for a while too."""
+        """Reports that this node is shutting down. Its cores still take requests from other nodes, which still accept new ones."""
         self._member = self._member.model_copy(update={"draining": True})
         self._member_changed.set()
 
     def stop_accepting(self) -> None:
-        """Reports that the cores here get no more requests from other nodes, and finish what they have."""
+        """Reports that this node's cores take no more requests from other nodes; they finish those that they have."""
         self.publish([core.model_copy(update={"taking": False}) for core in self._member.cores])
 
     @property
@@ -55,12 +55,12 @@ class GroupMembership:
 
     @property
     def is_accepting(self) -> bool:
-        """True while the leader's view has a core here that takes requests."""
+        """True while a core of this node takes requests, by the leader's view."""
         members = self.view.members if self.view is not None else []
         return any(core.taking for member in members if member.node == self.node for core in member.cores)
 
     async def changed(self, seconds: float) -> None:
-        """Waits for another view, at most `seconds`."""
+        """Waits until `view` changes, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._view_changed.wait()
@@ -75,7 +75,7 @@ class GroupMembership:
                 self._exclude(f"the leader refuses this node: {refused}")
                 await asyncio.sleep(RETRY_SECONDS)
             except Unreachable as error:
-                log.info("no leader", cause=str(error))
+                log.info("leader unreachable", cause=str(error))
                 if self.view is None:
                     self._exclude(str(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -85,7 +85,7 @@ class GroupMembership:
         self._on_status(cause)
 
     async def _poll(self) -> None:
-        """Polls once. A change of this node ends the poll early: the next one carries it."""
+        """Polls once. If this node changes meanwhile, the poll is cancelled, and the next one reports the change."""
         self._member_changed.clear()
         seconds = 0.0 if self.view is None else POLL_SECONDS
         poll = asyncio.create_task(self._service.poll(self._member, self.view, seconds))

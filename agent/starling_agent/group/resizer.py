@@ -1,4 +1,4 @@
-"""Resizers carry out changes of a group's size: one for cores that exchange experts, one for independent cores."""
+"""Resizers carry out changes of a group's size: one for cores that share experts (EP), one for independent cores."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,31 +13,33 @@ from starling_agent.group.leader import Leader
 
 
 class Resizer(Protocol):
-    """Carries out one change at a time, and announces to all nodes which cores serve."""
+    """Carries out one change at a time, and announces the old and the new size to all nodes."""
 
     @property
     def data(self) -> int:
-        """Data parallel ranks of the serving epoch; 0 before the first."""
+        """Data parallel size that serves now; 0 before the first resize."""
         ...
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Number of the epoch that serves; always 0 for independent cores."""
+        ...
 
     @property
     def dead(self) -> str | None:
-        """The cause for which a rank is lost; None while all live."""
+        """Cause of the loss of a rank; None while all are alive."""
         ...
 
     async def resize(self, change: SizeChange) -> None:
-        """Enters each stage of `change`. Cancelling it before the commit undoes it.
+        """Goes through the stages of `change`. Cancelling this call before the commit undoes the change.
 
-        Raises StarlingError where the change failed; the group then has its old size.
+        Raises StarlingError if the change fails; the group then has its old size.
         """
         ...
 
 
 class EpochResizer:
-    """A Resizer for cores that exchange experts: every change is a new epoch."""
+    """A Resizer for cores that share experts (EP): every change is a new epoch."""
 
     def __init__(self, leader: Leader, coordinator: Coordinator) -> None:
         self._leader = leader
@@ -61,7 +63,7 @@ class EpochResizer:
 
 
 class IndependentResizer:
-    """A Resizer for cores that do not know each other: a change only decides which of them take requests."""
+    """A Resizer for independent cores: a change only decides which of them take requests."""
 
     def __init__(self, leader: Leader, cores: CorePool) -> None:
         self._leader = leader
@@ -92,7 +94,7 @@ class IndependentResizer:
 
 @contextmanager
 def _announced(leader: Leader, resizer: Resizer, target: int) -> Iterator[None]:
-    """Announces the target before a change, and after it the size that serves then."""
+    """Announces the target before a change, and the size that serves after it, even if it failed."""
     leader.announce_size(resizer.data, target)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reads everything that helps to understand a service, and goes on where something may not be read."""
+"""Collects everything that helps to debug a service into a bundle. What cannot be read is listed as missing."""
 
 import asyncio
 import base64
@@ -26,12 +26,13 @@ REPORT_SECONDS = 10.0
 
 @dataclass
 class Bundle:
-    """Files by their path in the archive, and a line for each that could not be read."""
+    """`files`: contents by path in the archive. `missing`: a line for each thing that could not be read, with the reason."""
 
     files: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def add(self, path: str, read: Callable[[], Any]) -> None:
+        """Adds what `read` returns, unless that is None. If it raises ClusterError, `path` is missing."""
         try:
             content = read()
         except ClusterError as error:
@@ -42,7 +43,7 @@ class Bundle:
 
 
 def collect(cluster: Cluster, name: str, log_lines: int) -> Bundle:
-    """Raises ClusterError only where the service itself cannot be read."""
+    """Raises ClusterError only if the service itself cannot be read."""
     bundle = Bundle()
     service = cluster.service(name)
     bundle.files["inferenceservice.yaml"] = _yaml(redacted(service))
@@ -67,13 +68,13 @@ def _versions(cluster: Cluster) -> Object:
 
 
 def _add_children(bundle: Bundle, cluster: Cluster, service: Object) -> None:
-    """Adds what the service owns, by owner UID: labels can be edited."""
+    """Adds the service's children, found by owner UID and not by label: labels can be edited."""
     uid = service["metadata"]["uid"]
     lists: list[tuple[str, Callable[[], list[Object]]]] = []
     for group, version, plural, kind in OWNED_KINDS:
         lists.append((kind, partial(cluster.list_of, group, version, plural)))
-    for plural, kind in CORE_KINDS:
-        lists.append((kind, partial(cluster.core_list, plural)))
+    for resource, kind in CORE_KINDS:
+        lists.append((kind, partial(cluster.core_list, resource)))
     for kind, read in lists:
         try:
             owned = [item for item in read() if _owned_by(item, uid)]
@@ -111,7 +112,7 @@ def _has_restarted(pod: Object) -> bool:
 
 
 def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]:
-    """Returns tokens by Secret. The agents' reports need them; they go into no file."""
+    """Returns admin tokens by Secret name. They are needed to read the agents' reports, and are never written to the bundle."""
     try:
         secrets = cluster.core_list("secret", f"{SERVICE_LABEL}={name}")
     except ClusterError as error:
@@ -122,7 +123,7 @@ def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]
 
 
 def _token_secret(pod: Object) -> str:
-    """Returns the name of the Secret with the token that the pod's agent wants."""
+    """Returns the name of the Secret that holds the pod's admin token; "" if the pod mounts none."""
     mounted = (volume for volume in pod["spec"].get("volumes") or () if volume["name"] == VOLUME)
     return next((str(volume["secret"]["secretName"]) for volume in mounted), "")
 
@@ -141,11 +142,11 @@ def _report(cluster: Cluster, pod: str, token: str) -> str:
         with forwarded(cluster, pod, ADMIN_PORT) as url:
             return asyncio.run(read(url.removeprefix("http://")))
     except (NoAnswer, AgentRefusal, BadAnswer) as error:
-        raise ClusterError(f"the agent does not answer: {error}", "see its log") from None
+        raise ClusterError(f"the agent gave no report: {error}", "see the agent's log") from None
 
 
 def _events(cluster: Cluster, name: str) -> list[Object]:
-    """Returns events of the service and of everything whose name begins with its name."""
+    """Returns events, oldest first, of the service and of every object whose name begins with `NAME-`."""
     events = cluster.core_list("event")
     about = [e for e in events if (n := e["involvedObject"].get("name", "")) == name or n.startswith(f"{name}-")]
     return sorted(about, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
@@ -164,4 +165,4 @@ def _add_operator(bundle: Bundle, cluster: Cluster, log_lines: int) -> None:
 def contents(bundle: Bundle) -> Iterator[str]:
     """Yields a line for each file, then one for each that is missing, with the reason."""
     yield from (f"{path} ({len(text.encode())} bytes)" for path, text in sorted(bundle.files.items()))
-    yield from (f"not there: {what}" for what in bundle.missing)
+    yield from (f"missing: {what}" for what in bundle.missing)

@@ -1,4 +1,4 @@
-"""This machine, for `starling serve` and `starling up`."""
+"""Checks whether this machine can run `starling serve` and `starling up`."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_limits() -> Iterator[Finding]:
-    """Checks the limits of the cgroup."""
+    """Checks CPUs and memory, within the cgroup's limits, and /dev/shm."""
     from starling_engine.platforms.cgroup import cpu_limit, read_limits
 
     limits = read_limits()
@@ -41,14 +41,14 @@ def check_limits() -> Iterator[Finding]:
         "memory",
         memory >= MIN_MEMORY,
         f"{memory / 2**30:.1f} GiB",
-        f"give it {MIN_MEMORY / 2**30:.0f} GiB or more, or set a small --kv-cache-memory-bytes",
+        f"provide {MIN_MEMORY / 2**30:.0f} GiB or more, or set a small --kv-cache-memory-bytes",
     )
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     yield verdict(SECTION, "/dev/shm", shared >= 2**26, f"{shared / 2**20:.0f} MiB", "mount a tmpfs of 64 MiB or more there")
 
 
 def check_kernels() -> Iterator[Finding]:
-    """Checks that the engine is installed and runs with its native kernels. The first time this builds them."""
+    """Checks that the engine is installed and runs with its native kernels. The first run builds them."""
     try:
         import torch
         from starling_engine.native import load
@@ -66,7 +66,7 @@ def check_kernels() -> Iterator[Finding]:
     if native:
         yield good(SECTION, "native CPU kernels", "ready")
     else:
-        yield note(SECTION, "native CPU kernels", f"{'; '.join(reasons.seen) or 'off'} (slower, but right)")
+        yield note(SECTION, "native CPU kernels", f"{'; '.join(reasons.seen) or 'off'} (slower, but correct)")
 
 
 class _Reasons(logging.Handler):

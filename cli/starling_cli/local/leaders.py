@@ -8,7 +8,7 @@ from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnsw
 from starling_agent.client.bounded import BadAnswer
 from starling_operator.agents.leaders import send_call
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.observed import LeaderAnswer
+from starling_operator.plan.observed import LeaderRefusal
 
 from starling_cli.local.pod import LocalPod
 from starling_cli.local.ports import LOCALHOST
@@ -24,12 +24,12 @@ class LocalLeaders:
 
     def __init__(self, client: AgentClient, changed: Callable[[], None]) -> None:
         self._client, self._changed = client, changed
-        self._answers: dict[str, LeaderAnswer] = {}
+        self._answers: dict[str, LeaderRefusal] = {}
         self._newest: dict[str, tuple[ScaleCall, float]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def answers(self) -> Mapping[str, LeaderAnswer]:
+    def answers(self) -> Mapping[str, LeaderRefusal]:
         """Refusals by operation."""
         return dict(self._answers)
 
@@ -56,7 +56,7 @@ class LocalLeaders:
         try:
             await send_call(self._client, f"{LOCALHOST}:{leader.admin_port}", call, leader.launch.token, SECONDS)
         except AgentRefusal as refusal:
-            self._answers[call.operation] = LeaderAnswer(refusal.code, refusal.message)
+            self._answers[call.operation] = LeaderRefusal(refusal.code, refusal.message)
         except (NoAnswer, BadAnswer):
             return
         else:

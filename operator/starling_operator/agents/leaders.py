@@ -13,7 +13,7 @@ from starling_agent.contract.scale import ScaleRequest
 
 from starling_operator.logs import Key, about
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.observed import LeaderAnswer
+from starling_operator.plan.observed import LeaderRefusal
 
 SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -25,7 +25,7 @@ class _Sent:
     """The last call to one group's leader. `answer`: its refusal; None if it accepted the call, or did not answer."""
 
     call: ScaleCall
-    answer: LeaderAnswer | None
+    answer: LeaderRefusal | None
     tries: int
     again_at: float
 
@@ -42,7 +42,7 @@ class Leaders:
         self._client = client
         self._sent: dict[Key, dict[str, _Sent]] = {}
 
-    def answers(self, key: Key) -> Mapping[str, LeaderAnswer]:
+    def answers(self, key: Key) -> Mapping[str, LeaderRefusal]:
         """Returns refusals by operation, of the newest call to each group."""
         sent = self._sent.get(key, {}).values()
         return {each.call.operation: each.answer for each in sent if each.answer is not None}
@@ -66,14 +66,14 @@ class Leaders:
     def forget(self, key: Key) -> None:
         self._sent.pop(key, None)
 
-    async def _send_one(self, key: Key, call: ScaleCall, token: str) -> LeaderAnswer | None:
+    async def _send_one(self, key: Key, call: ScaleCall, token: str) -> LeaderRefusal | None:
         """Returns the leader's refusal; None when it accepts the call, or when no answer came."""
         self._fence()
         log.info("%s: %s", call.group, _described(call), extra=about(key))
         try:
             await send_call(self._client, authority(call.address, ADMIN_PORT), call, token, SECONDS)
         except AgentRefusal as refusal:
-            return LeaderAnswer(refusal.code, refusal.message)
+            return LeaderRefusal(refusal.code, refusal.message)
         except (NoAnswer, BadAnswer) as error:
             log.warning("%s: its leader did not answer, the call is sent again: %r", call.group, error, extra=about(key))
         return None

@@ -17,8 +17,8 @@ from starling_operator.plan.token import token_secret
 
 
 def created_objects(observed: Observed, inputs: StatusInputs, revisions: Revisions) -> tuple[Manifest, ...]:
-    """Objects of wanted and used revisions that are missing, and the token's Secret while pods are to mount it."""
-    wanted = [token_secret(observed.service, observed.token)] if _pods_start(inputs) else []
+    """Missing objects of the target revision and of those in use, and the token's Secret while a pod still has to mount it."""
+    wanted = [token_secret(observed.service, observed.token)] if _token_needed(inputs) else []
     for identifier in sorted({inputs.target_revision} | {group.revision for group in inputs.kept}):
         revision = revisions.find(identifier)
         if revision is not None:
@@ -27,7 +27,7 @@ def created_objects(observed: Observed, inputs: StatusInputs, revisions: Revisio
 
 
 def applied_objects(
-    observed: Observed, spec: InferenceServiceSpec, inputs: StatusInputs, revisions: Revisions, created: tuple[str, ...]
+    observed: Observed, spec: InferenceServiceSpec, inputs: StatusInputs, revisions: Revisions, new_groups: tuple[str, ...]
 ) -> tuple[Manifest, ...]:
     """The service's children, then each group's. A group whose revision cannot be read is left as it is."""
     service, nodes = observed.service, inputs.nodes
@@ -38,13 +38,13 @@ def applied_objects(
         revision = revisions.find(group.revision)
         if revision is not None:
             manifests += group_children(service, revision, group.name, inputs.nodes_of(group), observed.token)
-    for name in created:
+    for name in new_groups:
         manifests += group_children(service, revisions.target, name, nodes, observed.token)
     return tuple(manifests)
 
 
 def deleted_objects(observed: Observed, inputs: StatusInputs, revisions: Revisions) -> tuple[Delete, ...]:
-    """Groups, pods, and revisions that no pod is made of any more; each object with the UID that was seen."""
+    """Groups, pods, and revisions that no pod uses any more. Each deletion names the UID that was observed, as precondition."""
     groups = inputs.groups
     in_use = frozenset({group.revision for group in groups.all} | {pod.revision for pod in groups.leaving})
     return (
@@ -57,7 +57,7 @@ def deleted_objects(observed: Observed, inputs: StatusInputs, revisions: Revisio
 
 
 def deleted_pods(observed: Observed, inputs: StatusInputs) -> tuple[Delete, ...]:
-    """Pods that are made again by their StatefulSet, or that cannot end by themselves. No spec is needed for that."""
+    """Pods that their StatefulSet is to recreate, or that cannot terminate by themselves. This works without a valid spec."""
     return (
         *(deletion for decision in inputs.recoveries.values() for deletion in restart_deletions(decision)),
         *lost_pod_deletions(observed.pods),
@@ -66,33 +66,33 @@ def deleted_pods(observed: Observed, inputs: StatusInputs) -> tuple[Delete, ...]
     )
 
 
-def _pods_start(inputs: StatusInputs) -> bool:
-    """True while pods are yet to mount the token. Its Secret is never read, and pods that run do not miss it."""
+def _token_needed(inputs: StatusInputs) -> bool:
+    """True while a pod still has to mount the token. Running pods do not need its Secret, and the operator never reads it."""
     pods = (pod for group in inputs.kept for pod in group.live)
     return bool(inputs.rollout.create) or any(pod.phase == "Pending" for pod in pods)
 
 
 def _group_deletions(removed: tuple[Group, ...], groups: Groups) -> tuple[Delete, ...]:
-    """StatefulSets: their pods get SIGTERM and drain. Then the Services of groups whose last pod has ended."""
+    """StatefulSets of removed groups, whose pods then get SIGTERM and drain; and Services of groups whose last pod has ended."""
     sets = (Delete("StatefulSet", group.name, group.uid, why=_why_removed(group)) for group in removed)
     return (*sets, *(_deletion(service, "its group is gone") for service in groups.orphans))
 
 
-def _revision_deletions(observed: Observed, gone: tuple[Revision, ...]) -> tuple[Delete, ...]:
+def _revision_deletions(observed: Observed, unused: tuple[Revision, ...]) -> tuple[Delete, ...]:
     """The ControllerRevision last: its ConfigMaps are found through it."""
     found: list[Delete] = []
-    for revision in gone:
+    for revision in unused:
         name = names.revision_object(observed.service.name, revision.id)
         for config in (name, names.pin(observed.service.name, revision.id)):
             live = observed.children.get(("ConfigMap", config))
             if live is not None:
-                found.append(_deletion(live, "its revision is old and unused"))
-        found.append(Delete("ControllerRevision", name, revision.uid, why="old and unused"))
+                found.append(_deletion(live, "its revision is outdated and unused"))
+        found.append(Delete("ControllerRevision", name, revision.uid, why="outdated and unused"))
     return tuple(found)
 
 
 def _why_removed(group: Group) -> str:
-    return "a pod of its group is taken away" if group.draining else "the group is not wanted any more"
+    return "a pod of the group is being terminated" if group.draining else "the group is no longer wanted"
 
 
 def _deletion(live: Manifest, why: str) -> Delete:

@@ -17,10 +17,11 @@ class Settings:
 
     agent_image        image for new revisions of services that name none
     cluster_domain     last part of DNS names inside the cluster
-    operator_namespace, operator_labels   pods that may reach the admin endpoints
-    service_monitors   the cluster has ServiceMonitors
-    fixed_user         pods name the user that they run as; a platform that chooses users itself refuses that
-    gang_patience      seconds that a group may hold some of its nodes while a group of another service waits for nodes
+    operator_namespace, operator_labels   select the operator's pods, the only ones that may reach the admin endpoints
+    service_monitors   the cluster has the ServiceMonitor CRD
+    fixed_user         pods set runAsUser; False for a platform that assigns users itself and rejects that (OpenShift)
+    gang_patience      seconds that a group that is only partly scheduled may keep its cluster nodes while another service's
+                       group waits for some
     """
 
     agent_image: str
@@ -49,31 +50,31 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One pod of a group. Times are seconds since the epoch.
+    """One pod of a group. Times are Unix times, in seconds.
 
     group, number   its group, and its index in it
     owner           UID of the StatefulSet that made it
     host            its cluster node
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
-    scheduled       it has a node
+    scheduled       it is bound to a cluster node
     ready           the Ready condition
     unlabelled      it lost a label by which its Service or its revision selects it
-    deleted_at      time of the request to delete it; None: it stays
-    due_at          time at which it is killed, its grace period included; None: it stays
-    drains          it is taken away on purpose, with time to end its streams: evicted, preempted, deleted by a person, shut down
-                    with its node
-    lost            its node is gone: a pod on it never ends by itself
-    evicted         a NoExecute taint of its node evicts it: the node is gone, or a live one is being emptied
-    unreported_since   time at which the node controller called it unready, since its kubelet fell silent; None: it did not
-    tolerates       seconds that it stays on a node that is not ready
+    deleted_at      when its deletion was requested: deletionTimestamp minus the grace period; None: it is not being deleted
+    due_at          when its grace period ends and it is killed: deletionTimestamp; None: it is not being deleted
+    drains          it is being terminated on purpose, with time to end its streams: evicted, preempted, deleted by a person, or
+                    its cluster node is shutting down
+    lost            its cluster node is gone, so it never terminates by itself
+    evicted         a NoExecute taint evicts it: its cluster node is gone, or is alive and being emptied
+    unreported_since   when the node controller set Ready to False because its kubelet stopped reporting; None: it did not
+    tolerates       seconds that it stays on a cluster node that is not ready (tolerationSeconds)
     restarts        restarts of its containers
-    waiting         why a container waits or ended, with its message: "ImagePullBackOff: ...", "OOMKilled"; or why the pod has no
-                    node: "Unschedulable: ..."
+    waiting         reason and message of a container that waits or has ended: "ImagePullBackOff: ...", "OOMKilled"; or of a pod
+                    that is not scheduled: "Unschedulable: ..."
     last_log        the agent's last words, from the termination message
-    report          the agent's last report; None if there is none that counts
+    report          the agent's last report; None if there is no valid one
     report_age      seconds since the agent last answered; None: it never did
-    report_error    why its last answer does not count; there is no report then
-    refuses_token   its agent wants another token than the operator's; there is no report then
+    report_error    why its last answer is not valid; `report` is then None
+    refuses_token   its agent rejected the operator's admin token; `report` is then None
     """
 
     name: str
@@ -107,7 +108,11 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A group of several pods, of any service, that waits for nodes: `held` pods have one, the newest was made at `since`."""
+    """A group, of any service, not all of whose pods are scheduled yet.
+
+    held    how many are
+    since   creation time of its newest pod
+    """
 
     service: tuple[str, str]
     group: str
@@ -116,8 +121,8 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderAnswer:
-    """A leader's refusal: its code (see `starling_agent.contract.scale`) and its message."""
+class LeaderRefusal:
+    """A leader's refusal to resize: its code (see `starling_agent.contract.scale`) and its message."""
 
     code: str
     message: str
@@ -127,14 +132,14 @@ class LeaderAnswer:
 class Observed:
     """State of one service at one instant.
 
-    children           live objects that the service owns, without pods, by (kind, name)
+    children           live objects that the service owns, except pods, by (kind, name)
     pods               pods of all groups, also those that are being deleted
-    refused_pods       why Kubernetes does not make a group's pods, in its own words, by group
+    refused_pods       Kubernetes' message why it does not create a group's pods, by group
     refused_children   names of wanted children that the API server refuses
-    cordoned           names of cordoned nodes: they are about to be emptied; None: the operator may not list nodes
+    cordoned           names of cordoned cluster nodes, soon to be emptied; None: the operator has no permission to list them
     answers            refusals of leaders, by operation
     gangs              groups of all services that wait for nodes
-    now                seconds since the epoch
+    now                Unix time, in seconds
     token              token of the service's admin endpoints
     """
 
@@ -144,7 +149,7 @@ class Observed:
     refused_pods: Mapping[str, str] = field(default_factory=dict)
     refused_children: frozenset[str] = frozenset()
     cordoned: frozenset[str] | None = None
-    answers: Mapping[str, LeaderAnswer] = field(default_factory=dict)
+    answers: Mapping[str, LeaderRefusal] = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
     settings: Settings
     now: float

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan.elastic.desired import Desired
-from starling_operator.plan.elastic.step import ElasticStep
+from starling_operator.plan.elastic.step import ElasticDecision
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod, Service, Settings
 from starling_operator.plan.readiness import ExpectedReports
@@ -46,7 +46,7 @@ class StatusInputs:
     rollout: RolloutStep = field(default_factory=RolloutStep)
     recoveries: Mapping[str, RecoveryDecision] = field(default_factory=dict)
     desired: Desired | None = None
-    elastic_steps: Mapping[str, ElasticStep] = field(default_factory=dict)
+    elastic_steps: Mapping[str, ElasticDecision] = field(default_factory=dict)
     min_available: int = 0
     token_secret: str = ""
 

@@ -9,7 +9,7 @@ from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
-from starling_operator.plan.observed import LeaderAnswer, Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.observed import LeaderRefusal, Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.pod_report import with_report
 from starling_operator.plan.token import token_of
 from starling_operator.watch.cache import Cache
@@ -21,7 +21,7 @@ def observe(
     settings: Settings,
     key: Key,
     operator_key: bytes,
-    answers: Mapping[str, LeaderAnswer] | None = None,
+    answers: Mapping[str, LeaderRefusal] | None = None,
     class_name: str = "",
 ) -> Observed | None:
     """Returns None where this operator has no such service, or where it is being deleted, and its children with it."""

@@ -1,4 +1,4 @@
-"""Settings of kopf: it only watches, stores nothing on any object, and posts nothing."""
+"""Settings of kopf: it only watches, writes nothing to any object, and posts no events."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from starling_operator.cluster.waiting import LONGEST_PAUSE
 
 
 class NoProgress(kopf.ProgressStorage):
-    """Stores nothing: handlers of events have no progress."""
+    """Stores nothing: `@kopf.on.event` handlers have no progress."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -30,7 +30,7 @@ class NoProgress(kopf.ProgressStorage):
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Compares nothing: kopf's usual storage copies every object at every event for that."""
+    """Stores no last-seen state, so kopf computes no diffs: its default storage copies every object on every event for them."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -43,14 +43,14 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 class Backoffs:
-    """Pauses between kopf's own requests, in seconds, without end: an API server that is gone comes back."""
+    """Seconds between retries of kopf's own requests. They never run out: an API server that is down comes back."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1, 1, 2, 3, 5, 8, 13), itertools.repeat(LONGEST_PAUSE))
 
 
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
-    """Lets the API server filter by label. Namespaces and CRDs are not watched: that would need rights on them."""
+    """Makes kopf only watch. The API server filters by label; namespaces and CRDs are not watched, which would need RBAC rules."""
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False

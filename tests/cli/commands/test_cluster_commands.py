@@ -178,7 +178,7 @@ def test_the_bundle_has_everything_but_secrets(served, tmp_path):
     } <= set(content)
     assert "bundle/children/ConfigMap-strange.yaml" not in content
     assert not [name for name, text in content.items() if TOKEN in text or "top secret" in text]
-    assert "not there: reports/chat-a-0-0.json: the agent does not answer" in content["bundle/README.txt"]
+    assert "missing: reports/chat-a-0-0.json: the agent gave no report" in content["bundle/README.txt"]
     assert file.stat().st_mode & 0o077 == 0
 
     again = served.starling("support-bundle", "chat", "--file", file)

@@ -50,6 +50,6 @@ def test_a_child_logs_at_its_parents_level(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(logging.getLogger("starling"), "level", logging.getLevelNamesMapping()[level])
-    process = start("talking", stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    assert [parse_line(line).message for line in process.stderr] == heard
+    with start("talking", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert [parse_line(line).message for line in process.stderr] == heard

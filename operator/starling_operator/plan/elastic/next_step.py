@@ -14,18 +14,18 @@ from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.elastic.elastic_state import ElasticState, ended
 from starling_operator.plan.elastic.operation import follow, serial_number, with_phase
 from starling_operator.plan.elastic.pauses import wait_before_next
-from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
+from starling_operator.plan.elastic.step import ElasticDecision, ElasticInput
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.timestamps import read_time
 
 
-def next_step(group: Group, turn: ElasticTurn) -> ElasticStep:
+def next_step(group: Group, turn: ElasticInput) -> ElasticDecision:
     """Returns the step of an elastic group."""
     state = group.elastic
     assert state is not None
     if state.leader is None:
-        return ElasticStep(nodes=_at_least(group, state.gang or 1), operation=state.stored, waits="its leader has not reported")
+        return ElasticDecision(nodes=_at_least(group, state.gang or 1), operation=state.stored, waits="its leader has not reported")
     answer = turn.answers.get(state.stored.id) if state.stored is not None else None
     operation = follow(state, answer, closed=_is_closed(group, state, turn), now=turn.now)
     if operation is not None and not ended(operation):
@@ -33,7 +33,7 @@ def next_step(group: Group, turn: ElasticTurn) -> ElasticStep:
     return _idle(group, state, operation, turn)
 
 
-def _is_closed(group: Group, state: ElasticState, turn: ElasticTurn) -> bool:
+def _is_closed(group: Group, state: ElasticState, turn: ElasticInput) -> bool:
     """True if an operation that the leader reports as done is complete: leavers are gone, and new pods serve or are unwanted."""
     reported = state.leader.operation if state.leader is not None else None
     if reported is None or group.nodes > state.nodes(reported.target):
@@ -41,12 +41,12 @@ def _is_closed(group: Group, state: ElasticState, turn: ElasticTurn) -> bool:
     return turn.at_wanted_size or turn.desired != reported.target
 
 
-def _running(group: Group, state: ElasticState, operation: OperationStatus, turn: ElasticTurn) -> ElasticStep:
+def _running(group: Group, state: ElasticState, operation: OperationStatus, turn: ElasticInput) -> ElasticDecision:
     assert state.leader is not None
     reported = state.leader.operation
     known = reported is not None and reported.id == operation.id
     is_stored = state.stored is not None and state.stored.id == operation.id
-    step = ElasticStep(nodes=_at_least(group, state.gang or 1), operation=operation)
+    step = ElasticDecision(nodes=_at_least(group, state.gang or 1), operation=operation)
     if known and reported is not None and reported.phase in ("committing", "releasing", "done"):
         return _release(group, state, step, turn) if reported.phase == "done" else step
     if turn.desired not in (None, operation.target.data):
@@ -57,7 +57,7 @@ def _running(group: Group, state: ElasticState, operation: OperationStatus, turn
     return replace(step, call=_call(group, operation, operation.target.data))
 
 
-def _release(group: Group, state: ElasticState, step: ElasticStep, turn: ElasticTurn) -> ElasticStep:
+def _release(group: Group, state: ElasticState, step: ElasticDecision, turn: ElasticInput) -> ElasticDecision:
     """The new epoch serves without the leavers: their pods may be removed."""
     assert step.operation is not None
     nodes = state.nodes(step.operation.target.data)
@@ -69,13 +69,13 @@ def _release(group: Group, state: ElasticState, step: ElasticStep, turn: Elastic
     return replace(step, nodes=nodes)
 
 
-def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, turn: ElasticTurn) -> ElasticStep:
+def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, turn: ElasticInput) -> ElasticDecision:
     """No operation runs: removes pods that no size needs, then begins the next operation."""
     effective, desired = state.effective, turn.desired
     gang = state.nodes(effective) if effective else 1
     if desired is None:
-        return ElasticStep(nodes=_at_least(group, gang), operation=operation)
-    step = wait_before_next(state, operation, turn) if effective != desired else ElasticStep(nodes=0, operation=operation)
+        return ElasticDecision(nodes=_at_least(group, gang), operation=operation)
+    step = wait_before_next(state, operation, turn) if effective != desired else ElasticDecision(nodes=0, operation=operation)
     wanted = gang if step.gave_up else max(gang, state.nodes(desired))
     if group.nodes > wanted:
         return replace(step, nodes=group.nodes if _are_streaming(group, wanted) else wanted)
@@ -83,10 +83,10 @@ def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, 
         return replace(step, nodes=_at_least(group, gang))
     if group.nodes < wanted:
         return replace(step, nodes=wanted)
-    return ElasticStep(nodes=group.nodes, operation=_begun(group, state, operation, desired, turn), begins_operation=True)
+    return ElasticDecision(nodes=group.nodes, operation=_begun(group, state, operation, desired, turn), begins_operation=True)
 
 
-def _begun(group: Group, state: ElasticState, last: OperationStatus | None, desired: int, turn: ElasticTurn) -> OperationStatus:
+def _begun(group: Group, state: ElasticState, last: OperationStatus | None, desired: int, turn: ElasticInput) -> OperationStatus:
     """Begins an operation. Its id follows from the stored one, so that a restarted operator makes the same."""
     failed = last is not None and last.phase == "failed" and last.target.data == desired
     in_window = failed and last is not None and turn.now - read_time(last.since) < turn.recovery.window_seconds
@@ -116,7 +116,7 @@ def _are_streaming(group: Group, nodes: int) -> bool:
     return any(_is_streaming(pod) for pod in _leavers(group, nodes))
 
 
-def _drain_seconds_left(group: Group, nodes: int, operation: OperationStatus, turn: ElasticTurn) -> float:
+def _drain_seconds_left(group: Group, nodes: int, operation: OperationStatus, turn: ElasticInput) -> float:
     """Returns the seconds that leavers may still take. One that runs and has not reported may have streams too."""
     leavers = _leavers(group, nodes)
     if not any(_is_streaming(pod) or (pod.report is None and pod.phase == "Running") for pod in leavers):

@@ -4,14 +4,14 @@ from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.status import OperationPhase, OperationStatus, PhaseSeconds
 
 from starling_operator.plan.elastic.elastic_state import ElasticState, ended
-from starling_operator.plan.observed import LeaderAnswer
+from starling_operator.plan.observed import LeaderRefusal
 from starling_operator.plan.timestamps import rfc3339
 
 _PROGRESS_STEP = 10
 """Percent. Each step is a write of the status."""
 
 
-def follow(state: ElasticState, answer: LeaderAnswer | None, *, closed: bool, now: float) -> OperationStatus | None:
+def follow(state: ElasticState, answer: LeaderRefusal | None, *, closed: bool, now: float) -> OperationStatus | None:
     """Returns the new record. `answer`: the leader's refusal of the stored one, or None; `closed`: the target's pods serve."""
     stored, reported = state.stored, state.leader.operation if state.leader is not None else None
     if stored is None:
@@ -59,7 +59,7 @@ def _with_report(state: ElasticState, known: OperationStatus, reported: Operatio
     )
 
 
-def _with_refusal(stored: OperationStatus, answer: LeaderAnswer, now: float) -> OperationStatus:
+def _with_refusal(stored: OperationStatus, answer: LeaderRefusal, now: float) -> OperationStatus:
     if answer.code == "unknown_operation":
         return with_phase(stored, "cancelled", now, error="")
     if answer.code == "invalid_target":

@@ -5,7 +5,7 @@ from dataclasses import replace
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.elastic.elastic_state import ElasticState
-from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
+from starling_operator.plan.elastic.step import ElasticDecision, ElasticInput
 from starling_operator.plan.timestamps import read_time, rfc3339
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
@@ -16,9 +16,9 @@ def backoff(attempts: int) -> float:
     return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10))
 
 
-def wait_before_next(state: ElasticState, operation: OperationStatus | None, turn: ElasticTurn) -> ElasticStep:
+def wait_before_next(state: ElasticState, operation: OperationStatus | None, turn: ElasticInput) -> ElasticDecision:
     """Returns a step with the reason to wait in `waits`; "" if the next operation may begin. Its `nodes` are not set."""
-    step = ElasticStep(nodes=0, operation=operation)
+    step = ElasticDecision(nodes=0, operation=operation)
     again = operation is not None and operation.target.data == turn.desired and operation.source.data == state.effective
     if operation is not None and again and operation.phase == "refused":
         return replace(step, gave_up=True, waits=f"refused by its leader: {operation.error}")

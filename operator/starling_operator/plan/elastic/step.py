@@ -1,4 +1,4 @@
-"""Input and output of the decision about one elastic group."""
+"""Input (`ElasticInput`) and output (`ElasticDecision`) of the decision how to resize one elastic group."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.observed import LeaderAnswer
+from starling_operator.plan.observed import LeaderRefusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticTurn:
+class ElasticInput:
     """Wanted size of one group, and what it may do now.
 
-    desired          size in data parallel ranks; None: it keeps its own, and only ends the operation that it has begun
-    resizes          it may begin to change size. The first size of a group never waits for a turn
-    serves           all pods of its present size serve
-    at_wanted_size   all pods of the wanted size serve and report its topology
-    answers          refusals of leaders, by operation
+    desired          wanted size in data parallel ranks; None: it keeps its size, and only finishes the operation in progress
+    resizes          it may begin a resize now: groups take turns. To get its first size, a group needs no turn
+    serves           all pods of its current size serve
+    at_wanted_size   all pods of the wanted size serve, and their reports show that size
+    answers          refusals of leaders, by operation ID
     """
 
     desired: int | None
@@ -28,19 +28,19 @@ class ElasticTurn:
     drain: DrainSpec
     recovery: RecoverySpec
     now: float
-    answers: Mapping[str, LeaderAnswer] = field(default_factory=dict)
+    answers: Mapping[str, LeaderRefusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticStep:
-    """Step of one group.
+class ElasticDecision:
+    """Next action for one group.
 
-    nodes              pods that the StatefulSet is to have
-    operation          record for the status
-    begins_operation   the operation is new: it may only be written over the status that was decided from
-    call               call to the leader, of an operation that the status already holds
-    waits              why nothing is done although the size differs from the wanted one
-    gave_up            nothing will be done until another size is wanted, or the window of restarts ends
+    nodes              replicas that the StatefulSet is to have
+    operation          the operation to write to the status; None: none is in progress
+    begins_operation   the operation is new: write it only if the status is still the one that this decision was made from
+    call               call to send to the leader; only for an operation that is already written to the status
+    waits              why nothing is done although the size differs from the wanted one; "" if nothing is waited for
+    gave_up            nothing more is tried until another size is wanted or the restart window ends
     requeue_after      seconds to the next decision
     """
 

@@ -11,7 +11,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.elastic.elastic_state import ElasticState
 from starling_operator.plan.elastic.next_step import next_step
-from starling_operator.plan.elastic.step import ElasticStep, ElasticTurn
+from starling_operator.plan.elastic.step import ElasticDecision, ElasticInput
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Observed
 
@@ -23,14 +23,14 @@ def elastic_steps(
     kept: Iterable[Group],
     serves: Callable[[Group], bool],
     at_wanted_size: Callable[[Group], bool],
-) -> Mapping[str, ElasticStep]:
+) -> Mapping[str, ElasticDecision]:
     """Returns steps by name, of elastic groups that stay. Groups of an old revision keep their size until they are replaced."""
     groups = [group for group in kept if group.elastic is not None]
     data = desired.data if desired is not None else None
     has_turn = _whose_turn(groups, data)
     steps = {}
     for group in groups:
-        turn = ElasticTurn(
+        turn = ElasticInput(
             desired=data if group.target else None,
             resizes=group.name == has_turn,
             serves=serves(group),

@@ -8,7 +8,7 @@ from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.elastic.elastic_state import ElasticState
-from starling_operator.plan.elastic.step import ElasticTurn
+from starling_operator.plan.elastic.step import ElasticInput
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.timestamps import rfc3339
@@ -61,7 +61,7 @@ def group_of(
     return make_group(NAME, pods, nodes=nodes, elastic=ElasticState(layout=LAYOUT, leader=report, stored=record))
 
 
-def turn(desired: int | None, **fields: Any) -> ElasticTurn:
+def turn(desired: int | None, **fields: Any) -> ElasticInput:
     """Makes the turn of a group that serves and may begin an operation."""
     given: dict[str, Any] = {
         "desired": desired,
@@ -72,4 +72,4 @@ def turn(desired: int | None, **fields: Any) -> ElasticTurn:
         "recovery": RecoverySpec(restart_budget=3, window_seconds=600),
         "now": NOW,
     }
-    return ElasticTurn(**(given | fields))
+    return ElasticInput(**(given | fields))

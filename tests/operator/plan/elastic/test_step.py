@@ -7,9 +7,9 @@ import pytest
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.elastic.next_step import next_step
 from starling_operator.plan.elastic.pauses import backoff
-from starling_operator.plan.elastic.step import ElasticStep
+from starling_operator.plan.elastic.step import ElasticDecision
 from starling_operator.plan.group import Group
-from starling_operator.plan.observed import LeaderAnswer
+from starling_operator.plan.observed import LeaderRefusal
 
 from tests.operator.plan.building import NOW
 from tests.operator.plan.elastic.building import NAME, group_of, reported, stored, turn
@@ -25,7 +25,7 @@ def leaving(phase: str, **more: Any) -> Any:
     return reported(phase, 4, 2, **more)
 
 
-def said(step: ElasticStep) -> tuple[int, str, str]:
+def said(step: ElasticDecision) -> tuple[int, str, str]:
     """Returns pods, the operation's phase and the call to the leader."""
     operation = step.operation.phase if step.operation is not None else "none"
     call = "" if step.call is None else "cancel" if step.call.data is None else f"to {step.call.data}"
@@ -184,7 +184,7 @@ def test_one_thing_at_a_time(group: Group, given: dict[str, Any], wanted: tuple[
 )
 def test_what_the_leader_refuses(code: str, desired: int, phase: str, error: str) -> None:
     group = group_of(4, 2, None, stored("waiting"))
-    step = next_step(group, turn(desired, answers={UP: LeaderAnswer(code, "no")}))
+    step = next_step(group, turn(desired, answers={UP: LeaderRefusal(code, "no")}))
     assert step.operation is not None
     assert (step.operation.phase, step.operation.error) == (phase, error)
     # An operation that has not ended is called again; pauses are the caller's.
@@ -193,7 +193,7 @@ def test_what_the_leader_refuses(code: str, desired: int, phase: str, error: str
 
 def test_a_refusal_of_another_operation_is_nothing() -> None:
     group = group_of(4, 2, None, stored("waiting", number=2))
-    step = next_step(group, turn(4, answers={UP: LeaderAnswer("invalid_target", "no")}))
+    step = next_step(group, turn(4, answers={UP: LeaderRefusal("invalid_target", "no")}))
     assert step.operation is not None
     assert (step.operation.phase, step.operation.id) == ("waiting", f"{NAME}-4-2")
 

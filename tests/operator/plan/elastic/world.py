@@ -11,7 +11,7 @@ from starling_agent.contract.report import GroupSize, Topology
 from starling_agent.contract.scale import Operation
 from starling_crds.manifest import SCALE_KIND
 from starling_operator.plan.decision import Decision, ScaleCall
-from starling_operator.plan.observed import LeaderAnswer, Manifest, Observed
+from starling_operator.plan.observed import LeaderRefusal, Manifest, Observed
 
 from tests.operator.plan.world import Member, World
 
@@ -42,7 +42,7 @@ class ElasticWorld(World):
     """`largest`: sizes above are refused; `failures`: so many operations fail; `deaf`: calls do not arrive; `streams` stay open."""
 
     leaders: dict[str, Leader] = field(default_factory=dict)
-    answers: dict[str, LeaderAnswer] = field(default_factory=dict)
+    answers: dict[str, LeaderRefusal] = field(default_factory=dict)
     calls: list[ScaleCall] = field(default_factory=list)
     largest: int = 1000
     failures: int = 0
@@ -108,17 +108,17 @@ class ElasticWorld(World):
         else:
             self.answers[call.operation] = refused
 
-    def _put(self, leader: Leader, call: ScaleCall) -> LeaderAnswer | None:
+    def _put(self, leader: Leader, call: ScaleCall) -> LeaderRefusal | None:
         assert call.data is not None
         if call.operation in leader.operations:
             return None
         newest = leader.newest
         if newest is not None and not newest.ended:
-            return LeaderAnswer("operation_running", f"{newest.id} runs")
+            return LeaderRefusal("operation_running", f"{newest.id} runs")
         if call.data > self.largest:
-            return LeaderAnswer("invalid_target", f"data: at most {self.largest} is possible, got {call.data}")
+            return LeaderRefusal("invalid_target", f"data: at most {self.largest} is possible, got {call.data}")
         if leader.effective and not self._is_well(call.group, leader):
-            return LeaderAnswer("rank_dead", "a rank is dead")
+            return LeaderRefusal("rank_dead", "a rank is dead")
         leader.operations[call.operation] = Operation(
             id=call.operation,
             source=leader.effective,
@@ -128,14 +128,14 @@ class ElasticWorld(World):
         )
         return None
 
-    def _cancel(self, leader: Leader, call: ScaleCall) -> LeaderAnswer | None:
+    def _cancel(self, leader: Leader, call: ScaleCall) -> LeaderRefusal | None:
         found = leader.operations.get(call.operation)
         if found is None:
-            return LeaderAnswer("unknown_operation", "there is none")
+            return LeaderRefusal("unknown_operation", "there is none")
         if found.phase in ("waiting", "preparing"):
             leader.move("cancelled")
         elif not found.ended:
-            return LeaderAnswer("too_late", "it commits")
+            return LeaderRefusal("too_late", "it commits")
         return None
 
     def _lead(self, group: str) -> None:
