@@ -6,6 +6,7 @@ The model and the sampling cost nothing here, and a queue that has done all at o
 GPU is kept busy where its step takes longer than this.
 """
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -71,11 +72,13 @@ def microseconds(rows: int) -> float:
 
 
 def main() -> None:
+    model = json.loads((MODEL / "config.json").read_text())
+    logits = torch.zeros(1, model["vocab_size"])
     worker.select_platform = lambda *_: NoWork()
     runner_factory.select_sample_op = lambda _: lambda logits, *_: torch.full((len(logits),), 3)
     Decoder.eager_reason = None
-    Decoder.forward = lambda _, ids, ctx, *__: torch.zeros(len(ids if ctx.rows is None else ctx.rows), 4)
-    Decoder.logits = lambda _, hidden: hidden
+    Decoder.forward = lambda _, ids, ctx, *__: torch.zeros(len(ids if ctx.rows is None else ctx.rows), model["hidden_size"])
+    Decoder.logits = lambda _, hidden, out=None: logits.expand(len(hidden), -1) if out is None else out
     for rows in map(int, sys.argv[1:] or (1, 64, 256)):
         print(f"{rows} rows: {microseconds(rows):.0f} us a step")
 
