@@ -68,7 +68,7 @@ async def run(tmp_path):
 async def test_it_runs_with_its_variables(run):
     running = run("echo $NAME; sleep 60")
     await running.until_log("value")
-    assert running.pod.pid is not None
+    await until(lambda: running.pod.pid is not None)
 
 
 async def test_an_end_is_reported_and_the_first_restart_comes_at_once(run):
