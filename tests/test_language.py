@@ -18,17 +18,14 @@ PACKAGES = (
 )
 BARE_OPENINGS = frozenset(
     (  # noqa: SIM905 - words are easier to read and to add to
-        "what which who whom whose whoever whatever when where while how why that "  # relatives
+        "what which who whom whose whoever whatever when where while how why whether that "  # relatives
         "it its they their them those these this he she we our ours us one ones some others another none nobody somebody both each "
         "of by in on at as to for from with without within into onto between among after before behind beside besides below above "
         "under over until till since through throughout during against per up out about like unlike "  # prepositions
         "and or but if unless because so than then else"
     ).split()
 )
-"""Words that cannot begin a docstring: they stand for a subject that the reader has to guess, or go before one.
-
-"Whether" may: the clause after it has its own subject, and says what a bool means.
-"""
+"""Words that cannot begin a docstring: they stand for a subject that the reader has to guess, or go before one."""
 OPENINGS_WITH_A_NOUN = frozenset(("each", "both", "one", "some", "another", "this", "that", "these", "those", "its", "our"))
 """Words that may begin it when a noun follows: "Each rank", "This node's address"."""
 FOLLOWS_NO_NOUN = frozenset(

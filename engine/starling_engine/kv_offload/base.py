@@ -26,7 +26,7 @@ class OffloadManager:
         """The request has started or ended: nothing is pinned or looked up for it any more."""
 
     def must_wait(self, request: RequestState) -> bool:  # noqa: ARG002
-        """Whether a request that could start has to wait: for a lookup, or for room in the primary tier."""
+        """Returns whether a request that could start has to wait: for a lookup, or for room in the primary tier."""
         return False
 
     # ---- primary tier to device ----
@@ -75,7 +75,7 @@ class OffloadManager:
 
     @property
     def frees_blocks_soon(self) -> bool:
-        """Whether blocks of the device become free as soon as they are copied."""
+        """True if blocks of the device become free as soon as they are copied."""
         return False
 
     # ---- orders and their outcome ----
@@ -98,22 +98,22 @@ class OffloadManager:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether an outcome is to come, or chunks are to be stored that a crash would lose."""
+        """True if an outcome is to come, or chunks are to be stored that a crash would lose."""
         return False
 
     @property
     def completes_soon(self) -> bool:
-        """Whether it is worth polling for an outcome: not where only a hanging tier owes one."""
+        """True if it is worth polling for an outcome: not where only a hanging tier owes one."""
         return False
 
     @property
     def writes_back(self) -> bool:
-        """Whether chunks are on their way to a secondary tier that does not hang, or wait for it."""
+        """True if chunks are on their way to a secondary tier that does not hang, or wait for it."""
         return False
 
     @property
     def uses_device(self) -> bool:
-        """Whether blocks of the device are read or written, or are to be."""
+        """True if blocks of the device are read or written, or are to be."""
         return False
 
     @property

@@ -49,7 +49,7 @@ class Demotions:
 
     @property
     def urgent(self) -> bool:
-        """Whether chunks are to be stored that a crash would lose."""
+        """True if chunks are to be stored that a crash would lose."""
         return self._write_back.enabled and bool(self._unstored)
 
     def note(self, request: RequestState) -> None:
@@ -112,7 +112,7 @@ class Demotions:
         self._store(batch)
 
     def _under_pressure(self) -> bool:
-        """Whether the next steps may take blocks that hold something."""
+        """Returns whether the next steps may take blocks that hold something."""
         pool = self._kv.pool
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
@@ -143,6 +143,6 @@ class Demotions:
         return blocks if len(blocks) == len(hashes) else []
 
     def _may_hold(self, blocks: list[int]) -> bool:
-        """Whether these blocks may be held: not when the free ones among them have been promised to others."""
+        """Returns whether these blocks may be held: not when the free ones among them have been promised to others."""
         free = sum(map(self._kv.pool.is_free, blocks))
         return not free or free <= self._kv.num_available - self._headroom

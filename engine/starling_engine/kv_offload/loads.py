@@ -36,7 +36,7 @@ class Loads:
         return sum(1 for _ in wanted), sum(1 for _ in found)
 
     def awaits_others(self, request: RequestState, hit: int, count: int) -> bool:
-        """Whether others load the same chunks now; the request is then parked until theirs have come."""
+        """Returns whether others load the same chunks now; the request is then parked until theirs have come."""
         hashes = self._map.hashes(request.blocks, request.tokens)
         wanted = [chunk for chunk, _ in self._map.needed(hashes, hit // self._map.blocks, count)]
         for job in self._jobs.moving(LoadChunks, wanted):

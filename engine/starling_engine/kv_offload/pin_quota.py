@@ -31,10 +31,10 @@ class PinQuota:
         self._wanted: Counter[Chunk] = Counter()
         """Requests that want each chunk."""
         self._full = False
-        """Whether the first postponed request found no room since anything ended. The others leave it what becomes free."""
+        """True if the first postponed request found no room since anything ended. The others leave it what becomes free."""
 
     def has_room(self, request: str, chunks: list[Chunk]) -> bool:
-        """Whether the request may want these chunks as well, without others losing theirs."""
+        """Returns whether the request may want these chunks as well, without others losing theirs."""
         more = sum(1 for chunk in chunks if chunk not in self._wanted)
         if not more:
             return True

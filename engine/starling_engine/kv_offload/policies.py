@@ -49,7 +49,7 @@ class TransferCosts:
 
 
 class SwapPolicy:
-    """Whether a preempted request's chunks are stored, or computed again. The knob is `preempt`; "auto" takes the cheaper."""
+    """Decides whether a preempted request stores its chunks or computes them again. `preempt` "auto" takes the cheaper."""
 
     def __init__(self, preempt: Preempt, costs: TransferCosts) -> None:
         self._preempt = preempt
@@ -67,7 +67,7 @@ class SwapPolicy:
 
 
 class LookupPolicy:
-    """Whether a request waits for the secondary tiers: a slow tier must not make requests slower than none.
+    """Decides whether requests wait for the secondary tiers: a slow tier must not make requests slower than none.
 
     The rule: the mean wait of a lookup may be as long as computing the tokens that it spares, plus PATIENCE. While the tiers are
     passed by, a probe shows how they are now, and its outcome alone counts.
@@ -109,7 +109,7 @@ class WriteBackBudget:
 
     @property
     def allows(self) -> bool:
-        """Whether an order may be given while steps run."""
+        """True if an order may be given while steps run."""
         return self._credit >= 0
 
     def stepped(self, seconds: float) -> None:

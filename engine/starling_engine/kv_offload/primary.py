@@ -56,7 +56,7 @@ class PrimaryIndex:
         return chunk in self._slots and chunk not in self._coming and chunk not in self._doomed
 
     def expects(self, chunk: Chunk) -> bool:
-        """Whether the chunk has arrived or is on its way."""
+        """Returns whether the chunk has arrived or is on its way."""
         return chunk in self._slots
 
     def allocate(self, chunk: Chunk, span: BlockSpan) -> int | None:

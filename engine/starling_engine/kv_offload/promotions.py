@@ -77,7 +77,7 @@ class Promotions:
         self._last_end = 0.0
         self._slow = LogThrottle()
         self._logged_slow = False
-        """Whether the last line of the log about it says that the tiers are slow."""
+        """True if the last line of the log about it says that the tiers are slow."""
 
     # ---- requests that wait ----
 
@@ -106,7 +106,7 @@ class Promotions:
             self._pins.postpone(request.record.id, [])
 
     def must_wait(self, request: RequestState) -> bool:
-        """Whether a request that could start has to wait: it looks up now, or has no room yet for its chunks."""
+        """Returns whether a request that could start has to wait: it looks up now, or has no room yet for its chunks."""
         name = request.record.id
         if request.skips_tiers or not self._pins.is_postponed(name):
             return False
@@ -207,7 +207,7 @@ class Promotions:
     # ---- whether to look up ----
 
     def _passes_by(self) -> bool:
-        """Whether a request is to compute rather than to look up; logs when that changes."""
+        """Returns whether a request is to compute rather than to look up; logs when that changes."""
         if self._late():  # the tiers hang
             return True
         pays = self._policy.pays()
@@ -221,7 +221,7 @@ class Promotions:
         return not pays
 
     def _probe_is_due(self) -> bool:
-        """Whether a request that passes by looks up all the same: one at a time, and not where the tiers hang."""
+        """Returns whether a request that passes by looks up all the same: one at a time, and not where the tiers hang."""
         return not self._late() and self._policy.probe_is_due() and not any(each.is_probe for each in self._lookups)
 
     def _late(self) -> list[TransferJob]:

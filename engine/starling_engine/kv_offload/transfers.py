@@ -40,7 +40,7 @@ HOLDS_UP = 2
 With two processors, all the time was lost for which one of them was taken (measured).
 """
 
-HUNG_SECONDS = 60.0
+COPY_HUNG_SECONDS = 60.0
 """A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
 
 REPORT_SECONDS = 1.0
@@ -139,8 +139,8 @@ class TransferThreads:
             raise RankLost(self._died)
         now = time.monotonic()
         for name, began in tuple(self._copying.items()):
-            if now - began > HUNG_SECONDS:
-                raise RankLost(f"the thread {name} of the KV tiers has copied one chunk for more than {HUNG_SECONDS:g} s")
+            if now - began > COPY_HUNG_SECONDS:
+                raise RankLost(f"the thread {name} of the KV tiers has copied one chunk for more than {COPY_HUNG_SECONDS:g} s")
         with self._stepped:
             self._step = step_id
             self._stepped.notify_all()

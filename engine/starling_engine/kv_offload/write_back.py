@@ -38,7 +38,7 @@ class WriteBack:
         enabled: bool,
     ) -> None:
         self.enabled = enabled
-        """Whether there are secondary tiers."""
+        """True if there are secondary tiers."""
         self._primary = primary
         self._jobs = jobs
         self._costs = costs
@@ -48,12 +48,12 @@ class WriteBack:
         self._idle_since: float | None = None
         """Time since which there has been no request; None while there is one."""
         self._unbudgeted = False
-        """Whether the order under way was given while there was no request."""
+        """True if the order under way was given while there was no request."""
         self._breaker = CircuitBreaker(*PAUSES, lambda: jobs.clock())
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to write, now or once the budget allows it."""
+        """True if there is something to write, now or once the budget allows it."""
         return bool(self._unwritten) and not self._breaker.remaining
 
     def write_next(self, *, idle: bool) -> None:

@@ -48,7 +48,7 @@ async def test_an_id_that_comes_again_gets_no_token_of_the_one_that_was_closed(t
 
 async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end that was ordered behind very many messages comes after a stream that began before them. Nobody thinks it dead."""
-    monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
     executor = HeldExecutor()
     async with core_process(tmp_path, executor) as (client, address):
         deltas: asyncio.Queue[Delta] = asyncio.Queue()

@@ -18,7 +18,7 @@ from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap
 from starling_engine.model_config.config import ModelConfig
 
-LOOKUP_SECONDS = 1.5
+ONE_LOOKUP_SECONDS = 1.5
 """Time limit of a lookup: requests wait for 3 s, and are to get what was found by then."""
 
 
@@ -71,9 +71,9 @@ class SecondaryTiers:
         """Returns for each chunk whether one tier has all that this rank needs of it, under one layout.
 
         The chunks of each group are in the order of one prefix. A miss in a group without a window ends the prefix: nothing behind
-        it is looked up, nor is anything after LOOKUP_SECONDS.
+        it is looked up, nor is anything after ONE_LOOKUP_SECONDS.
         """
-        end = time.monotonic() + LOOKUP_SECONDS
+        end = time.monotonic() + ONE_LOOKUP_SECONDS
         found = [not self._groups[group].covers for group, _ in chunks]
         without_window = [i for i, (group, _) in enumerate(chunks) if not self._groups[group].window]
         depths = {name: depth for depth, name in enumerate(dict.fromkeys(name for _, name in chunks))}
