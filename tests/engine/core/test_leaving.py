@@ -16,6 +16,8 @@ from tests.engine.cores import core_for
 
 CHUNKS = 4
 PROMPTS = 8
+ALL_PROMPTS = 400
+"""Blocks that hold every prompt at once: on a smaller device chunks may be evicted before they are stored."""
 MIB = 1 << 20
 PARAMS = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 
@@ -45,7 +47,7 @@ def files(folder: Path) -> int:
 
 @pytest.mark.timeout(120)
 def test_what_is_not_written_yet_is_written_at_the_end(checkpoint: Path, tmp_path: Path) -> None:
-    with core_for(checkpoint, max_model_len=320, tiers=tiers(tmp_path)) as core:
+    with core_for(checkpoint, max_model_len=320, kv_blocks=ALL_PROMPTS, tiers=tiers(tmp_path)) as core:
         serve(core)
         core.leave(60)
     assert files(tmp_path) == PROMPTS * CHUNKS
