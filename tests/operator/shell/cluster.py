@@ -76,6 +76,14 @@ class Cluster:
         self.access, self._session, self.namespace = access, session, namespace
 
     async def call(self, method: str, path: str, body: Any = None, content: str = "application/json", **query: str) -> Manifest:
+        """Returns the answer; raises Refused.
+
+        A caller that is cancelled leaves the request to the session. If the request were cancelled too, its TLS connection would be
+        open until the API server closes it, maybe longer than the event loop.
+        """
+        return await asyncio.shield(self._call(method, path, body, content, query))
+
+    async def _call(self, method: str, path: str, body: Any, content: str, query: dict[str, str]) -> Manifest:
         headers = {**self.access.headers, "Content-Type": content}
         data = None if body is None else json.dumps(body)
         url = self.access.url + path

@@ -62,8 +62,9 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        # The session aborts open watches; a handler that is cancelled would leave its TLS connection for the API server to close.
         await self._session.close()
+        await self._runner.cleanup()
 
     @property
     def writes(self) -> list[Request]:
