@@ -169,8 +169,8 @@ def _cascade(step: Step, shared: int) -> Case:
     cost = Cost(2.0 * moved * heads.dim, step.cost.flops)
 
     def make(device: torch.device) -> Call:
-        from starling_engine.kernels.cascade import cascade_attention
         from starling_engine.kernels.paged_attention import AttentionCall as Attention
+        from starling_engine.kernels.paged_attention import cascade_attention
 
         p = Paged.draw(step, device, shared)
         attention = Attention(

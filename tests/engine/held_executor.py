@@ -16,7 +16,7 @@ from starling_engine.ledger import MemoryRequest, plan_memory
 from starling_engine.step import RowResult, StepPlan, StepResult
 from starling_engine.tokens import unpack
 from starling_engine.worker.commands import Command, Reply
-from starling_engine.worker.report import Phase, WorkerReport
+from starling_engine.worker.messages import Phase, WorkerReport
 
 from tests.engine.workers import plain_worker
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from starling_engine.native import load, ops, reference
-from starling_engine.native.packed import PackedExperts
+from starling_engine.native.reference import PackedExperts
 from torch import Tensor
 
 pytestmark = [

@@ -25,7 +25,7 @@ from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryOrderDone, Sleep, Sle
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.layout import EpochMembership
 from starling_engine.worker.commands import Idle, Reply, TransferChunks
-from starling_engine.worker.report import WorkerReport
+from starling_engine.worker.messages import WorkerReport
 
 logger = logging.getLogger("starling.core")
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.commands import Command, Reply
-from starling_engine.worker.report import Phase, WorkerReport
+from starling_engine.worker.messages import Phase, WorkerReport
 
 
 class Executor(Protocol):

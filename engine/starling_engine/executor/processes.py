@@ -35,6 +35,7 @@ from starling_engine.worker.messages import (
     Heartbeat,
     Joined,
     MemoryPlanned,
+    Phase,
     Start,
     Stop,
     ToWorker,
@@ -42,10 +43,10 @@ from starling_engine.worker.messages import (
     WorkerFailed,
     WorkerPhase,
     WorkerReady,
+    WorkerReport,
     transfer_identity,
     worker_identity,
 )
-from starling_engine.worker.report import Phase, WorkerReport
 
 logger = logging.getLogger("starling.executor")
 

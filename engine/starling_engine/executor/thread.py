@@ -11,7 +11,7 @@ from starling_engine.errors import RankLost
 from starling_engine.ipc.child import import_for_good
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.commands import Command, CommandHandler, Reply, TransferChunks
-from starling_engine.worker.report import Phase, WorkerReport
+from starling_engine.worker.messages import Phase, WorkerReport
 
 if TYPE_CHECKING:
     from starling_engine.worker.result_pump import ResultPump

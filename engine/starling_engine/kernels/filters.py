@@ -10,14 +10,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from starling_engine.kernels.logits import key_of, scaled_logits, value_of
-
 GROUP = tl.constexpr(32)
 CHUNK = tl.constexpr(128)  # groups at a time
 SURVEY_WARPS = 8  # 16 logits a thread: four loads of 16 bytes in flight
 SEARCH_WARPS = 16  # one program has a row to itself, so latency counts; 8 logits and 3 doubles for each a thread fit its registers
 COARSE = tl.constexpr(1 << 14)
 LEAST_KEY = tl.constexpr(-2139095041)  # of -inf
+
+
+@triton.jit
+def scaled_logits(logits, at, here, temperature):
+    """Returns logits[at] / temperature (0: unscaled), rounded as in the reference; -inf where not `here`.
+
+    NaN becomes +inf: it is chosen before any other, and the chosen token shows that the row is broken.
+    """
+    values = tl.div_rn(tl.load(logits + at, mask=here, other=float("-inf")), tl.where(temperature == 0, 1.0, temperature))
+    return tl.where(values == values, values, float("inf"))
+
+
+@triton.jit
+def key_of(x):
+    """Maps fp32 to int32 in the same order; -0.0 comes right before 0.0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def value_of(key):
+    """Inverts `key_of`."""
+    bits = key ^ ((key >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

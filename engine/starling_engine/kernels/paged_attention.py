@@ -12,7 +12,14 @@ import triton
 from torch import Tensor
 
 from starling_engine.kernels.attention_kernel import attention_kernel
-from starling_engine.kernels.attention_plan import AttentionShape, AttentionTiles, decode_segments, decode_tiles, prefill_tiles
+from starling_engine.kernels.attention_plan import (
+    AttentionShape,
+    AttentionTiles,
+    decode_segments,
+    decode_tiles,
+    prefill_tiles,
+    prefix_segments,
+)
 from starling_engine.kernels.split_attention import Partial, merge
 
 NO_LIMIT = 1 << 30
@@ -151,6 +158,24 @@ def _attend_mixed(call: AttentionCall) -> Tensor:
     if short:
         launch(call, AttentionScope(one_block=True, longest=short), small, out)
     return out
+
+
+def cascade_attention(call: AttentionCall, shared: int, max_query_len: int) -> Tensor:
+    """Gives the same as `paged_attention`, where all sequences share their first `shared` keys, before all queries. No window.
+
+    Two passes, merged by their LSE (arXiv 2501.01005, section 3.1.2): all tokens over the prefix, as one prefill with nothing
+    hidden, and each sequence over its own keys. `attention_plan.cascade_pays` says when that is cheaper.
+    """
+    assert not call.window and 0 < shared < call.longest
+    shape, cores = call.shape, sms(call.q.device)
+    wide = prefill_tiles(shape.head_dim, shape.itemsize)
+    narrow = decode_tiles(shape.head_dim, shape.itemsize, max_query_len * call.group)
+    first = prefix_segments(shape, shared, cores)
+    rest = 1 if narrow is None else decode_segments(shape, call.longest - shared, cores)
+    partial = Partial.empty(call.q, first + rest)
+    launch(call, AttentionScope(prefix=shared), wide, partial, first)
+    launch(call, AttentionScope(one_block=narrow is not None, suffix=shared), narrow or wide, partial, rest, segment_base=first)
+    return merge(partial, call.q.dtype)
 
 
 def launch(

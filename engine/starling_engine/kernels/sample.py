@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from starling_engine import rng
-from starling_engine.kernels.filters import thresholds
-from starling_engine.kernels.logits import scaled_logits
+from starling_engine.kernels.filters import scaled_logits, thresholds
 
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
 TILE = tl.constexpr(2048)

@@ -4,7 +4,7 @@ import torch
 
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
 from starling_engine.native import ops
-from starling_engine.native.packed import PackedExperts
+from starling_engine.native.reference import PackedExperts
 
 
 class NativeExperts:

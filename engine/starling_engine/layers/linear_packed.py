@@ -5,7 +5,7 @@ import torch
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod
 from starling_engine.native import ops
-from starling_engine.native.packed import PackedWeight
+from starling_engine.native.reference import PackedWeight
 
 
 class NativeLinear(StackedMethod):

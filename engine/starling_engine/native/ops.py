@@ -15,8 +15,9 @@ from torch import Tensor
 
 from starling_engine.native.build import load
 from starling_engine.native.fp8 import FP8
-from starling_engine.native.packed import BLOCK_COLUMNS, PackedExperts, PackedWeight
+from starling_engine.native.reference import PackedExperts, PackedWeight
 
+BLOCK_COLUMNS = 16
 _TYPES = {"p": c_void_p, "n": c_int64, "i": c_int, "f": c_float, "d": c_double}
 _SIGNATURES = {
     "starling_huge_pages": "pn",

@@ -1,12 +1,41 @@
-"""Defines each kernel of `ops` in plain torch, with the same signature. Runs on any device."""
+"""Defines each kernel of `ops` in plain torch, with the same signature, and the weights that they read. Runs on any device."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from starling_engine.native.fp8 import cached
-from starling_engine.native.packed import PackedExperts, PackedWeight
 from starling_engine.rng import gumbel
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Weight [n, k] bf16. If gated, the first half of its rows is the gate, the second half is `up`.
+
+    `data` is [ceil(n / 16), k / 2, 16, 2] where the kernels pack it (zeros past n), and [n, k] in the reference. So only the module
+    that packed a weight can use it.
+    """
+
+    data: Tensor
+    n: int
+    k: int
+    gated: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the output of `linear`."""
+        return self.n // 2 if self.gated else self.n
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts(PackedWeight):
+    """Weights [n, k] of several experts, which are the first dimension of `data`."""
+
+    def expert(self, index: int) -> PackedWeight:
+        """Returns the weight of one expert, in the same memory."""
+        return PackedWeight(self.data[index], self.n, self.k, self.gated)
 
 
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:

@@ -1,8 +1,14 @@
-"""Messages between an executor and its worker processes: msgpack over ZeroMQ, never pickle. Imports no torch."""
+"""Messages between an executor and its workers, and what a worker reports. Processes send msgpack over ZeroMQ, never pickle.
+
+Imports no torch.
+"""
+
+from dataclasses import dataclass
 
 import msgspec
 
 from starling_engine.config import WorkerConfig
+from starling_engine.kv.spec import KVGroup
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.commands import Command, Reply
@@ -31,6 +37,31 @@ class Stop(msgspec.Struct, tag="stop"):
 
 ToReadyWorker = Execute | Stop | Command
 ToWorker = Start | Allocate | ToReadyWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Present activity of a worker that is not ready; `done` of `total` bytes, where that is known."""
+
+    name: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """Report of workers that are ready. `seconds` has, by rank, the time of each step of its start.
+
+    `async_scheduling` and `step_target_ms` are their platform's preferences. `store_port` is the port at which rank 0 serves the
+    store in which ranks find each other; 0 where there is none.
+    """
+
+    groups: list[KVGroup]
+    ledger: Ledger
+    seconds: list[dict[str, float]]
+    async_scheduling: bool
+    step_target_ms: int
+    store_port: int = 0
 
 
 class Joined(msgspec.Struct, tag="joined"):

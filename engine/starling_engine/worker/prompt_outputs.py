@@ -12,7 +12,7 @@ from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.forward_context import ForwardContext
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
-from starling_engine.worker.device.readback import DeviceValues
+from starling_engine.worker.device.pinned import DeviceValues
 from starling_engine.worker.host.batch import InputBatch, SlotState
 
 

@@ -36,8 +36,8 @@ from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.guarded_step import GuardedStep
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
+from starling_engine.worker.messages import Phase, WorkerReport
 from starling_engine.worker.pending_step import Finished, PendingStep, Runner
-from starling_engine.worker.report import Phase, WorkerReport
 from starling_engine.worker.runner_factory import RunnerFactory
 from starling_engine.worker.setup import RankSetup, weight_source
 from starling_engine.worker.sleep.sleeper import RankSleeper

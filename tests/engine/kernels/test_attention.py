@@ -167,8 +167,7 @@ def test_large_scores_overflow_nowhere(device: torch.device) -> None:
     ids=["decode, bf16", "mixed, fp32"],
 )
 def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
-    from starling_engine.kernels.cascade import cascade_attention
-    from starling_engine.kernels.paged_attention import AttentionCall
+    from starling_engine.kernels.paged_attention import AttentionCall, cascade_attention
 
     case = Case(rows, group=4, soft_cap=5.0, dtype=dtype, max_blocks=60)
     inputs = make(case, device, shared=64)

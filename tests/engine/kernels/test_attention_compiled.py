@@ -28,8 +28,7 @@ def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dty
 
 
 def launch_cascade() -> None:
-    from starling_engine.kernels.cascade import cascade_attention
-    from starling_engine.kernels.paged_attention import AttentionCall
+    from starling_engine.kernels.paged_attention import AttentionCall, cascade_attention
 
     call = AttentionCall(
         q=empty(64, 32, 128, dtype=BF16),

@@ -21,8 +21,7 @@ from starling_engine.step import RowResult, StepPlan
 from starling_engine.tokens import unpack
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_sampler import DeviceSampler
-from starling_engine.worker.device.pinned import send
-from starling_engine.worker.device.readback import DeviceValues, Readback
+from starling_engine.worker.device.pinned import DeviceValues, Readback, send
 from starling_engine.worker.device.step_writer import Fields
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, SlotState
 from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel

@@ -7,8 +7,7 @@ import torch
 
 from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue
 from starling_engine.step import RowResult, StepPlan, StepResult
-from starling_engine.worker.device.pinned import PinnedRing
-from starling_engine.worker.device.readback import Readback
+from starling_engine.worker.device.pinned import PinnedRing, Readback
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, SlotState
 from starling_engine.worker.host.sampler import fill_in
 

@@ -1,5 +1,7 @@
 """Pinned host memory for a step's inputs and results."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,3 +63,29 @@ def send(queue: DeviceQueue, array: npt.NDArray[Any], device: torch.device) -> t
     staged = queue.pinned(array.nbytes).view(host.dtype).view(host.shape)
     staged.copy_(host)
     return staged.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceValues:
+    """Values on the device, int32 of any shape (or fp32 viewed as int32). `receive` is called with their copy on the host."""
+
+    values: torch.Tensor
+    receive: Callable[[torch.Tensor], None]
+
+
+class Readback:
+    """Values on their way to the host, by one copy behind all that is queued."""
+
+    def __init__(self, queue: DeviceQueue, outputs: Sequence[DeviceValues]) -> None:
+        flat = torch.cat([output.values.flatten() for output in outputs])
+        self._host = queue.pinned(flat.nbytes).view(torch.int32)
+        self._host.copy_(flat, non_blocking=True)
+        self._receivers = [(output.values.shape, output.receive) for output in outputs]
+
+    def read(self) -> None:
+        """Hands out the values. Called once, when the device has finished what was queued before."""
+        at = 0
+        for shape, receive in self._receivers:
+            count = shape.numel()
+            receive(self._host[at : at + count].view(shape))
+            at += count

@@ -8,7 +8,7 @@ import zmq
 from starling_engine.kv_offload.orders import TierStatus, TransferDone
 from starling_engine.worker.commands import CommandHandler, TransferChunks
 from starling_engine.worker.messages import TransfersReady, transfer_identity
-from starling_engine.worker.process.dealer import connect
+from starling_engine.worker.process.executor_socket import connect
 
 _decode = msgspec.msgpack.Decoder(TransferChunks).decode
 REPLIES = "inproc://replies"

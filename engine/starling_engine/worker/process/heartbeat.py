@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from starling_engine.worker.counters import ProgressCount
 from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, heartbeat_identity
-from starling_engine.worker.process.dealer import dealer
+from starling_engine.worker.process.executor_socket import executor_socket
 
 GONE_MS = 10_000
 """Silence after which a machine is gone: one whose power is cut closes no connection."""
@@ -24,7 +24,7 @@ class HeartbeatSender:
     def __init__(self, address: str, rank: int, count: Callable[[], ProgressCount]) -> None:
         self._count = count
         # A context of its own: that of the worker's other socket is ended before the process is.
-        self._socket = dealer(zmq.Context(), address, heartbeat_identity(rank))
+        self._socket = executor_socket(zmq.Context(), address, heartbeat_identity(rank))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

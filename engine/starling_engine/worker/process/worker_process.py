@@ -18,6 +18,7 @@ from starling_engine.worker.messages import (
     FromWorker,
     Joined,
     MemoryPlanned,
+    Phase,
     Start,
     ToWorker,
     WorkerFailed,
@@ -27,11 +28,10 @@ from starling_engine.worker.messages import (
     worker_identity,
 )
 from starling_engine.worker.process.chunk_transfers import TransferSocket
-from starling_engine.worker.process.dealer import connect
 from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
+from starling_engine.worker.process.executor_socket import connect
 from starling_engine.worker.process.heartbeat import HeartbeatSender
 from starling_engine.worker.process.plan_loop import PlanLoop
-from starling_engine.worker.report import Phase
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
