@@ -14,6 +14,8 @@ from functools import partial
 
 import torch
 from starling_engine.native import ops
+from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
+from starling_engine.params import SamplingParams
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -159,16 +161,14 @@ def bench_sample(clock: Clock) -> Iterator[str]:
     for rows in (1, 32):
         logits = 3 * torch.randn(rows, VOCAB)
         seed = torch.arange(rows)
-        for name, temperature, top_k, top_p, min_p in (
-            ("greedy", 0.0, 0, 1.0, 0.0),
-            ("temperature 1", 1.0, 0, 1.0, 0.0),
-            ("top_k 20", 0.7, 20, 1.0, 0.0),
-            ("top_p 0.95", 0.7, 0, 0.95, 0.0),
-            ("top_k 20, top_p 0.8, min_p 0.05", 0.7, 20, 0.8, 0.05),
+        for name, params in (
+            ("greedy", GREEDY),
+            ("temperature 1", SamplingParams()),
+            ("top_k 20", SamplingParams(temperature=0.7, top_k=20)),
+            ("top_p 0.95", SamplingParams(temperature=0.7, top_p=0.95)),
+            ("top_k 20, top_p 0.8, min_p 0.05", SamplingParams(temperature=0.7, top_k=20, top_p=0.8, min_p=0.05)),
         ):
-            columns = torch.tensor([[temperature], [top_p], [min_p]]).repeat(1, rows)
-            k = torch.full((rows,), top_k, dtype=torch.int32)
-            seconds = clock(ops.sample, logits, columns[0], k, columns[1], columns[2], seed, seed)
+            seconds = clock(ops.sample, logits, sampling_metadata([params] * rows), seed, seed)
             yield f"sample {rows} x {VOCAB}, {name}: {seconds * 1e3:.3f} ms"
         yield f"torch.argmax {rows} x {VOCAB}: {clock(torch.argmax, logits, -1) * 1e3:.3f} ms"
 

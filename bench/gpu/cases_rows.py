@@ -3,19 +3,20 @@
 from collections.abc import Iterator
 
 import torch
+from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
+from starling_engine.params import SamplingParams
 
 from bench.gpu.case import Case
 from bench.gpu.clock import Call
 from bench.gpu.roofline import Cost
 
 BF16 = torch.bfloat16
-Filters = tuple[float, int, float]
-FILTERS: dict[str, Filters] = {
-    "greedy": (0.0, 0, 1.0),
-    "temperature": (1.0, 0, 1.0),
-    "top-k 20, top-p 0.8": (0.7, 20, 0.8),
+SAMPLED = {
+    "greedy": (GREEDY, False),
+    "temperature": (SamplingParams(), False),
+    "top-k 20, top-p 0.8": (SamplingParams(temperature=0.7, top_k=20, top_p=0.8), True),
 }
-"""Temperature, top-k and top-p."""
+"""Parameters, and whether they filter."""
 
 
 def cases(*, toy: bool) -> Iterator[Case]:
@@ -24,8 +25,8 @@ def cases(*, toy: bool) -> Iterator[Case]:
         yield _norm(tokens, hidden)
         yield _gate(tokens, inner)
     for rows in (2,) if toy else (1, 64):
-        for name, filters in FILTERS.items():
-            yield _sample(rows, vocab, name, filters)
+        for name, (params, filtered) in SAMPLED.items():
+            yield _sample(rows, vocab, name, params, filtered=filtered)
         yield _adjust(rows, vocab)
 
 
@@ -50,18 +51,15 @@ def _gate(tokens: int, inner: int) -> Case:
     return Case(what=f"SiLU and product, {tokens} x {inner}", make=make, cost=Cost(2.0 * 3 * tokens * inner))
 
 
-def _sample(rows: int, vocab: int, name: str, filters: Filters) -> Case:
+def _sample(rows: int, vocab: int, name: str, params: SamplingParams, *, filtered: bool) -> Case:
     """Reads the logits at least once."""
-    temperature, top_k, top_p = filters
 
     def make(device: torch.device) -> Call:
         from starling_engine.kernels.sample import sample
 
         logits, at = 3 * torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
-        columns = [torch.full((rows,), value, device=device) for value in (temperature, top_p, 0.0)]
-        k = torch.full((rows,), top_k, dtype=torch.int32, device=device)
-        filtered = bool(top_k) or top_p < 1
-        return lambda: sample(logits, columns[0], k, columns[1], columns[2], at, at, filtered=filtered)
+        metadata = sampling_metadata([params] * rows, device)
+        return lambda: sample(logits, metadata, at, at, filtered=filtered)
 
     return Case(what=f"sampling, {rows} x {vocab}, {name}", make=make, cost=Cost(4.0 * rows * vocab))
 

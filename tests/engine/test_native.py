@@ -6,6 +6,8 @@ import pytest
 import torch
 from starling_engine.native import load, ops, reference
 from starling_engine.native.reference import PackedExperts
+from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
+from starling_engine.params import SamplingParams
 from torch import Tensor
 
 pytestmark = [
@@ -366,30 +368,25 @@ def test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does(dtype: torch.dtype) 
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 def test_sample_draws_the_reference_tokens(vocab: int, spread: float) -> None:
     settings = [
-        (t, k, p, m) for t in (0.0, 0.3, 1.0, 5.0) for k in (0, 1, 20, 5000) for p in (0.0, 0.3, 0.95, 1.0) for m in (0.0, 0.1)
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        for temperature in (0.0, 0.3, 1.0, 5.0)
+        for top_k in (0, 1, 20, 5000)
+        for top_p in (0.0, 0.3, 0.95, 1.0)
+        for min_p in (0.0, 0.1)
     ]
-    temperature, top_k, top_p, min_p = map(torch.tensor, zip(*settings, strict=True))
     rows = len(settings)
     logits = spread * torch.randn(rows, vocab)
     logits[:, ::3] = logits[:, ::3].round()  # ties
     logits[1, : vocab // 2] = float("-inf")
     seed, position = torch.randint(-(2**63), 2**63 - 1, (rows,)), torch.arange(rows)
-    arguments = (logits, temperature, top_k.int(), top_p, min_p, seed, position)
+    arguments = (logits, sampling_metadata(settings), seed, position)
     assert torch.equal(ops.sample(*arguments), reference.sample(*arguments))
 
 
 def test_sample_follows_the_distribution() -> None:
     rows, logits = 20_000, torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0])
-    ones, zeros = torch.ones(rows), torch.zeros(rows)
-    tokens = ops.sample(
-        logits.expand(rows, -1).contiguous(),
-        ones,
-        zeros.int(),
-        ones,
-        zeros,
-        torch.full((rows,), 7),
-        torch.arange(rows),
-    )
+    metadata = sampling_metadata([SamplingParams()] * rows)
+    tokens = ops.sample(logits.expand(rows, -1).contiguous(), metadata, torch.full((rows,), 7), torch.arange(rows))
     assert torch.allclose(tokens.bincount(minlength=5) / rows, logits.softmax(-1), atol=0.015)
 
 
@@ -397,21 +394,20 @@ def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.zeros(3, 200)
     logits[1, [150, 33, 34]] = 1.0
     logits[2] = float("-inf")
-    zeros = torch.zeros(3)
-    tokens = ops.sample(logits, zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.long())
+    zeros = torch.zeros(3, dtype=torch.int64)
+    tokens = ops.sample(logits, sampling_metadata([GREEDY] * 3), zeros, zeros)
     assert tokens.tolist() == [0, 33, 0]
 
 
-@pytest.mark.parametrize("settings", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 9, 0.9, 0.1)])
-def test_a_broken_row_gives_a_token_that_shows_it(settings: tuple[float, int, float, float]) -> None:
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)])
+def test_a_broken_row_gives_a_token_that_shows_it(params: SamplingParams) -> None:
     logits = torch.randn(6, 3000)
     logits[0, [2500, 2600]] = torch.nan
     logits[1, [2700, 40]] = torch.inf
     logits[2] = -torch.inf
     logits[3] = torch.nan
     logits[4, 2999], logits[4, 2998] = torch.nan, torch.inf
-    temperature, top_k, top_p, min_p = (torch.tensor([value] * 6) for value in settings)
-    arguments = (logits, temperature, top_k.int(), top_p, min_p, torch.arange(6), torch.arange(6))
+    arguments = (logits, sampling_metadata([params] * 6), torch.arange(6), torch.arange(6))
     chosen = ops.sample(*arguments)
     assert torch.equal(chosen, reference.sample(*arguments))
     assert chosen.tolist()[:5] == [2500, 40, 0, 0, 2998]
@@ -425,6 +421,6 @@ def test_greedy_sees_what_is_not_a_number_wherever_it_lies() -> None:
     logits[torch.arange(len(at)), at] = torch.where(at % 2 == 0, torch.nan, -torch.nan)
     logits[-2, [7, 1000, 2000]] = torch.tensor([-torch.inf, 2.0, torch.inf])
     logits[-1, :2000], logits[-1, 2000:], logits[-1, 1234] = 3.2e38, -torch.inf, 3.3e38  # their sum is too large for a float
-    off = torch.zeros(len(logits))
-    chosen = ops.sample(logits, off, off.int(), off + 1, off, off.long(), off.long())
+    zeros = torch.zeros(len(logits), dtype=torch.int64)
+    chosen = ops.sample(logits, sampling_metadata([GREEDY] * len(logits)), zeros, zeros)
     assert chosen.tolist() == [*at.tolist(), 2000, 1234]

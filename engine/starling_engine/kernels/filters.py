@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from starling_engine.native.sampling_metadata import SamplingMetadata
+
 GROUP = tl.constexpr(32)
 CHUNK = tl.constexpr(128)  # groups at a time
 SURVEY_WARPS = 8  # 16 logits a thread: four loads of 16 bytes in flight
@@ -169,10 +171,10 @@ def _thresholds(
     tl.store(lowest + row, value_of(low.to(tl.int32)))
 
 
-def thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def thresholds(logits: Tensor, metadata: SamplingMetadata[Tensor]) -> Tensor:
     """Returns the lowest logit / temperature that the filters of each row keep, [S] fp32; -inf where there are none.
 
-    logits [S, V] fp32; for the other arguments see `sample`. Reads a row with a filter once, and then its listed groups some 12
+    logits [S, V] fp32. Reads a row with a filter once, and then its listed groups some 12
     times from the L2 cache. Rows without a filter are not read.
 
     Masses are fp32 exponentials, summed in double in an order that depends on the row alone. So the kept tokens may differ from the
@@ -183,7 +185,7 @@ def thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
     maxima, masses = logits.new_empty(rows, groups), logits.new_empty(rows, groups)
     lists = torch.empty(rows, groups, dtype=torch.int32, device=logits.device)
     lowest = logits.new_empty(rows)
-    shared = (logits, logits.stride(0), vocab, temperature, top_k, top_p, min_p, maxima, masses)
+    shared = (logits, logits.stride(0), vocab, *metadata, maxima, masses)
     _survey[(rows, triton.cdiv(groups, CHUNK.value))](*shared, groups, num_warps=SURVEY_WARPS)
     _thresholds[(rows,)](*shared, lists, groups, lowest, BLOCK=triton.next_power_of_2(groups), num_warps=SEARCH_WARPS)
     return lowest

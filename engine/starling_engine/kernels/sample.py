@@ -11,6 +11,7 @@ from torch import Tensor
 
 from starling_engine import rng
 from starling_engine.kernels.filters import scaled_logits, thresholds
+from starling_engine.native.sampling_metadata import SamplingMetadata, has_rows
 
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
 TILE = tl.constexpr(2048)
@@ -93,10 +94,7 @@ def _pick(values, tokens, out, parts, BLOCK: tl.constexpr):
 
 def sample(
     logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
+    metadata: SamplingMetadata[Tensor],
     seed: Tensor,
     position: Tensor,
     *,
@@ -104,8 +102,7 @@ def sample(
 ) -> Tensor:
     """Samples one token [S] int64 for each row of logits [S, V] fp32; `native.reference.sample` defines the filters.
 
-    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32; seed, position [S]
-    int64. `filtered` is False where no row has a filter, which saves two launches.
+    seed, position [S] int64. `filtered` is False where no row has a filter, which saves two launches.
 
     The noise is that of the reference, to a rounding of doubles. So is the token, unless a filter differs (see `thresholds`). A row
     with NaN or +inf gives the first of these.
@@ -113,14 +110,14 @@ def sample(
     Moves 4 S V bytes, and 4 V more for each row with a filter.
     """
     rows, vocab = logits.shape
-    assert logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
-    assert top_k.dtype == torch.int32 and seed.dtype == position.dtype == torch.int64 and logits.stride(1) == 1
-    for column in (temperature, top_k, top_p, min_p, seed, position):
+    assert logits.dtype == torch.float32 and seed.dtype == position.dtype == torch.int64
+    assert logits.stride(1) == 1 and has_rows(metadata, rows)
+    for column in (seed, position):
         assert column.shape == (rows,) and column.is_contiguous()
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return out
-    lowest = thresholds(logits, temperature, top_k, top_p, min_p) if filtered else temperature
+    lowest = thresholds(logits, metadata) if filtered else metadata.temperature
     span, parts = split_row(rows, vocab)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
@@ -128,7 +125,7 @@ def sample(
         logits,
         logits.stride(0),
         vocab,
-        temperature,
+        metadata.temperature,
         lowest,
         seed,
         position,

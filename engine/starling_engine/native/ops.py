@@ -16,6 +16,7 @@ from torch import Tensor
 from starling_engine.native.build import load
 from starling_engine.native.fp8 import FP8
 from starling_engine.native.reference import PackedExperts, PackedWeight
+from starling_engine.native.sampling_metadata import SAMPLING_COLUMNS, SamplingMetadata, has_rows
 
 BLOCK_COLUMNS = 16
 _TYPES = {"p": c_void_p, "n": c_int64, "i": c_int, "f": c_float, "d": c_double}
@@ -30,7 +31,7 @@ _SIGNATURES = {
     "starling_silu_mul": "ppnnii",
     "starling_qk_norm_rope_store": "pnnnnpipnppfpnppffiii",
     "starling_paged_attention": "pppnppnnnnnfnfffpiii",
-    "starling_sample": "pnnpppppppi",
+    "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",
     "starling_copy_chunk": "pnnnpnnnpi",
     "starling_exchange_bytes": "nn",
     "starling_exchange": "pnnnpnpd",
@@ -346,35 +347,22 @@ def paged_attention(
     return out
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-) -> Tensor:
+def sample(logits: Tensor, metadata: SamplingMetadata[Tensor], seed: Tensor, position: Tensor) -> Tensor:
     """Samples one token [S] int64 for each row of logits [S, V] fp32; `reference.sample` defines the filters.
 
-    temperature (0: the largest logit), top_p (1: off), min_p (0: off) [S] fp32; top_k (0: off) [S] int32; seed, position [S] int64.
-    The same seed and position draw the same noise, on every device.
+    seed, position [S] int64: the same draw the same noise, on every device.
     """
     rows, vocab = logits.shape
-    assert logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
-    assert top_k.dtype == torch.int32 and seed.dtype == position.dtype == torch.int64
-    assert logits.is_contiguous()
-    for column in (temperature, top_k, top_p, min_p, seed, position):
+    assert logits.dtype == torch.float32 and seed.dtype == position.dtype == torch.int64
+    assert logits.is_contiguous() and has_rows(metadata, rows)
+    for column in (seed, position):
         assert column.shape == (rows,) and column.is_contiguous()
     token = torch.empty(rows, dtype=torch.int64)
     _lib().starling_sample(
         logits.data_ptr(),
         rows,
         vocab,
-        temperature.data_ptr(),
-        top_k.data_ptr(),
-        top_p.data_ptr(),
-        min_p.data_ptr(),
+        *metadata.map(Tensor.data_ptr),
         seed.data_ptr(),
         position.data_ptr(),
         token.data_ptr(),

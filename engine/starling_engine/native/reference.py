@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from starling_engine.native.fp8 import cached
+from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.rng import gumbel
 
 
@@ -190,15 +191,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, 
     return torch.einsum("kgtc,kcd->tkgd", weights, seen).reshape(q.shape).to(q.dtype)
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-) -> Tensor:
+def sample(logits: Tensor, metadata: SamplingMetadata[Tensor], seed: Tensor, position: Tensor) -> Tensor:
     """Samples one token [S] int64 for each row of logits [S, V] fp32: the largest logit, where the temperature is 0.
 
     Else it draws from the softmax of logits / temperature, among the tokens that all filters keep, ties at a threshold included:
@@ -211,25 +204,25 @@ def sample(
     is not finite.
     """
     logits = torch.where(logits.isnan(), torch.inf, logits)
-    greedy = temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    greedy = metadata.temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, metadata.temperature)[:, None]
     noisy = scaled.double() + gumbel(seed, position, logits.shape[1])
-    drawn = noisy.masked_fill(~_kept(scaled, top_k, top_p, min_p), float("-inf")).argmax(-1)
+    drawn = noisy.masked_fill(~_kept(scaled, metadata), float("-inf")).argmax(-1)
     return torch.where(greedy, logits.argmax(-1), drawn)
 
 
-def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def _kept(scaled: Tensor, metadata: SamplingMetadata[Tensor]) -> Tensor:
     """Returns which tokens [S, V] the filters keep. Each keeps those from some logit up."""
-    vocab = scaled.shape[1]
+    vocab, top_k, top_p = scaled.shape[1], metadata.top_k, metadata.top_p[:, None]
     descending = scaled.sort(-1, descending=True).values
     k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
     kth = descending.gather(1, k[:, None] - 1)
     descending = descending.masked_fill(descending < kth, float("-inf"))
     mass = descending.double().softmax(-1).cumsum(-1)
-    before = (mass < top_p[:, None].double()).sum(-1, keepdim=True).clamp(max=vocab - 1)
-    pth = torch.where(top_p[:, None] < 1, descending.gather(1, before), float("-inf"))
-    wide = min_p.double()[:, None]
-    least = torch.where(wide > 0, scaled.max(-1, keepdim=True).values.double() + torch.log(wide), float("-inf"))
+    before = (mass < top_p.double()).sum(-1, keepdim=True).clamp(max=vocab - 1)
+    pth = torch.where(top_p < 1, descending.gather(1, before), float("-inf"))
+    min_p = metadata.min_p.double()[:, None]
+    least = torch.where(min_p > 0, scaled.max(-1, keepdim=True).values.double() + torch.log(min_p), float("-inf"))
     return (scaled >= kth) & (scaled >= pth) & (scaled.double() >= least)
 
 

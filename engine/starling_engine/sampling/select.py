@@ -7,6 +7,7 @@ import torch
 
 from starling_engine.kernels import token_words as words
 from starling_engine.native import load, ops, reference
+from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.sampling")
@@ -18,10 +19,7 @@ class SampleOp(Protocol):
     def __call__(
         self,
         logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
+        metadata: SamplingMetadata[torch.Tensor],
         seed: torch.Tensor,
         position: torch.Tensor,
     ) -> torch.Tensor: ...

@@ -103,24 +103,9 @@ class SamplingFields(RequestModel):
         )
 
 
-_SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "allowed_token_ids",
-)
+_CONVERTED = ("max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "banned_token_ids")
+_SAME_NAME = [name for name in SamplingParams.__struct_fields__ if name in SamplingFields.model_fields and name not in _CONVERTED]
+"""Fields that go to SamplingParams as they are."""
 
 
 def _bias(by_name: dict[str, float] | None) -> dict[int, float] | None:

@@ -37,7 +37,7 @@ class DeviceSampler:
 
     def sample(self, f: Fields, logits: torch.Tensor) -> None:
         """Draws a token for each row of logits [R, vocab_size] fp32."""
-        chosen = self._op(logits, f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
+        chosen = self._op(logits, f.sampling_metadata, f.seeds, f.ends)
         self.last.index_copy_(0, f.sampled_slots, chosen)
         out = self.out[: len(chosen)]
         out[:, 0].copy_(chosen)
@@ -45,8 +45,8 @@ class DeviceSampler:
 
     def sample_again(self, f: Fields, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Draws other tokens for some of the step's rows [R] int64, from logits [R, vocab_size]; returns them, [R] int64."""
-        columns = (f.temperature, f.top_k, f.top_p, f.min_p, f.seeds, f.ends)
-        chosen = self._op(logits, *(column.index_select(0, rows) for column in columns))
+        metadata = f.sampling_metadata.map(lambda column: column.index_select(0, rows))
+        chosen = self._op(logits, metadata, f.seeds.index_select(0, rows), f.ends.index_select(0, rows))
         self.last.index_copy_(0, f.sampled_slots.index_select(0, rows), chosen)
         self.out.index_copy_(0, rows, torch.stack((chosen, are_finite(logits, chosen).long()), 1))
         return chosen

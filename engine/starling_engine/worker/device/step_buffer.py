@@ -9,16 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from starling_engine.native.sampling_metadata import SAMPLING_COLUMNS, SamplingMetadata
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.worker.device.pinned import ENTRIES, PinnedRing
 
 ALIGNMENT = 16
 CACHED_SHAPES = 256
 """Shapes whose views are cached: those of recorded steps come again, while prompts have many lengths."""
-SAMPLED = ("sampled", "sampled_slots", "ends", "temperature", "top_k", "top_p", "min_p", "seeds")
-"""Fields with an element for each row that is sampled from; the rest is undefined."""
-Array = TypeVar("Array")
+SAMPLED = ("sampled", "sampled_slots", "ends", "seeds")
+"""Fields with an element for each row that is sampled from, besides the sampling metadata; the rest is undefined."""
 Host = npt.NDArray[np.generic]
+Array = TypeVar("Array", torch.Tensor, Host)
 
 
 class StepShape(NamedTuple):
@@ -45,7 +46,7 @@ class StepFields(Generic[Array]):
     sampled        [R] int64, rows that are sampled from; this field and the next ones have as many elements, the rest is padding
     sampled_slots  [R] int64
     ends           [R] int64, the position of the new token
-    temperature, top_p, min_p [R] fp32, top_k [R] int32, seeds [R] int64
+    seeds          [R] int64; `sampling_metadata` has [R] too
     """
 
     ids: Array
@@ -60,28 +61,32 @@ class StepFields(Generic[Array]):
     sampled: Array
     sampled_slots: Array
     ends: Array
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    min_p: Array
     seeds: Array
+    sampling_metadata: SamplingMetadata[Array]
 
     def samples(self, count: int) -> "StepFields[Array]":
         """Returns the step with only the first `count` samples."""
-        return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED})
+        metadata = self.sampling_metadata.map(lambda column: column[:count])
+        return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED}, sampling_metadata=metadata)
 
 
 def _dimensions(shape: StepShape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     tokens, rows, _ = shape
-    fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(StepFields.__slots__, ((rows,), torch.int64))
-    fields |= dict.fromkeys(("temperature", "top_p", "min_p"), ((rows,), torch.float32))
-    fields |= dict.fromkeys(("context_lens", "top_k"), ((rows,), torch.int32))
-    return fields | {
+    return {
         "ids": ((tokens + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "targets": ((groups, tokens), torch.int64),
         "query_start": ((rows + 1,), torch.int32),
+        "context_lens": ((rows,), torch.int32),
+        **dict.fromkeys(("slots", "feed_slots", "feed_at", "last", *SAMPLED), ((rows,), torch.int64)),
+        **{name: ((rows,), column.dtype) for name, column in SAMPLING_COLUMNS._asdict().items()},
     }
+
+
+def _fields(arrays: dict[str, Array]) -> StepFields[Array]:
+    """Returns the arrays, which have the names of `_dimensions`, as fields."""
+    metadata = SamplingMetadata(*(arrays.pop(name) for name in SamplingMetadata._fields))
+    return StepFields(**arrays, sampling_metadata=metadata)
 
 
 def _views(memory: torch.Tensor, shape: StepShape, groups: int) -> dict[str, torch.Tensor]:
@@ -127,7 +132,7 @@ class StepBuffer:
         return self._views(shape)
 
     def _make_views(self, shape: StepShape) -> StepFields[torch.Tensor]:
-        return StepFields(**_views(self._memory, shape, self._groups))
+        return _fields(_views(self._memory, shape, self._groups))
 
     def _make_arrays(self, host: torch.Tensor, shape: StepShape) -> StepFields[Host]:
-        return StepFields(**{name: view.numpy() for name, view in _views(host, shape, self._groups).items()})
+        return _fields({name: view.numpy() for name, view in _views(host, shape, self._groups).items()})

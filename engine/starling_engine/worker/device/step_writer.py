@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from starling_engine.native.sampling_metadata import GREEDY, write_rows
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.step import GIVEN, StepPlan
 from starling_engine.worker.device.step_buffer import Host, StepBuffer, StepFields, StepShape
@@ -44,11 +45,9 @@ class StepWriter:
             f.sampled[:count] = sampled
             f.sampled_slots[:count] = slots
             f.ends[:count] = step.ends[sampled]
-            f.temperature[:count] = self._batch.temperature[slots]
-            f.top_k[:count] = self._batch.top_k[slots]
-            f.top_p[:count] = self._batch.top_p[slots]
-            f.min_p[:count] = self._batch.min_p[slots]
             f.seeds[:count] = self._batch.seed[slots]
+            for column, values in zip(f.sampling_metadata, self._batch.sampling_metadata, strict=True):
+                column[:count] = values[slots]
         return self._buffer.send(shape)
 
     def padding(self, shape: StepShape) -> Fields:
@@ -76,5 +75,5 @@ class StepWriter:
         f.sampled[count:] = 0
         f.sampled_slots[count:] = self._padding
         f.ends[count:] = 1
-        f.temperature[count:] = f.top_k[count:] = f.min_p[count:] = f.seeds[count:] = 0
-        f.top_p[count:] = 1
+        f.seeds[count:] = 0
+        write_rows(f.sampling_metadata, slice(count, None), GREEDY)

@@ -9,15 +9,13 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.spec import KVGroup
+from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, write_rows
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
 from starling_engine.step import NewRequest, StepPlan
 from starling_engine.tokens import unpack
 
 Ints = npt.NDArray[np.int64]
-
-MIN_TEMPERATURE = 1e-5
-"""Smallest divisor of logits: a smaller one makes them overflow. Here the largest logit has all the probability."""
 
 
 @dataclass(slots=True)
@@ -95,10 +93,7 @@ class InputBatch:
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
         self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
-        self.temperature = np.zeros(max_num_seqs, np.float32)
-        self.top_k = np.zeros(max_num_seqs, np.int32)
-        self.top_p = np.ones(max_num_seqs, np.float32)
-        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.sampling_metadata = sampling_metadata([GREEDY] * max_num_seqs).map(torch.Tensor.numpy)
         self.seed = np.zeros(max_num_seqs, np.int64)
         self.slot_states: list[SlotState | None] = [None] * max_num_seqs
         self.extra_slots: set[int] = set()
@@ -135,10 +130,7 @@ class InputBatch:
         self.slot_states[slot] = SlotState(new.num_prompt, params, new.pooling, adjuster)
         self.seed[slot] = new.seed
         if params is not None:
-            self.temperature[slot] = params.temperature and max(params.temperature, MIN_TEMPERATURE)
-            self.top_k[slot] = max(params.top_k, 0)
-            self.top_p[slot] = params.top_p
-            self.min_p[slot] = params.min_p
+            write_rows(self.sampling_metadata, slot, params)
         if params is None or adjuster or params.logprobs is not None or params.prompt_logprobs is not None:
             self.extra_slots.add(slot)
 

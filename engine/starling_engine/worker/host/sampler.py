@@ -27,10 +27,7 @@ class Sampler:
         index = np.array(slots)
         chosen = self._op(
             logits,
-            torch.from_numpy(batch.temperature[index]),
-            torch.from_numpy(batch.top_k[index]),
-            torch.from_numpy(batch.top_p[index]),
-            torch.from_numpy(batch.min_p[index]),
+            batch.sampling_metadata.map(lambda column: torch.from_numpy(column[index])),
             torch.from_numpy(batch.seed[index]),
             torch.from_numpy(ends),
         )
