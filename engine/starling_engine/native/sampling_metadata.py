@@ -1,4 +1,4 @@
-"""What rows are sampled with: a column for each parameter that scales or filters logits.
+"""Sampling metadata of rows: a column for each parameter that scales or filters logits.
 
 `SAMPLING_COLUMNS` is the one list of them. The host's batch, the device's step buffer and the kernels' arguments are made from it.
 """
