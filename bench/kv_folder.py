@@ -117,7 +117,7 @@ def opening(root: Path) -> Iterator[str]:
     first.write(key(0), memory(0))
     layout = first._layout
     for number in range(1, MANY):
-        path = layout.path_of(key(number))
+        path = Path(layout.path_of(key(number)))
         path.parent.mkdir(parents=True, exist_ok=True)
         make_sparse(path)
     first.close()

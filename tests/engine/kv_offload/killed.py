@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from starling_engine.kv_offload.secondary.base import ObjectMissing, TierError
-from starling_engine.kv_offload.secondary.folder import janitor
+from starling_engine.kv_offload.secondary.folder import janitor, usage
 from starling_engine.kv_offload.secondary.folder.tier import open_folder
 
 from tests.engine.kv_offload.objects import FILE, MODEL, content, read, write
@@ -28,7 +28,7 @@ def use(folder: str, seed: int, pipe: int) -> None:
     """Writes to `pipe` when it is at work."""
     rng = random.Random(seed)
     # A life of some milliseconds is to see evictions too.
-    janitor.INTERVAL = 0.001
+    janitor.INTERVAL, usage.DURATION = 0.001, 0.02
     tier = open_folder(folder, LIMIT, "auto", MODEL)
     for step in count():
         if step == 10:

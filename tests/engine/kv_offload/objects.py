@@ -7,7 +7,7 @@ from pathlib import Path
 
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
-from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, this_process
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 
 MODEL = Fingerprint("org/model@commit", "org/model@commit", "float32")
@@ -34,9 +34,9 @@ def memory(data: bytes, at: int = 0) -> memoryview:
 
 def quiet_tier(root: Path, limit: int = 1 << 30, fingerprint: Fingerprint = MODEL, direct: bool = False) -> FolderTier:
     """Opens a tier whose janitor does nothing by itself: tests call `tick`."""
-    layout = FolderLayout(root, fingerprint.digest, this_process())
-    layout.make()
-    return FolderTier(layout, fingerprint, limit, direct, layout.is_empty())
+    tier = FolderTier(FolderLayout(root, fingerprint.digest), fingerprint, limit, direct)
+    tier.janitor.look()
+    return tier
 
 
 def run_janitor(tier: FolderTier) -> None:
@@ -56,4 +56,4 @@ def write(tier: FolderTier, number: int, at: int = 0) -> None:
 
 
 def file_of(root: Path, number: int, fingerprint: Fingerprint = MODEL) -> Path:
-    return FolderLayout(root, fingerprint.digest, this_process()).path_of(key(number))
+    return Path(FolderLayout(root, fingerprint.digest).path_of(key(number)))

@@ -42,7 +42,7 @@ class TwoUsers(RuleBasedStateMachine):
             self.there.add(number)
         except TierError:
             # The other one may have written beyond it, before it knew of this one's files.
-            if self.tiers[user]._usage.is_known:
+            if self.tiers[user]._usage.count is not None:
                 assert self.tiers[user].counters.bytes > (LIMIT - 1) * FILE, "it is full, as far as this one knows"
 
     @rule(user=users, number=numbers, at=st.sampled_from([0, 8]))

@@ -4,31 +4,14 @@ Nothing here waits for the engines or stops them: to them a file that goes is a 
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from starling_engine.kv_offload.secondary.folder.layout import (
-    SUFFIX,
-    FolderLayout,
-    ObjectFile,
-    object_files,
-    object_folders,
-    this_process,
-)
-from starling_engine.kv_offload.secondary.folder.object_file import (
-    PAGE,
-    ObjectDamaged,
-    ObjectHeader,
-    buffer,
-    check_layers,
-    decode_header,
-    header_bytes,
-    pages,
-    read_file,
-)
+from starling_engine.kv_offload.secondary.folder.layout import SUFFIX, FolderLayout, ObjectFile, remove_unused, walk_objects
+from starling_engine.kv_offload.secondary.folder.object_file import ObjectDamaged, read_header
 
 
 class NoFolder(Exception):
@@ -55,27 +38,22 @@ class CachedModel:
 def list_models(root: Path) -> list[CachedModel]:
     """Returns the biggest first. Opens files only until each model has a name. Raises NoFolder, OSError."""
     models: dict[str, CachedModel] = {}
-    for found in objects(root):
-        held = models.setdefault(fingerprint_in(found.path), CachedModel(fingerprint_in(found.path)))
+    for found in _objects(root):
+        held = models.setdefault(_fingerprint_in(found.path), CachedModel(_fingerprint_in(found.path)))
         held.add(found)
         if held.model == "?":
             with suppress(ObjectDamaged, OSError):
-                header = read_object(Path(found.path))
+                header = read_header(Path(found.path))
                 held.model, held.dtype = header.model, header.dtype
     return sorted(models.values(), key=lambda model: -model.bytes)
 
 
 def verify(root: Path) -> Iterator[tuple[ObjectFile, ObjectDamaged | OSError | None]]:
     """Yields each object and what is wrong with it, or why that cannot be known. Raises NoFolder, OSError."""
-    for found in objects(root):
-        wrong: ObjectDamaged | OSError | None = None
-        try:
-            _verify(root, Path(found.path))
-        except FileNotFoundError:
-            continue
-        except (ObjectDamaged, OSError) as error:
-            wrong = error
-        yield found, wrong
+    for found in _objects(root):
+        problem = _problem(root, Path(found.path))
+        if not isinstance(problem, FileNotFoundError):
+            yield found, problem
 
 
 def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> Iterator[tuple[ObjectFile, OSError | None]]:
@@ -83,68 +61,35 @@ def purge(root: Path, fingerprint: str = "", before: float = float("inf")) -> It
 
     Yields them, each with the reason if it is still there. Raises NoFolder, OSError.
     """
-    for found in objects(root):
-        if fingerprint_in(found.path).startswith(fingerprint) and found.used / 1e9 < before:
-            refused: OSError | None = None
+    for found in _objects(root):
+        if _fingerprint_in(found.path).startswith(fingerprint) and found.used / 1e9 < before:
             try:
-                if not _remove(Path(found.path), before):
-                    continue
-            except OSError as error:
-                refused = error
-            yield found, refused
+                if remove_unused(found):
+                    yield found, None
+            except OSError as refused:
+                yield found, refused
 
 
-def _remove(path: Path, before: float) -> bool:
-    """Returns False when the file went by itself, or has been used since it was found. Raises OSError."""
+def _objects(root: Path) -> Iterator[ObjectFile]:
+    """Returns all objects. Raises NoFolder, OSError."""
     try:
-        if path.stat().st_mtime >= before:
-            return False
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def objects(root: Path) -> Iterator[ObjectFile]:
-    """Yields all objects. Raises NoFolder, OSError."""
-    folder = root / "objects"
-    try:
-        if not stat.S_ISDIR(root.stat().st_mode):
-            raise NoFolder(f"{root} is a file, not a folder")
-        os.scandir(folder).close()
+        os.scandir(root / "objects").close()
     except PermissionError as error:
         raise NoFolder(f"{error.filename}: permission denied") from error
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = "holds no KV cache" if root.exists() else "does not exist"
-        raise NoFolder(f"{root} {missing}") from error
-    return (found for second in object_folders(folder) for found in object_files(second))
+        raise NoFolder(f"{root} {'is a file, not a folder' if root.is_file() else missing}") from error
+    return chain.from_iterable(walk_objects(root / "objects"))
 
 
-def fingerprint_in(path: str) -> str:
+def _fingerprint_in(path: str) -> str:
     return path.removesuffix(SUFFIX).rpartition("-")[2]
 
 
-def _verify(root: Path, path: Path) -> None:
-    """Raises ObjectDamaged, OSError."""
-    header = read_object(path, whole=True)
-    if FolderLayout(root, bytes.fromhex(header.fingerprint), this_process()).path_of(header.key) != path:
-        raise ObjectDamaged("is another object's file")
-
-
-def read_object(path: Path, whole: bool = False) -> ObjectHeader:
-    """Reads the header, and if `whole` checks the data, too. Raises ObjectDamaged, OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _problem(root: Path, path: Path) -> ObjectDamaged | OSError | None:
     try:
-        size = os.fstat(fd).st_size
-        first = buffer("header", 16 * PAGE)  # headers of many layers have several pages
-        header = decode_header(first[: os.preadv(fd, [first], 0)])
-        ahead = header_bytes(len(header.layers))
-        if size != ahead + pages(header.bytes):
-            raise ObjectDamaged(f"has {size} bytes, not {ahead + pages(header.bytes)}")
-        if whole:
-            data = buffer("data", header.bytes)
-            read_file(fd, buffer("header", ahead), data, direct=False)
-            check_layers(header, data)
-        return header
-    finally:
-        os.close(fd)
+        header = read_header(path, whole=True)
+    except (ObjectDamaged, OSError) as problem:
+        return problem
+    right = FolderLayout(root, bytes.fromhex(header.fingerprint)).path_of(header.key)
+    return None if str(path) == right else ObjectDamaged("is another object's file")

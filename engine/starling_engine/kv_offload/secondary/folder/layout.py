@@ -10,8 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from errno import ENOENT
 from hashlib import sha256
 from itertools import count
@@ -26,41 +25,13 @@ SUFFIX = ".kv"
 _numbers = count()
 
 
-@dataclass(frozen=True)
-class WriterProcess:
-    """A process that writes. `machine` changes with the boot and the container: `pid` means something only where it is equal."""
-
-    id: str
-    machine: str
-    pid: int
-
-    def is_gone(self, here: "WriterProcess") -> bool:
-        """Returns whether the process is known to have ended: it ran on the machine of `here`."""
-        if self.machine != here.machine or self.pid == here.pid:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except (PermissionError, OverflowError):
-            return False
-        return False
-
-
-def this_process() -> WriterProcess:
-    """Returns another id at each call: one process may open the folder several times."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    machine = sha256(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
-    return WriterProcess(f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", machine, os.getpid())
-
-
 class FolderLayout:
-    """The folder at `root`, for the objects of one model."""
+    """The folder at `root`, for the objects of one model. `writer` names who has opened it: a process may do so several times."""
 
-    def __init__(self, root: Path, digest: bytes, process: WriterProcess) -> None:
+    def __init__(self, root: Path, digest: bytes) -> None:
         self.root = root
-        self.process = process
         self.objects, self.temporary, self.writers, self.lease = (root / name for name in ("objects", "tmp", "writers", "lease"))
+        self.writer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._model = digest + FORMAT.to_bytes(4, "little")
         self._prefix = str(self.objects)
         self._suffix = f"-{digest.hex()[:16]}{SUFFIX}"
@@ -71,52 +42,38 @@ class FolderLayout:
 
         Raises OSError.
         """
+        folders = self.objects, self.temporary, self.writers
         if self._device is None:
             self.root.mkdir(parents=True, exist_ok=True)
-        folders = self.objects, self.temporary, self.writers
-        if all(folder.is_dir() for folder in folders):
-            self._device = self.root.stat().st_dev
-            return
-        if not self.objects.is_dir() and self._device not in (None, self.root.stat().st_dev):
-            raise OSError(ENOENT, "another file system is there now", str(self.root))
-        for folder in folders:
-            folder.mkdir(exist_ok=True)
-        self._device = self.root.stat().st_dev
+        device = self.root.stat().st_dev
+        if not all(folder.is_dir() for folder in folders):
+            if self._device not in (None, device):
+                raise OSError(ENOENT, "another file system is there now", str(self.root))
+            for folder in folders:
+                folder.mkdir(exist_ok=True)
+        self._device = device
 
-    def is_empty(self) -> bool:
-        """Returns whether there can be no object. Raises OSError."""
-        with os.scandir(self.objects) as entries:
-            return not any(entries)
-
-    def path_of(self, key: ObjectKey) -> Path:
-        """Returns the object's path; formats and models never share one."""
-        return Path(self.name_of(key))
-
-    def name_of(self, key: ObjectKey) -> str:
-        """Returns the same in a third of the time: requests look up hundreds of objects."""
+    def path_of(self, key: ObjectKey) -> str:
+        """Returns the object's path; formats and models never share one. A Path takes three times as long."""
         digest = sha256(self._model + key.name + struct.pack("<5I", key.group, *key.part)).hexdigest()
         return f"{self._prefix}/{digest[:2]}/{digest[2]}/{digest[:32]}{self._suffix}"
 
-    def new_temporary(self) -> Path:
-        """Returns a path for one file, which names its writer."""
-        return self.temporary / f"{self.process.machine}.{self.process.pid}.{self.process.id}.{next(_numbers)}"
-
-    def is_abandoned(self, temporary: os.DirEntry[str]) -> bool:
-        """Returns whether the file's writer is known to have ended."""
-        machine, _, rest = temporary.name.partition(".")
-        pid = rest.partition(".")[0]
-        return pid.isdigit() and WriterProcess("", machine, int(pid)).is_gone(self.process)
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """Gives a path for a file that is to be renamed once it is whole; it is removed where an OSError prevents that."""
+        path = self.temporary / f"{self.writer}.{next(_numbers)}"
+        try:
+            yield path
+        except OSError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
 
     def publish(self, path: Path, content: bytes) -> None:
         """Writes a small file as a whole or not at all. Raises OSError."""
-        temporary = self.new_temporary()
-        try:
+        with self.new_file() as temporary:
             temporary.write_bytes(content)
             temporary.rename(path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
@@ -124,8 +81,8 @@ def move_into_place(temporary: Path, path: Path) -> None:
     try:
         temporary.rename(path)
     except FileNotFoundError:
-        path.parent.parent.mkdir(exist_ok=True)
-        path.parent.mkdir(exist_ok=True)
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(exist_ok=True)
         temporary.rename(path)
 
 
@@ -137,26 +94,37 @@ class ObjectFile(NamedTuple):
     path: str
 
 
-def object_folders(objects: Path) -> Iterator[str]:
-    """Yields the folders of the second level, in no order. Raises OSError where `objects` cannot be listed."""
-    with os.scandir(objects) as entries:
-        tops = [entry.path for entry in entries]
-    for top in tops:
-        yield from (entry.path for entry in _listed(top))
+def walk_objects(objects: Path) -> Iterator[list[ObjectFile]]:
+    """Yields the objects of one folder of the second level after the other, in no order. Raises OSError."""
+    for top in _entries(objects):
+        for folder in _entries(top.path):
+            yield list(_object_files(folder.path))
 
 
-def object_files(folder: str) -> Iterator[ObjectFile]:
-    """Yields the objects of a folder of the second level; files that go meanwhile are left out. Raises OSError."""
-    for entry in _listed(folder):
+def _object_files(folder: str) -> Iterator[ObjectFile]:
+    for entry in _entries(folder):
         with suppress(FileNotFoundError):
             if entry.name.endswith(SUFFIX):
                 stat = entry.stat(follow_symlinks=False)
                 yield ObjectFile(stat.st_mtime_ns, stat.st_size, entry.path)
 
 
-def _listed(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """Returns what a folder holds: nothing where it has gone meanwhile, or is a file of somebody else."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def remove_unused(found: ObjectFile) -> bool:
+    """Removes an object. Returns False where it has been read since it was found, or has gone. Raises OSError."""
+    path = Path(found.path)
+    try:
+        if path.stat().st_mtime_ns != found.used:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True

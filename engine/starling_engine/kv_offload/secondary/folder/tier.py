@@ -20,22 +20,15 @@ from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, 
 from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder.janitor import FULL, FolderJanitor
-from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, move_into_place, this_process
+from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, move_into_place
 from starling_engine.kv_offload.secondary.folder.object_file import (
     ObjectDamaged,
-    buffer,
-    check_object,
-    decode_header,
-    encode_header,
-    header_bytes,
-    layers_of,
-    make_header,
-    pages,
-    read_file,
+    file_bytes,
+    read_object,
     supports_direct,
-    write_file,
+    write_object,
 )
-from starling_engine.kv_offload.secondary.folder.usage import Amount, FolderUsage
+from starling_engine.kv_offload.secondary.folder.usage import FolderUsage
 
 logger = logging.getLogger("starling.tiers")
 
@@ -56,27 +49,26 @@ def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint)
         raise ConfigError(f"must be at least 1, got {limit}", "kv_fs_bytes")
     if os.path.exists(root) and not os.path.isdir(root):  # noqa: PTH110, PTH112 - these never raise
         raise ConfigError(f"{root} is a file, not a folder", "kv_fs_path")
-    layout = FolderLayout(root, fingerprint.digest, this_process())
+    layout = FolderLayout(root, fingerprint.digest)
+    tier = FolderTier(layout, fingerprint, limit, direct == "on")
     try:
-        layout.make()
-        empty = layout.is_empty()
+        tier.janitor.look()
+        tier.direct = _uses_direct(layout, direct)
     except OSError as error:
-        tier = FolderTier(layout, fingerprint, limit, direct == "on")
         tier.breakers.note(error)
-    else:
-        tier = FolderTier(layout, fingerprint, limit, _uses_direct(layout, direct), empty)
     tier.janitor.start()
     return tier
 
 
 def _uses_direct(layout: FolderLayout, direct: Direct) -> bool:
-    """Returns whether to use O_DIRECT; "auto" where it is seen to work. Raises ConfigError where "on" does not."""
+    """Returns whether to use O_DIRECT; "auto" where it is seen to work. Raises ConfigError where "on" does not, OSError."""
     if direct == "off":
         return False
-    supported = supports_direct(layout.new_temporary())
-    if direct == "on" and supported is False:
+    with layout.new_file() as probe:
+        supported = supports_direct(probe)
+    if direct == "on" and not supported:
         raise ConfigError(f"the file system of {layout.root} knows no O_DIRECT; possible are auto and off", "kv_fs_direct")
-    return direct == "on" or bool(supported)
+    return supported
 
 
 class FolderBreakers:
@@ -86,12 +78,6 @@ class FolderBreakers:
         name = f"the KV cache's folder {root}"
         self.folder = CircuitBreaker(1.0, 60.0, clock, name=name, settles=60.0)
         self.writes = CircuitBreaker(1.0, 60.0, clock, name=f"writing to {name}", settles=60.0)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Raises TierError."""
-        with self.folder.attempt(SLOW_READ):
-            yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -110,118 +96,54 @@ class FolderTier:
     name = "filesystem"
     cpu_elsewhere = 0.0
 
-    def __init__(self, layout: FolderLayout, fingerprint: Fingerprint, limit: int, direct: bool, empty: bool = False) -> None:
-        """Opens a folder that is `empty`, or into which nothing is written before some process has counted what it holds."""
-        self._layout, self._fingerprint, self._direct = layout, fingerprint, direct
-        self._usage, self.breakers = FolderUsage(limit), FolderBreakers(layout.root)
-        if empty:
-            self._usage.set_counted(Amount(), Amount())
+    def __init__(self, layout: FolderLayout, fingerprint: Fingerprint, limit: int, direct: bool) -> None:
+        self._layout, self._fingerprint, self.direct = layout, fingerprint, direct
+        self._usage, self.breakers = FolderUsage(limit, layout.writer), FolderBreakers(layout.root)
         self._lock = Lock()
-        self._corrupt = self._full = 0
+        self._corrupt = 0
         self.janitor = FolderJanitor(layout, self._usage, self.breakers.note)
 
     @property
     def counters(self) -> TierCounters:
         folder, writes, held = self.breakers.folder, self.breakers.writes, self._usage.now
-        return TierCounters(
-            held.bytes,
-            held.objects,
-            self.janitor.evicted,
-            self._corrupt,
-            folder.failed + writes.failed,
-            folder.refused + writes.refused,
-            self._full,
-        )
+        errors, refused = folder.failed + writes.failed, folder.refused + writes.refused
+        return TierCounters(held.bytes, held.objects, self.janitor.evicted, self._corrupt, errors, refused, self._usage.refused)
 
     def lookup(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        with self.breakers.reading():
-            found = [self._exists(self._layout.name_of(key)) for key in keys]
+        with self.breakers.folder.attempt(SLOW_READ):
+            found = [os.path.exists(self._layout.path_of(key)) for key in keys]  # noqa: PTH110 - hundreds, of which none needs a Path
             if not any(found):
-                self._check_mounted()
+                self._layout.make()
             return found
 
     def read(self, key: ObjectKey, into: memoryview) -> None:
-        path = self._layout.path_of(key)
-        with self.breakers.reading():
+        path = Path(self._layout.path_of(key))
+        with self.breakers.folder.attempt(SLOW_READ):
             try:
-                self._read_object(path, key, into.cast("B"))
+                _mark_used(path, read_object(path, self._fingerprint, key, into.cast("B"), self.direct))
             except FileNotFoundError:
-                self._check_mounted()
+                self._layout.make()
                 raise ObjectMissing(f"{path.name} is not there") from None
             except ObjectDamaged as error:
                 self._drop(path, error)
                 raise ObjectMissing(f"{path.name} {error}") from error
 
     def write(self, key: ObjectKey, data: memoryview) -> None:
-        size = header_bytes(layers_of(key.part)) + pages(data.nbytes)
-        if not self._usage.reserve(size):
-            with self._lock:
-                self._full += 1
-            self.janitor.wake()
-            if not self._usage.is_known:
-                raise TierError(f"what {self._layout.root} holds is not known yet")
-            raise TierError(f"{self._layout.root} may hold {self._usage.limit} bytes, and there is no room for {size} more now")
+        size = file_bytes(key, data.nbytes)
         placed = False
+        if not self._usage.reserve(size):
+            self.janitor.wake()
+            problem = "is not counted yet" if self._usage.count is None else f"has no room for {size} bytes now"
+            raise TierError(f"{self._layout.root} {problem}")
         try:
             with self.breakers.writing():
-                placed = self._write_object(self._layout.path_of(key), key, data.cast("B"))
+                placed = self._write_object(Path(self._layout.path_of(key)), key, data.cast("B"))
         finally:
             self._usage.settle(size, placed=placed)
         self.janitor.wake()
 
     def close(self) -> None:
         self.janitor.stop()
-
-    def _read_object(self, path: Path, key: ObjectKey, into: memoryview) -> None:
-        """Raises ObjectDamaged, OSError."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0))
-        try:
-            stat = os.fstat(fd)
-            header = buffer("header", header_bytes(layers_of(key.part)))
-            expected = len(header) + pages(into.nbytes)
-            if stat.st_size != expected:
-                raise ObjectDamaged(f"has {stat.st_size} bytes, not {expected}")
-            read_file(fd, header, into, self._direct)
-            check_object(decode_header(header), self._fingerprint, key, into)
-            if abs(time.time() - stat.st_mtime) > 60:  # eviction needs the order of use no finer
-                with suppress(OSError):  # a read-only disk: the object only goes earlier
-                    os.utime(fd)
-        finally:
-            os.close(fd)
-
-    def _write_object(self, path: Path, key: ObjectKey, data: memoryview) -> bool:
-        """Returns whether the object is new. Raises OSError."""
-        if self._exists(path):
-            return False
-        header = encode_header(make_header(self._fingerprint, key, data))
-        temporary = self._layout.new_temporary()
-        try:
-            try:
-                write_file(temporary, header, data, self._direct)
-            except FileNotFoundError:
-                self._layout.make()
-                write_file(temporary, header, data, self._direct)
-            move_into_place(temporary, path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if error.errno in FULL:
-                self.janitor.on_disk_full()
-            raise
-        return True
-
-    def _exists(self, path: Path | str) -> bool:
-        """Raises OSError."""
-        try:
-            os.stat(path)  # noqa: PTH116 - of hundreds of paths
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _check_mounted(self) -> None:
-        """Makes the folder again, should all of it be gone. Raises OSError, also where it is unmounted."""
-        if not self._exists(self._layout.objects):
-            self._layout.make()
 
     def _drop(self, path: Path, reason: ObjectDamaged) -> None:
         """Removes a damaged object. Only the first one is logged as a warning; all are counted."""
@@ -232,3 +154,19 @@ class FolderTier:
             size = path.stat().st_size
             path.unlink()
             self._usage.drop(size)
+
+    def _write_object(self, path: Path, key: ObjectKey, data: memoryview) -> bool:
+        """Returns whether the object is new. Raises OSError."""
+        if path.exists():
+            return False
+        with self._layout.new_file() as temporary:
+            write_object(temporary, self._fingerprint, key, data, self.direct)
+            move_into_place(temporary, path)
+        return True
+
+
+def _mark_used(path: Path, used: float) -> None:
+    """Renews the time of use, of which eviction needs the order no finer than minutes."""
+    if abs(time.time() - used) > 60:
+        with suppress(OSError):  # a read-only disk: the object only goes earlier
+            os.utime(path)
