@@ -10,40 +10,32 @@ from threading import RLock
 from starling_engine.kv_offload.secondary.base import TierError
 
 logger = logging.getLogger("starling.tiers")
+Clock = Callable[[], float]
 
 
 class CircuitBreaker:
     """Closed while operations work, open for a pause after a failure. Several threads call it.
 
-    Pauses last from `first_pause` to `longest_pause` seconds: each failed try doubles them, until something has worked. Outages of
-    what has a `name` are logged. A failure within `settles` seconds after an outage continues it: the pause goes on growing, and
-    nothing is logged before it has lasted as long.
+    Pauses last from `first` to `longest` seconds: each failed try doubles them, until something has worked. Outages of what has a
+    `name` are logged. A failure within `settles` seconds after an outage continues it: the pause goes on growing, and nothing is
+    logged before it has lasted as long.
     """
 
     def __init__(
-        self,
-        first_pause: float,
-        longest_pause: float,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        name: str = "",
-        settles: float = 0.0,
+        self, first: float, longest: float, clock: Clock = time.monotonic, *, name: str = "", settles: float = 0.0
     ) -> None:
-        self._first_pause, self._longest_pause, self._settles = first_pause, longest_pause, settles
+        self._first, self._longest, self._settles = first, longest, settles
         self._name, self._clock = name, clock
         self._lock = RLock()
-        self._pause = first_pause
+        self._pause = first
         self._until = 0.0
         self._since: float | None = None
         """Start of the outage; None while the breaker is closed."""
         self._worked_at = -math.inf
         """End of the last outage."""
         self._logged = False
-        self._running: dict[object, float] = {}
-        """Deadlines of operations under way."""
-        self._hanging: set[object] = set()
-        self._probe: object | None = None
-        """The one operation that is let through while the breaker is open."""
+        self._running: dict[object, tuple[float, float]] = {}
+        """Start and time limit of each operation under way."""
         self.failed = 0
         self.refused = 0
 
@@ -64,11 +56,11 @@ class CircuitBreaker:
             if self._since is None:
                 self._since, self._logged = now, False
                 if now - self._worked_at >= self._settles:
-                    self._pause = self._first_pause
+                    self._pause = self._first
             elif not tried:
                 return
             self._until = now + self._pause
-            self._pause = min(2 * self._pause, self._longest_pause)
+            self._pause = min(2 * self._pause, self._longest)
             if not self._logged and max(self._since - self._worked_at, now - self._since) >= self._settles:
                 self._logged = True
                 self._log("%s is out of order (%s); serving goes on without it", reason)
@@ -96,54 +88,42 @@ class CircuitBreaker:
         others are refused: they would hang with it. A TierError, or an OSError whose number is in `ignored`, is no failure here and
         goes on as it is. Raises TierError for what is refused, and in place of other OSErrors.
         """
-        operation, conclusive = object(), True
-        failure: str | None = None
-        began = self._admit(operation, timeout)
+        operation = object()
+        self._admit(operation, timeout)
+        failure, says_nothing = None, False
         try:
             yield
-        except TierError:
-            conclusive = False
-            raise
-        except OSError as error:
-            conclusive = error.errno not in ignored
-            if not conclusive:
+        except (OSError, TierError) as error:
+            says_nothing = isinstance(error, TierError) or error.errno in ignored
+            if says_nothing:
                 raise
             failure = str(error)
             raise TierError(f"{self._name}: {error}") from error
         finally:
-            took = self._clock() - began
-            if conclusive and failure is None and took > timeout:
-                failure = f"too slow, an operation took {took:.1f} s"
-            self._finish(operation, failure, conclusive)
+            self._finish(operation, failure, says_nothing)
 
-    def _admit(self, operation: object, timeout: float) -> float:
+    def _admit(self, operation: object, timeout: float) -> None:
+        """Raises TierError for what is refused."""
         with self._lock:
             now = self._clock()
-            self._find_hanging(now)
-            if self._since is not None:
-                if self._probe is not None or self._hanging or now < self._until:
-                    self.refused += 1
-                    raise TierError(f"{self._name} is out of order")
-                self._probe = operation
-            self._running[operation] = now + timeout
-            return now
+            hangs = any(now - began > limit for began, limit in self._running.values())
+            if hangs and not self.is_open:
+                self.trip("an operation hangs")
+            is_tried = any(began >= self._until for began, _ in self._running.values())
+            if self.is_open and (hangs or is_tried or now < self._until):
+                self.refused += 1
+                raise TierError(f"{self._name} is out of order")
+            self._running[operation] = now, timeout
 
-    def _find_hanging(self, now: float) -> None:
-        hanging = {operation for operation, deadline in self._running.items() if deadline < now}
-        if hanging:
-            for operation in hanging:
-                del self._running[operation]
-            self._hanging |= hanging
-            self.trip("an operation hangs", tried=self._probe in hanging)
-
-    def _finish(self, operation: object, failure: str | None, conclusive: bool) -> None:
+    def _finish(self, operation: object, failure: str | None, says_nothing: bool) -> None:
         with self._lock:
-            self._running.pop(operation, None)
-            self._hanging.discard(operation)
-            tried = self._probe is operation
-            if tried:
-                self._probe = None
+            began, timeout = self._running.pop(operation)
+            took, tried = self._clock() - began, began >= self._until
+            if failure is None and took > timeout:
+                failure = f"an operation took {took:.1f} s, more than {timeout:.1f}"
+            if says_nothing:
+                return
             if failure is not None:
                 self.trip(failure, tried=tried)
-            elif tried and conclusive:
+            elif tried:
                 self.worked()
