@@ -11,6 +11,7 @@ from starling_engine.argument import KEY, Argument, argument, arguments_of, chec
 from starling_engine.config import MAX_NUM_WAITING_TOKENS, Direct, EvictionPolicy, Policy, Preempt
 from starling_engine.errors import ConfigError
 from starling_engine.kv.event_endpoint import parse_endpoint
+from starling_engine.kv_offload.secondary.store.address import parse_address
 
 MODEL, SCHEDULING, MEMORY, TIERS, PARALLELISM = "Model", "Scheduling", "Memory", "KV tiers", "Parallelism"
 MIN_FOLDER_BYTES = 64 << 20
@@ -257,9 +258,6 @@ def _check_experts(args: EngineArgs) -> None:
 def _check_tiers(args: EngineArgs) -> None:
     _check_folder(args)
     if args.kv_store is not None:
-        # Imports sockets and URLs, for which `starling --help` need not wait.
-        from starling_engine.kv_offload.secondary.store.address import parse_address
-
         parse_address(args.kv_store)
     if args.kv_events is not None:
         parse_endpoint(args.kv_events)

@@ -1,8 +1,9 @@
 """The URL of a store: its master, and the memory that this engine brings along."""
 
 import re
-import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from starling_engine.errors import ConfigError
@@ -27,64 +28,59 @@ class StoreAddress:
     timeout: float = 2.0
     host: str | None = None
 
+    def __post_init__(self) -> None:
+        if not self.metadata.startswith(("http://", "https://")):
+            raise ValueError(f"metadata: must be an http:// URL, got {self.metadata!r}")
+        if self.buffer < 1 << 20:
+            raise ValueError(f"buffer: must be at least 1MiB, got {self.buffer} bytes")
+
     def __str__(self) -> str:
-        return f"{bracketed(self.master)}:{self.port}"
-
-
-def bracketed(host: str) -> str:
-    """Returns the host as in a URL: an address of IPv6 in brackets (RFC 3986)."""
-    return f"[{host}]" if ":" in host else host
-
-
-def local_host(master: str, port: int) -> str:
-    """Returns the address from which this machine reaches the master. Raises OSError where the master's name has no address."""
-    family, _, _, _, target = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # of a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
+        return f"{_bracketed(self.master)}:{self.port}"
 
 
 def parse_address(url: str) -> StoreAddress:
     """Raises ConfigError that gives the form of such a URL."""
-    parts = urlsplit(url)
     try:
-        master, port = parts.hostname, parts.port
-    except ValueError:
-        master, port = None, None
-    if parts.scheme != "mooncake" or not master or not port or parts.path not in ("", "/"):
-        raise _wrong(f"got {url!r}")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    address = StoreAddress(
-        master=master,
-        port=port,
-        metadata=options.pop("metadata", f"http://{bracketed(master)}:8080/metadata"),
-        segment=_size(options.pop("segment", "0"), "segment"),
-        buffer=_size(options.pop("buffer", "256MiB"), "buffer"),
-        timeout=_seconds(options.pop("timeout", "2")),
-        host=options.pop("host", None),
-    )
-    if options:
-        raise _wrong(f"{next(iter(options))} is not known")
-    if not address.metadata.startswith(("http://", "https://")):
-        raise _wrong(f"metadata is an http:// URL, got {address.metadata!r}")
-    if address.buffer < 1 << 20:
-        raise _wrong(f"buffer must be at least 1MiB, got {address.buffer}")
-    return address
-
-
-def _size(text: str, name: str) -> int:
-    try:
-        return parse_bytes(text)
+        return _parse(url)
     except ValueError as error:
-        raise _wrong(f"{name}: {error}") from None
+        options = "metadata=http://MASTER:8080/metadata&segment=0&buffer=256MiB&timeout=2&host=ADDRESS"
+        form = f"a store is named mooncake://MASTER:PORT, with any of ?{options}"
+        raise ConfigError(f"{error}; {form}, got {url!r}", "kv_store") from None
+
+
+def _parse(url: str) -> StoreAddress:
+    parts = urlsplit(url)
+    if parts.scheme != "mooncake" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
+        raise ValueError("this names no store")
+    options: dict[str, Any] = {"metadata": f"http://{_bracketed(parts.hostname)}:8080/metadata"}
+    options |= {name: _option(name, text) for name, text in parse_qsl(parts.query, keep_blank_values=True)}
+    return StoreAddress(master=parts.hostname, port=parts.port, **options)
+
+
+def _option(name: str, text: str) -> Any:
+    try:
+        return _OPTIONS[name](text)
+    except KeyError:
+        raise ValueError(f"{name} is not known") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _seconds(text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", text) is None or float(text) == 0:
-        raise _wrong(f"timeout is in seconds, above 0, got {text!r}")
+        raise ValueError("must be a number of seconds above 0")
     return float(text)
 
 
-def _wrong(problem: str) -> ConfigError:
-    options = "metadata=http://MASTER:8080/metadata&segment=0&buffer=256MiB&timeout=2&host=ADDRESS"
-    return ConfigError(f"{problem}; a store is named mooncake://MASTER:PORT, with any of ?{options}", "kv_store")
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "metadata": str,
+    "segment": parse_bytes,
+    "buffer": parse_bytes,
+    "timeout": _seconds,
+    "host": str,
+}
+
+
+def _bracketed(host: str) -> str:
+    """Returns the host as in a URL: an address of IPv6 in brackets (RFC 3986)."""
+    return f"[{host}]" if ":" in host else host

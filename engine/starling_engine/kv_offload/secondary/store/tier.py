@@ -7,6 +7,8 @@ process of its own (`helper`), so that it neither hangs nor crashes the engine.
 import contextlib
 import logging
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +23,8 @@ from starling_engine.ipc.log_throttle import LogThrottle
 from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
 from starling_engine.kv_offload.secondary.store.address import StoreAddress, parse_address
-from starling_engine.kv_offload.secondary.store.client import CallLate, HelperGone, NoSpace, StoreClient
-from starling_engine.kv_offload.secondary.store.messages import Code
+from starling_engine.kv_offload.secondary.store.client import CallFailed, NoSpace, StoreClient
+from starling_engine.kv_offload.secondary.store.helper import Code
 from starling_engine.kv_offload.secondary.store.supervisor import HelperSupervisor
 
 logger = logging.getLogger("starling.tiers")
@@ -35,15 +37,25 @@ def open_store(url: str, fingerprint: bytes) -> "StoreTier":
     """Opens the store of that URL (`parse_address`) for objects that are valid under `fingerprint`.
 
     A store that is not there yet is no error: the tier joins it when it comes. Raises ConfigError for a URL that cannot be one, or
-    where the store's library is not installed.
+    where the store's library cannot be loaded.
     """
-    tier = StoreTier(parse_address(url), fingerprint)
+    address = parse_address(url)
+    check_library()
+    return StoreTier(address, fingerprint)
+
+
+def check_library() -> None:
+    """Loads the store's library in a process of its own, which ends then. Raises ConfigError where that fails."""
+    trial = [sys.executable, "-c", "import mooncake.store"]
     try:
-        tier.check_library()
-    except ConfigError:
-        tier.close()
-        raise
-    return tier
+        subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2]
+        libraries = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
+        raise ConfigError(
+            f"Mooncake's client cannot be loaded ({reason}); it takes the extra starling[store], and Debian's {libraries}",
+            "kv_store",
+        ) from None
 
 
 class StoreTier:
@@ -60,16 +72,6 @@ class StoreTier:
         self._room = StoreRoom(address)
         self._supervisor = HelperSupervisor(address)
 
-    def check_library(self, timeout: float = 30.0) -> None:
-        """Raises ConfigError where the store's library cannot be loaded."""
-        reason = self._supervisor.unusable(timeout)
-        if reason is not None:
-            libraries = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
-            raise ConfigError(
-                f"Mooncake's client cannot be loaded ({reason}); it takes the extra starling[store], and Debian's {libraries}",
-                "kv_store",
-            )
-
     @property
     def cpu_elsewhere(self) -> float:
         return self._supervisor.cpu_seconds
@@ -84,11 +86,11 @@ class StoreTier:
     # ---- operations ----
 
     def lookup(self, keys: Sequence[ObjectKey], packet: int = 256) -> list[bool]:
-        names = [store_key(self._fingerprint, key) for key in keys]
+        names, deadline = [store_key(self._fingerprint, key) for key in keys], self._deadline()
         found: list[bool] = []
         with self._use() as client:
             for start in range(0, len(names), packet):
-                codes = client.call("find", names[start : start + packet], self._deadline())
+                codes = client.call("find", names[start : start + packet], deadline)
                 if min(codes) < 0:
                     raise self._failed(client, "find", min(codes))
                 found += [code == 1 for code in codes]
@@ -132,13 +134,13 @@ class StoreTier:
             raise TierError("the store is out of order, and is left alone for a while")
         try:
             yield client
-        except (CallLate, HelperGone) as error:
+        except CallFailed as error:
             self._count("errors")
             self._supervisor.report(client, str(error))
             raise TierError(str(error)) from None
-        except NoSpace as error:
+        except NoSpace:
             self._count("errors")
-            raise TierError(str(error)) from None
+            raise
 
     def _failed(self, client: StoreClient, what: str, code: int) -> TierError:
         self._count("full" if code == Code.NO_ROOM else "errors")
@@ -151,7 +153,7 @@ class StoreTier:
     def _drop(self, client: StoreClient, name: str) -> None:
         """Removes a damaged or foreign value, so that a whole one can be written. Raises ObjectMissing."""
         self._count("corrupt")
-        with contextlib.suppress(CallLate, HelperGone):
+        with contextlib.suppress(CallFailed):
             client.call("drop", [name], self._deadline())
         raise ObjectMissing(name)
 
@@ -205,10 +207,7 @@ def seal(key: str, payload: memoryview) -> bytes:
 
 def is_whole(key: str, value: memoryview, payload_bytes: int) -> bool:
     """Returns whether `value`, header and payload, is what `seal` was called for: this key, these bytes."""
-    if value.nbytes != HEADER.size + payload_bytes:
-        return False
-    payload = value[HEADER.size :]
-    return bytes(value[: HEADER.size]) == seal(key, payload)
+    return value.nbytes == HEADER.size + payload_bytes and bytes(value[: HEADER.size]) == seal(key, value[HEADER.size :])
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
