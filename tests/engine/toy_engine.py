@@ -17,7 +17,6 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.kv_offload.manager import TieredOffload
 from starling_engine.kv_offload.orders import (
-    ChunkCopy,
     ChunkSlot,
     LoadChunks,
     LookUpChunks,
@@ -171,27 +170,27 @@ class ToyTiers:
 
     def _do(self, order: Order) -> TransferDone:
         match order:
-            case StoreChunks(job, _, copies):
-                done = [self._copy(copy, to_pages=False) for copy in copies]
-            case LoadChunks(job, after, copies):
-                assert after <= self.worker.last_step, "a step may still write there"
-                done = [self._copy(copy, to_pages=True) for copy in copies]
-            case LookUpChunks(job, chunks):
-                done = [self._works() and (at.group, at.name) in self.secondary for at in chunks]
-            case PromoteChunks(job, chunks):
-                done = [self._promote(at) for at in chunks]
-            case WriteBackChunks(job, chunks):
-                done = [self._write_back(at) for at in chunks]
+            case StoreChunks():
+                done = [self._copy(at, to_pages=False) for at in order.chunks]
+            case LoadChunks():
+                assert order.after <= self.worker.last_step, "a step may still write there"
+                done = [self._copy(at, to_pages=True) for at in order.chunks]
+            case LookUpChunks():
+                done = [self._works() and (at.group, at.name) in self.secondary for at in order.chunks]
+            case PromoteChunks():
+                done = [self._promote(at) for at in order.chunks]
+            case WriteBackChunks():
+                done = [self._write_back(at) for at in order.chunks]
         self.counts[type(order).__name__] += sum(done)
-        return TransferDone(job, done, 1e-3)
+        return TransferDone(order.job, done, 1e-3)
 
     def _works(self) -> bool:
         return self.rng.random() >= self.fails
 
-    def _copy(self, copy: ChunkCopy, *, to_pages: bool) -> bool:
+    def _copy(self, at: ChunkSlot, *, to_pages: bool) -> bool:
         size = self.worker.block_size
-        for at, block in enumerate(copy.blocks, copy.first):
-            slot = self.slots[copy.slot, at * size : (at + 1) * size]
+        for number, block in enumerate(at.blocks, at.first):
+            slot = self.slots[at.slot, number * size : (number + 1) * size]
             if to_pages:
                 self.worker.pages[block] = slot
             else:

@@ -16,7 +16,7 @@ from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.manager import TieredOffload
-from starling_engine.kv_offload.orders import TierStatus, TransferDone
+from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
@@ -24,7 +24,7 @@ from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryOrderDone, Sleep, Slept, WakeUp
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.layout import EpochMembership
-from starling_engine.worker.commands import Idle, Reply, TransferChunks
+from starling_engine.worker.commands import Idle, Reply
 from starling_engine.worker.messages import WorkerReport
 
 logger = logging.getLogger("starling.core")

@@ -21,11 +21,12 @@ from starling_engine.executor.results import StepResults
 from starling_engine.ipc import child
 from starling_engine.ipc.listening import listen
 from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv_offload.orders import TransferChunks
 from starling_engine.model_config.config import load_model_config
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.topology.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
 from starling_engine.topology.rendezvous import Rendezvous
-from starling_engine.worker.commands import Command, Reply, TransferChunks
+from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import (
     Allocate,

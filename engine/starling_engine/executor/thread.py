@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import import_for_good
+from starling_engine.kv_offload.orders import TransferChunks
 from starling_engine.step import StepPlan, StepResult
-from starling_engine.worker.commands import Command, CommandHandler, Reply, TransferChunks
+from starling_engine.worker.commands import Command, CommandHandler, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from starling_engine.kv.events import BlockSpan
 from starling_engine.kv.manager import KVManager, SequenceBlocks, agreed_length
-from starling_engine.kv_offload.primary import Chunk
-from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.secondary.base import CHUNK, Chunk
 
 
 class ChunkMap:

@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from starling_engine.kv_offload.orders import Order
-from starling_engine.kv_offload.primary import Chunk
+from starling_engine.kv_offload.orders import ChunkSlot, Order
+from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.request_state import Gate, RequestState
+
+BATCH = 16
+"""Chunks of one order at most, for all orders but lookups, and loads into one request's blocks."""
 
 
 @dataclass(slots=True)
@@ -14,11 +17,11 @@ class TransferJob:
     """One order until its answer. `blocks` are pinned on the device meanwhile, as `chunks` are in their slots."""
 
     order: Order
+    began: float
     chunks: list[Chunk]
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int]
     waiting: list[tuple[RequestState, int]] = field(default_factory=list)
     """Requests that are parked until it ends, with their run at that time."""
-    began: float = 0.0
 
     def park(self, request: RequestState, gate: Gate) -> None:
         """Closes a gate of the request until all jobs that it is parked for have ended."""
@@ -26,22 +29,18 @@ class TransferJob:
         request.awaited.add(self.order.job)
         request.gates.add(gate)
 
-    @property
-    def parked(self) -> list[RequestState]:
-        """Requests that have waited ever since they were parked, in the order in which they came."""
-        return [request for request, run in self.waiting if request.run == run]
-
     def let_go(self) -> None:
-        """Opens the gates of all requests that wait for nothing else."""
-        for request in self.parked:
-            request.awaited.discard(self.order.job)
-            if not request.awaited:
-                request.gates -= {Gate.KV_PROMOTION, Gate.KV_LOAD}
+        """Opens the gates of all requests that have waited ever since they were parked, and wait for nothing else."""
+        for request, run in self.waiting:
+            if request.run == run:
+                request.awaited.discard(self.order.job)
+                if not request.awaited:
+                    request.gates -= {Gate.KV_PROMOTION, Gate.KV_LOAD}
         self.waiting = []
 
 
 class TransferJobs:
-    """Numbers orders, and holds those to be sent and those under way."""
+    """Makes orders, and holds those to be sent and those under way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -49,15 +48,13 @@ class TransferJobs:
         self._orders: list[Order] = []
         self._number = 0
 
-    def number(self) -> int:
-        """Returns the number of the next order."""
+    def order(self, kind: type[Order], chunks: list[ChunkSlot], after: int = -1) -> TransferJob:
+        """Orders a transfer of chunks, whose slots and blocks the caller has pinned, once step `after` has run."""
         self._number += 1
-        return self._number
-
-    def add(self, job: TransferJob) -> TransferJob:
-        job.began = self.clock()
-        self._jobs[job.order.job] = job
-        self._orders.append(job.order)
+        order = kind(self._number, chunks, after)
+        names, blocks = [(chunk.group, chunk.name) for chunk in chunks], [block for chunk in chunks for block in chunk.blocks]
+        self._orders.append(order)
+        job = self._jobs[order.job] = TransferJob(order, self.clock(), names, blocks)
         return job
 
     def end(self, number: int) -> TransferJob:
@@ -72,8 +69,8 @@ class TransferJobs:
         end = self.clock() - seconds
         return [job for job in self._jobs.values() if job.began < end]
 
-    def of(self, kind: type[Order]) -> list[TransferJob]:
-        return [job for job in self._jobs.values() if isinstance(job.order, kind)]
+    def of(self, *kinds: type[Order]) -> list[TransferJob]:
+        return [job for job in self._jobs.values() if isinstance(job.order, kinds)]
 
     def moving(self, kind: type[Order], chunks: Iterable[Chunk]) -> list[TransferJob]:
         """Jobs of a kind that move any of these chunks."""

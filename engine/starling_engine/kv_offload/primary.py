@@ -1,19 +1,12 @@
 """The primary tier as the scheduler sees it: which chunk lies in which slot of the ranks' host memory."""
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from starling_engine.config import EvictionPolicy
 from starling_engine.kv.events import BlockSpan, EventLog
-from starling_engine.kv_offload.eviction import Eviction, make_eviction
-
-Chunk = tuple[int, bytes]
-"""KV group, and the block hash at the chunk's end."""
-
-
-def write_back_slots(num_slots: int) -> int:
-    """Returns how many slots may be pinned to be written back, however long that takes."""
-    return 1 + num_slots // 4
+from starling_engine.kv_offload.eviction import make_eviction
+from starling_engine.kv_offload.secondary.base import Chunk
 
 
 class PrimaryIndex:
@@ -24,13 +17,15 @@ class PrimaryIndex:
 
     def __init__(self, num_slots: int, policy: EvictionPolicy, mirror: "KVEventMirror | None" = None) -> None:
         self.num_slots = num_slots
+        self.write_back_slots = 1 + num_slots // 4
+        """Slots that may be pinned to be written back, however long that takes."""
         self.evictions = 0
         self.full = 0
         """Allocations that found no slot."""
-        self._eviction: Eviction[Chunk] = make_eviction(policy, num_slots)
+        self._eviction = make_eviction(policy, num_slots)
         self._slots: dict[Chunk, int] = {}
-        self._before: dict[Chunk, bytes | None] = {}
-        """Hash of the chunk before each one in its prefix; None for a first chunk."""
+        self._spans: dict[Chunk, BlockSpan] = {}
+        """The blocks of each chunk that has a slot, and what is before it in its prefix."""
         self._coming: set[Chunk] = set()
         self._doomed: set[Chunk] = set()
         """Chunks to be dropped as soon as they are not pinned any more."""
@@ -62,45 +57,46 @@ class PrimaryIndex:
     def allocate(self, chunk: Chunk, span: BlockSpan) -> int | None:
         """Returns a pinned slot for a chunk that is to come, evicting another one; None when all slots are pinned."""
         assert chunk not in self._slots, "a chunk has one slot"
-        if not self._free:
-            victim = self._eviction.victim(chunk, self._pins.__contains__)
-            if victim is None:
-                self.full += 1
-                return None
-            if self._mirror is not None:
-                self._mirror.removed(victim)
-            self._free.append(self._slots.pop(victim))
-            del self._before[victim]
-            self.evictions += 1
-        slot = self._slots[chunk] = self._free.pop()
-        self._before[chunk] = span.parent
+        if not self._free and not self._evict(chunk):
+            self.full += 1
+            return None
+        self._slots[chunk] = self._free.pop()
+        self._spans[chunk] = span
         self._eviction.add(chunk)
         self._coming.add(chunk)
-        if self._mirror is not None:
-            self._mirror.allocated(chunk, span)
-        self.pin(chunk)
-        return slot
+        return self.pin(chunk)
 
-    def settle(self, chunk: Chunk, *, arrived: bool) -> None:
-        """An allocated chunk has arrived, or will not."""
-        self._coming.discard(chunk)
-        if not arrived:
-            self._doomed.add(chunk)
-        elif self._mirror is not None and self.has(chunk):
-            self._mirror.arrived(chunk)
-        self.unpin(chunk)
+    def _evict(self, incoming: Chunk) -> bool:
+        victim = self._eviction.victim(incoming, self._pins.__contains__)
+        if victim is None:
+            return False
+        self.evictions += 1
+        if self._mirror is not None:
+            self._mirror.removed(victim[0], self._spans[victim])
+        self._release_slot(victim)
+        return True
+
+    def settle(self, outcome: Mapping[Chunk, bool]) -> None:
+        """Allocated chunks have arrived, or will not."""
+        for chunk, arrived in outcome.items():
+            self._coming.discard(chunk)
+            if not arrived:
+                self._doomed.add(chunk)
+            elif self._mirror is not None and self.has(chunk):
+                self._mirror.arrived(chunk[0], self._spans[chunk])
+        self.unpin(outcome)
 
     def pin(self, chunk: Chunk) -> int:
         self._pins[chunk] = self._pins.get(chunk, 0) + 1
         return self._slots[chunk]
 
-    def unpin(self, chunk: Chunk) -> None:
-        self._pins[chunk] -= 1
-        if not self._pins[chunk]:
-            del self._pins[chunk]
-            if chunk in self._doomed:
-                self._doomed.discard(chunk)
-                self._free_slot(chunk)
+    def unpin(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self._pins[chunk] -= 1
+            if not self._pins[chunk]:
+                del self._pins[chunk]
+                if chunk in self._doomed:
+                    self._forget(chunk)
 
     def touch(self, chunk: Chunk) -> None:
         """The chunk was wanted again."""
@@ -130,7 +126,7 @@ class PrimaryIndex:
             if held is None:
                 break
             path.append(name)
-            name = self._before[held, name]
+            name = self._spans[held, name].parent
         return path
 
     def drop(self, chunk: Chunk) -> None:
@@ -138,34 +134,35 @@ class PrimaryIndex:
         if chunk not in self._slots:
             return
         if self._mirror is not None and self.has(chunk):
-            self._mirror.removed(chunk)
+            self._mirror.removed(chunk[0], self._spans[chunk])
         if chunk in self._pins:
             self._doomed.add(chunk)
         else:
-            self._free_slot(chunk)
+            self._forget(chunk)
 
     def clear(self) -> None:
         """Drops all chunks; pinned ones as soon as they are not pinned any more."""
+        for chunk in list(self._slots):
+            self.drop(chunk)
         if self._mirror is not None:
-            self._mirror.cleared(filter(self.has, self._slots))
-        self._doomed.update(self._pins)
-        for chunk in [c for c in self._slots if c not in self._pins]:
-            self._free_slot(chunk)
+            self._mirror.cleared()
 
-    def _free_slot(self, chunk: Chunk) -> None:
-        self._free.append(self._slots.pop(chunk))
-        del self._before[chunk]
+    def _forget(self, chunk: Chunk) -> None:
+        self._doomed.discard(chunk)
         self._eviction.remove(chunk)
-        if self._mirror is not None:
-            self._mirror.forget(chunk)
+        self._release_slot(chunk)
+
+    def _release_slot(self, chunk: Chunk) -> None:
+        self._free.append(self._slots.pop(chunk))
+        del self._spans[chunk]
 
     def check_integrity(self) -> None:
         """Asserts that every slot is free or holds one chunk."""
         assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
-        assert self._before.keys() == self._slots.keys()
+        assert self._spans.keys() == self._slots.keys()
         assert self._coming <= self._pins.keys() <= self._slots.keys()
         if self._mirror is not None:
-            self._mirror.check_integrity(set(filter(self.has, self._slots)))
+            self._mirror.check_integrity({chunk: span for chunk, span in self._spans.items() if self.has(chunk)})
 
 
 class KVEventMirror:
@@ -177,41 +174,26 @@ class KVEventMirror:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._spans: dict[Chunk, BlockSpan] = {}
-        """Blocks of each chunk that has a slot."""
-        self._chunks: Counter[Chunk] = Counter()
-        """Chunks that hold each published block."""
+        self._chunks: Counter[tuple[int, bytes]] = Counter()
+        """Chunks that hold each published block, by its KV group and hash."""
 
-    def allocated(self, chunk: Chunk, span: BlockSpan) -> None:
-        """A chunk has a slot; nothing is published until it has arrived."""
-        self._spans[chunk] = span
-
-    def arrived(self, chunk: Chunk) -> None:
-        group, span = chunk[0], self._spans[chunk]
+    def arrived(self, group: int, span: BlockSpan) -> None:
         known = sum(1 for name in span.hashes if self._chunks[group, name])  # the first ones, as a name is of all before
         self._chunks.update((group, name) for name in span.hashes)
         self._log.stored(group, span.after(known), "CPU")
 
-    def removed(self, chunk: Chunk) -> None:
+    def removed(self, group: int, span: BlockSpan) -> None:
         """A chunk that had arrived has left."""
-        group, names = chunk[0], self._spans.pop(chunk).hashes
-        self._chunks.subtract((group, name) for name in names)
-        last = [name for name in names if not self._chunks[group, name]]
+        self._chunks.subtract((group, name) for name in span.hashes)
+        last = [name for name in span.hashes if not self._chunks[group, name]]
         for name in last:
             del self._chunks[group, name]
         self._log.removed(group, last, "CPU")
 
-    def forget(self, chunk: Chunk) -> None:
-        """A chunk that is not published has left its slot."""
-        self._spans.pop(chunk, None)
-
-    def cleared(self, chunks: Iterable[Chunk]) -> None:
-        """All these chunks had arrived, and none is left."""
-        for chunk in chunks:
-            self.removed(chunk)
+    def cleared(self) -> None:
+        """All chunks have left."""
         self._log.emptied()
 
-    def check_integrity(self, there: set[Chunk]) -> None:
+    def check_integrity(self, there: Mapping[Chunk, BlockSpan]) -> None:
         """Asserts that these chunks are published, and no others."""
-        assert there <= self._spans.keys()
-        assert self._chunks == Counter((chunk[0], name) for chunk in there for name in self._spans[chunk].hashes)
+        assert self._chunks == Counter((group, name) for (group, _), span in there.items() for name in span.hashes)

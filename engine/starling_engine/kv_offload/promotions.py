@@ -1,23 +1,19 @@
 """Promotes chunks from the secondary tiers to the primary one: while a request waits, they are looked up and brought."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.ipc.log_throttle import LogThrottle
 from starling_engine.kv_offload.chunks import ChunkMap
-from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
 from starling_engine.kv_offload.orders import ChunkSlot, LookUpChunks, PromoteChunks
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import PROBE_EVERY, LookupPolicy, TransferCosts, WriteBackBudget
-from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
-from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.primary import PrimaryIndex
+from starling_engine.kv_offload.secondary.base import CHUNK, LOOKUP_SECONDS, Chunk
 from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.request_state import Gate, RequestState
-
-LOOKUP_SECONDS = 3.0
-"""Longest wait of a request for the secondary tiers."""
-PROMOTE_BATCH = 16
-"""Chunks of one order: they are usable as soon as they have come, however late those after them are."""
 
 logger = logging.getLogger("starling.offload")
 
@@ -31,7 +27,7 @@ class Lookup:
     first: int
     """Chunks of the prefix that the device has."""
     began: float
-    is_probe: bool = False
+    is_probe: bool
     """The request does not wait for it, and may have ended meanwhile."""
     orders: set[int] = field(default_factory=set)
     present: set[Chunk] = field(default_factory=set)
@@ -47,8 +43,9 @@ class Lookup:
 class Promotions:
     """A request is parked until the secondary tiers have answered its lookup, and again until its chunks have come.
 
-    From then on its chunks are pinned until it starts; a request without room for them is postponed. Where lookups do not pay,
-    requests pass by; what some of them look up all the same, as probes, parks nobody and pins nothing.
+    From then on its chunks are pinned until it starts. A request without room for them is postponed: it looks up again when its
+    turn to start comes. Where lookups do not pay, requests pass by; what some of them look up all the same, as probes, parks
+    nobody and pins nothing.
     """
 
     def __init__(
@@ -74,10 +71,15 @@ class Promotions:
         self._stats = stats
         self._enabled = enabled
         self._lookups: list[Lookup] = []
+        self.postponed: dict[str, list[Chunk]] = {}
+        """Chunks that each postponed request is to have room for, those in slots included: they are to stay until it starts."""
+        self._passed_over: dict[str, float] = {}
+        """Time at which there was first no room when a request's turn came."""
         self._last_end = 0.0
+        """Time at which the last lookup ended."""
         self._slow = LogThrottle()
         self._logged_slow = False
-        """True if the last line of the log about it says that the tiers are slow."""
+        """The last line of the log about it says that the tiers are slow."""
 
     # ---- requests that wait ----
 
@@ -93,37 +95,42 @@ class Promotions:
         wanted = [(group, name) for name in hashes[first:] for group in self._map.groups]
         if all(map(self._primary.has, wanted)):
             return False
-        passes = self._passes_by()
+        hang = bool(self._late())
+        passes = hang or not self._pays()
         if passes:
             self._stats.bypassed()
-        if not passes or self._probe_is_due():
+        if not passes or (not hang and self._probe_is_due()):
             self._look_up(Lookup(request, hashes, first, self._jobs.clock(), is_probe=passes), wanted)
         return True
 
-    def postpone(self, request: RequestState) -> None:
-        """A preempted request looks up when its turn comes: only then is it known what the device still has."""
+    def postpone(self, request: RequestState, chunks: list[Chunk]) -> None:
+        """The request looks up when its turn comes, and there is room for these chunks."""
         if self._enabled:
-            self._pins.postpone(request.record.id, [])
+            self.postponed[request.record.id] = chunks
 
     def must_wait(self, request: RequestState) -> bool:
         """Returns whether a request that could start has to wait: it looks up now, or has no room yet for its chunks."""
         name = request.record.id
-        if request.skips_tiers or not self._pins.is_postponed(name):
+        if request.skips_tiers or name not in self.postponed:
             return False
-        if not self._pins.take_turn(name):
-            if self._pins.passed_over(name, self._jobs.clock()) <= LOOKUP_SECONDS:
-                return True
-            self._pins.end_postponed(name)
-            return False
+        if not self._pins.pin_in_turn(name, self.postponed[name]):
+            now = self._jobs.clock()
+            waits = now - self._passed_over.setdefault(name, now) <= LOOKUP_SECONDS
+            if not waits:
+                del self.postponed[name]
+            return waits
         if self.begin(request):
-            self._pins.end_postponed(name)
+            del self.postponed[name]
         return bool(request.gates)
 
     def forget(self, request: RequestState) -> None:
         """The request waits no more: nothing is pinned for it."""
+        name = request.record.id
         for lookup in [each for each in self._lookups if each.request is request and not each.is_probe]:
             self._end(lookup)
-        self._pins.forget(request.record.id)
+        self.postponed.pop(name, None)
+        self._passed_over.pop(name, None)
+        self._pins.forget(name)
 
     def release_late(self) -> None:
         """Lets requests go whose chunks take too long. Those that still come are there for others."""
@@ -133,20 +140,17 @@ class Promotions:
 
     # ---- answers ----
 
-    def complete_lookup(self, job: TransferJob, done: list[bool]) -> None:
+    def complete_lookup(self, job: TransferJob, outcome: Mapping[Chunk, bool]) -> None:
         """The secondary tiers have said which chunks of an order they have."""
-        found = {chunk for chunk, has in zip(job.chunks, done, strict=True) if has}
+        found = {chunk for chunk, has in outcome.items() if has}
         for lookup in self._of(job) if found else ():
             self._promote(lookup, found)
         self._end_order(job)
 
-    def complete_promotion(self, job: TransferJob, done: list[bool]) -> None:
+    def complete_promotion(self, job: TransferJob, outcome: Mapping[Chunk, bool]) -> None:
         """Chunks have come, or have not. They stay for the requests of whose prefix they are."""
-        for chunk, arrived in zip(job.chunks, done, strict=True):
-            self._primary.settle(chunk, arrived=arrived)
-        promoted = {chunk for chunk, arrived in zip(job.chunks, done, strict=True) if arrived}
         for lookup in self._of(job):
-            lookup.promoted |= promoted
+            lookup.promoted.update(chunk for chunk, arrived in outcome.items() if arrived)
             if not lookup.is_probe:
                 hashes = set(lookup.hashes)
                 self._pins.pin(lookup.request.record.id, [chunk for chunk in job.chunks if chunk[1] in hashes])
@@ -158,10 +162,9 @@ class Promotions:
         """Waits for chunks that are on their way, and orders a lookup of the others."""
         self._lookups.append(lookup)
         self._await_promotions(lookup, wanted)
-        unknown = [chunk for chunk in wanted if not self._primary.expects(chunk)]
+        unknown = [ChunkSlot(-1, *chunk) for chunk in wanted if not self._primary.expects(chunk)]
         if unknown:
-            order = LookUpChunks(self._jobs.number(), [ChunkSlot(-1, *chunk) for chunk in unknown])
-            lookup.await_job(self._jobs.add(TransferJob(order, unknown)))
+            lookup.await_job(self._jobs.order(LookUpChunks, unknown))
         self._end_idle(lookup)
 
     def _promote(self, lookup: Lookup, found: set[Chunk]) -> None:
@@ -176,26 +179,24 @@ class Promotions:
         missing = {chunk: at for chunk, at in indices.items() if not self._primary.expects(chunk)}
         if not self._pins.has_room(request.record.id, needed):
             if missing and not lookup.is_probe:
-                self._pins.postpone(request.record.id, needed)
+                self.postpone(request, needed)
             return
         for chunk in filter(self._primary.has, reversed(needed)):
             self._primary.touch(chunk)
         if not lookup.is_probe:
             self._pins.pin(request.record.id, needed)
-        self._order_promotion(lookup, missing)
+        self._order_promotions(lookup, missing)
 
-    def _order_promotion(self, lookup: Lookup, indices: dict[Chunk, int]) -> None:
+    def _order_promotions(self, lookup: Lookup, indices: Mapping[Chunk, int]) -> None:
         """Orders as many of these chunks, with their index in the prefix, as there are slots: its beginning first."""
-        coming: list[tuple[Chunk, ChunkSlot]] = []
+        coming: list[ChunkSlot] = []
         for chunk, at in indices.items():
             slot = self._primary.allocate(chunk, self._map.span(lookup.request.blocks, lookup.request.tokens, at))
             if slot is None:
                 break
-            coming.append((chunk, ChunkSlot(slot, *chunk)))
-        for start in range(0, len(coming), PROMOTE_BATCH):
-            batch = coming[start : start + PROMOTE_BATCH]
-            order = PromoteChunks(self._jobs.number(), [at for _, at in batch])
-            lookup.await_job(self._jobs.add(TransferJob(order, [chunk for chunk, _ in batch])))
+            coming.append(ChunkSlot(slot, *chunk))
+        for start in range(0, len(coming), BATCH):  # they are usable as soon as they have come, however late those after them are
+            lookup.await_job(self._jobs.order(PromoteChunks, coming[start : start + BATCH]))
 
     def _await_promotions(self, lookup: Lookup, chunks: list[Chunk]) -> None:
         """Waits for those of the chunks that are being promoted for others; what else is present is no gain of this lookup."""
@@ -204,12 +205,10 @@ class Promotions:
             lookup.await_job(job)
             lookup.present.difference_update(job.chunks)
 
-    # ---- whether to look up ----
+    # ---- when to look up ----
 
-    def _passes_by(self) -> bool:
-        """Returns whether a request is to compute rather than to look up; logs when that changes."""
-        if self._late():  # the tiers hang
-            return True
+    def _pays(self) -> bool:
+        """Returns whether requests are to wait for the tiers rather than to compute; logs when that changes."""
         pays = self._policy.pays()
         if pays and self._logged_slow:
             logger.info("the secondary KV tiers are quicker than computing again: every request looks up")
@@ -218,13 +217,14 @@ class Promotions:
             text = "the secondary KV tiers take longer than computing what they find; one request in %d looks up until then"
             logger.warning(text, PROBE_EVERY)
             self._logged_slow = True
-        return not pays
+        return pays
 
     def _probe_is_due(self) -> bool:
-        """Returns whether a request that passes by looks up all the same: one at a time, and not where the tiers hang."""
-        return not self._late() and self._policy.probe_is_due() and not any(each.is_probe for each in self._lookups)
+        """Returns whether a request that passes by looks up all the same: one at a time."""
+        return self._policy.probe_is_due() and not any(each.is_probe for each in self._lookups)
 
     def _late(self) -> list[TransferJob]:
+        """Orders that requests do not wait for any longer: the tiers hang."""
         return [job for job in self._jobs.older_than(LOOKUP_SECONDS) if isinstance(job.order, LookUpChunks | PromoteChunks)]
 
     # ---- lookups under way ----

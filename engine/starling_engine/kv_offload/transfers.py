@@ -4,17 +4,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup
-from starling_engine.kv_offload.arena import Arena
-from starling_engine.kv_offload.copies import CopyStream, GroupPages, group_pages, load_chunk, store_chunk
+from starling_engine.kv_offload.arena import Arena, CopyStream, GroupPages, copy_chunk, group_pages
 from starling_engine.kv_offload.orders import (
+    HUNG_SECONDS,
     ChunkSlot,
     LoadChunks,
     LookUpChunks,
@@ -32,44 +31,48 @@ from starling_engine.platforms.priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 
-LOOKUP_THREADS, READ_THREADS, WRITE_THREADS = 2, 4, 4
-"""Apart from each other: a write may take 15 s, and requests wait for lookups and reads."""
+THREADS: Mapping[type[Order], int] = {StoreChunks: 1, LoadChunks: 1, LookUpChunks: 2, PromoteChunks: 4, WriteBackChunks: 4}
+"""Threads of each kind of order, apart from each other: a write may take 15 s, and requests wait for lookups and reads."""
 HOLDS_UP = 2
 """Share of a processor that steps lose when another thread takes it, at most: all processors wait for the last one.
 
 With two processors, all the time was lost for which one of them was taken (measured).
 """
-
-COPY_HUNG_SECONDS = 60.0
-"""A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
-
 REPORT_SECONDS = 1.0
 """Time between two checks whether the secondary tiers' counters have changed."""
 
-CopyOrder = TypeVar("CopyOrder", StoreChunks, LoadChunks)
 WorkQueue = queue.SimpleQueue[Callable[[], None]]
 
 
 class ChunkwiseJob:
-    """Chunks of one order, each done by any free thread; the last one answers."""
+    """Chunks of one order, each done by any free thread; the last one answers, with the processor time of all as `taken`."""
 
-    def __init__(self, order: PromoteChunks | WriteBackChunks, answer: Callable[[TransferDone], None]) -> None:
-        self.order = order
+    def __init__(
+        self, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool], answer: Callable[[TransferDone], None]
+    ) -> None:
+        self._chunks = order.chunks
+        self._work = work
         self._answer = answer
-        self._done = [False] * len(order.chunks)
+        self._outcome = TransferDone(order.job, [False] * len(order.chunks))
         self._left = len(order.chunks)
-        self._seconds = self._cpu_seconds = 0.0
         self._lock = threading.Lock()
 
-    def finish(self, at: int, done: bool, seconds: float, cpu_seconds: float) -> None:
+    def do(self, at: int) -> None:
+        """Does the chunk number `at`."""
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        try:
+            done = self._work(self._chunks[at])
+        except Exception:
+            logger.exception("a chunk could not be transferred")
+            done = False
         with self._lock:
-            self._done[at] = done
-            self._seconds += seconds
-            self._cpu_seconds += cpu_seconds
+            self._outcome.done[at] = done
+            self._outcome.seconds += time.perf_counter() - began
+            self._outcome.taken += time.thread_time() - cpu_began
             self._left -= 1
             last = not self._left
         if last:
-            self._answer(TransferDone(self.order.job, self._done, self._seconds, taken=self._cpu_seconds))
+            self._answer(self._outcome)
 
 
 class TransferThreads:
@@ -85,49 +88,45 @@ class TransferThreads:
         arena: Arena,
         secondary: SecondaryTiers | None,
         answer: Callable[[TransferDone | TierStatus], None],
-        first_step: int = 0,
         *,
         processors: int = 0,
     ) -> None:
         self._pages = list(pages)
-        self._device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
         self._arena = arena
-        self._secondary = secondary
+        self._secondary = secondary or SecondaryTiers([], [])
         self._answer = answer
         self._per_second = min(1.0, HOLDS_UP / processors) if processors else 0.0
         """Seconds that steps lose by a second of a processor's time."""
-        self._stores: queue.SimpleQueue[StoreChunks] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[LoadChunks] = queue.SimpleQueue()
-        self._lookups: WorkQueue = queue.SimpleQueue()
-        self._reads: WorkQueue = queue.SimpleQueue()
-        self._writes: WorkQueue = queue.SimpleQueue()
-        self._step = first_step - 1
+        device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
+        self._streams = {StoreChunks: CopyStream(device), LoadChunks: CopyStream(device)}
+        self._copying: dict[type[Order], float] = {}
+        """Time at which the current copy of each of the two threads began."""
+        self._step = -1
         self._stepped = threading.Condition()
         self._closed = threading.Event()
         self._died: str | None = None
         """The thread that ended, and its error."""
-        self._copying: dict[str, float] = {}
-        """Time at which each thread's current copy began, by its name."""
-        self._start(self._store, "kv-store")
-        self._start(self._load, "kv-load")
+        self._queues: dict[type[Order], WorkQueue] = {kind: queue.SimpleQueue() for kind in THREADS}
+        for kind in THREADS if secondary is not None else self._streams:
+            self._start_threads(kind)
         if secondary is not None:
-            self._start(lambda: self._report(secondary), "kv-report")
-            self._start_threads(self._lookups, "kv-lookup", LOOKUP_THREADS)
-            self._start_threads(self._reads, "kv-read", READ_THREADS)
-            self._start_threads(self._writes, "kv-write", WRITE_THREADS, low_priority=True)
+            self._start(self._report, "kv-report")
 
     def order(self, order: Order) -> None:
+        put = self._queues[type(order)].put
         match order:
-            case StoreChunks():
-                self._stores.put(order)
-            case LoadChunks():
-                self._loads.put(order)
+            case StoreChunks() | LoadChunks():
+                put(lambda: self._copy(order))
             case LookUpChunks():
-                self._lookups.put(lambda: self._look_up(order))
-            case PromoteChunks():
-                self._put_each(self._reads, order, self._promote)
-            case WriteBackChunks():
-                self._put_each(self._writes, order, self._write_back)
+                put(lambda: self._look_up(order))
+            case PromoteChunks() | WriteBackChunks():
+                move = self._secondary.read if isinstance(order, PromoteChunks) else self._secondary.write
+                before = self._secondary.cpu_elsewhere
+                job = ChunkwiseJob(
+                    order, lambda at: move((at.group, at.name), self._bytes(at)), lambda done: self._answer_transfer(done, before)
+                )
+                for at in range(len(order.chunks)):
+                    put(lambda at=at: job.do(at))  # type: ignore[misc]
 
     def finished(self, step_id: int) -> None:
         """Step `step_id` has run; later ones may have begun.
@@ -138,115 +137,70 @@ class TransferThreads:
         if self._died is not None:
             raise RankLost(self._died)
         now = time.monotonic()
-        for name, began in tuple(self._copying.items()):
-            if now - began > COPY_HUNG_SECONDS:
-                raise RankLost(f"the thread {name} of the KV tiers has copied one chunk for more than {COPY_HUNG_SECONDS:g} s")
+        for kind, began in tuple(self._copying.items()):
+            if now - began > HUNG_SECONDS:
+                raise RankLost(
+                    f"the thread {_thread_name(kind)} of the KV tiers has copied one chunk for more than {HUNG_SECONDS:g} s"
+                )
         with self._stepped:
             self._step = step_id
             self._stepped.notify_all()
 
     def close(self) -> None:
         self._closed.set()
-        if self._secondary is not None:
-            self._secondary.close()
+        self._secondary.close()
 
-    # ---- between pages and slots ----
-
-    def _store(self) -> None:
-        lower_priority()
-        stream = CopyStream(self._device)
-        while True:
-            self._copy(self._in_time(self._stores.get()), store_chunk, stream)
-
-    def _load(self) -> None:
-        stream = CopyStream(self._device)
-        while True:
-            self._copy(self._in_time(self._loads.get()), load_chunk, stream)
-
-    def _in_time(self, order: CopyOrder) -> CopyOrder:
-        """Waits until the step has run after which the order is to be carried out; returns the order."""
+    def _copy(self, order: StoreChunks | LoadChunks) -> None:
+        """Copies chunks between pages and slots, once the step has run that the order names."""
         with self._stepped:
             self._stepped.wait_for(lambda: self._step >= order.after)
-        return order
-
-    def _copy(
-        self,
-        order: StoreChunks | LoadChunks,
-        copy: Callable[[GroupPages, list[int], int, torch.Tensor], None],
-        stream: CopyStream,
-    ) -> None:
-        began, done, name = time.perf_counter(), True, threading.current_thread().name
+        began, done, kind = time.perf_counter(), True, type(order)
         try:
-            with stream:
-                for each in order.copies:
-                    self._copying[name] = time.monotonic()
-                    copy(self._pages[each.group], each.blocks, each.first, self._arena.slot(each.slot))
+            with self._streams[kind]:
+                for each in order.chunks:
+                    self._copying[kind] = time.monotonic()
+                    slot = self._arena.slot(each.slot)
+                    copy_chunk(self._pages[each.group], each.blocks, each.first, slot, to_pages=kind is LoadChunks)
         except Exception:
             logger.exception("chunks could not be copied")
             done = False
-        self._copying.pop(name, None)
-        self._answer(TransferDone(order.job, [done] * len(order.copies), time.perf_counter() - began))
-
-    # ---- between slots and the secondary tiers ----
-
-    def _put_each(self, queue: WorkQueue, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool]) -> None:
-        assert self._secondary is not None, "ordered only where there are secondary tiers"
-        before = self._secondary.cpu_elsewhere
-        job = ChunkwiseJob(order, lambda done: self._answer_transfer(done, before))
-        for at, chunk in enumerate(order.chunks):
-            queue.put(lambda at=at, chunk=chunk: self._do(job, at, chunk, work))  # type: ignore[misc]
-
-    def _do(self, job: ChunkwiseJob, at: int, chunk: ChunkSlot, work: Callable[[ChunkSlot], bool]) -> None:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        try:
-            done = work(chunk)
-        except Exception:
-            logger.exception("a chunk could not be transferred")
-            done = False
-        job.finish(at, done, time.perf_counter() - began, time.thread_time() - cpu_began)
+        self._copying.pop(kind, None)
+        self._answer(TransferDone(order.job, [done] * len(order.chunks), time.perf_counter() - began))
 
     def _look_up(self, order: LookUpChunks) -> None:
-        assert self._secondary is not None, "ordered only where there are secondary tiers"
         began = time.perf_counter()
         try:
             found = self._secondary.lookup([(chunk.group, chunk.name) for chunk in order.chunks])
         except Exception:
             logger.exception("chunks could not be looked up")
             found = [False] * len(order.chunks)
-        self._answer_with_counters(TransferDone(order.job, found, time.perf_counter() - began))
-
-    def _promote(self, chunk: ChunkSlot) -> bool:
-        assert self._secondary is not None, "ordered only where there are secondary tiers"
-        return self._secondary.read((chunk.group, chunk.name), self._bytes(chunk))
-
-    def _write_back(self, chunk: ChunkSlot) -> bool:
-        assert self._secondary is not None, "ordered only where there are secondary tiers"
-        return self._secondary.write((chunk.group, chunk.name), self._bytes(chunk))
+        self._answer(TransferDone(order.job, found, time.perf_counter() - began, self._secondary.reports()))
 
     def _bytes(self, chunk: ChunkSlot) -> memoryview:
         return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
 
     def _answer_transfer(self, done: TransferDone, elsewhere: float) -> None:
         """Answers with the processor time of the threads here, and what the tiers' own processes took since `elsewhere`."""
-        assert self._secondary is not None
         done.taken = self._per_second * (done.taken + max(0.0, self._secondary.cpu_elsewhere - elsewhere))
-        self._answer_with_counters(done)
-
-    def _answer_with_counters(self, done: TransferDone) -> None:
-        assert self._secondary is not None
         done.secondary = self._secondary.reports()
         self._answer(done)
 
-    def _report(self, secondary: SecondaryTiers) -> None:
+    def _report(self) -> None:
         last = None
         while not self._closed.wait(REPORT_SECONDS):
-            if (now := secondary.reports()) != last:
+            if (now := self._secondary.reports()) != last:
                 self._answer(TierStatus(now))
             last = now
 
-    def _start_threads(self, queue: WorkQueue, name: str, count: int, *, low_priority: bool = False) -> None:
-        for number in range(count):
-            self._start(lambda: _work(queue, low_priority=low_priority), f"{name}-{number}")
+    def _start_threads(self, kind: type[Order]) -> None:
+        def work() -> None:
+            if kind in (StoreChunks, WriteBackChunks):
+                lower_priority()
+            while True:
+                self._queues[kind].get()()
+
+        for _ in range(THREADS[kind]):
+            self._start(work, _thread_name(kind))
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         def run() -> None:
@@ -259,11 +213,8 @@ class TransferThreads:
         threading.Thread(target=run, name=name, daemon=True).start()
 
 
-def _work(queue: WorkQueue, *, low_priority: bool) -> None:
-    if low_priority:
-        lower_priority()
-    while True:
-        queue.get()()
+def _thread_name(kind: type[Order]) -> str:
+    return f"kv-{kind.__struct_config__.tag}"
 
 
 def open_tiers(

@@ -5,27 +5,25 @@ are written while there is no request, unless they have left their slots by then
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
+from starling_engine.kv_offload.jobs import BATCH, TransferJobs
 from starling_engine.kv_offload.orders import ChunkSlot, WriteBackChunks
 from starling_engine.kv_offload.policies import TransferCosts, WriteBackBudget
-from starling_engine.kv_offload.primary import Chunk, PrimaryIndex, write_back_slots
-from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
+from starling_engine.kv_offload.primary import PrimaryIndex
+from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.stats import OffloadStats
 
-WRITE_BATCH = 32
-"""Chunks of one order at most; there is one such order at a time."""
 ORDER_SECONDS = 0.02
 """Time that one order may take from steps: they may begin at any moment, and it is not called back."""
 CALM_SECONDS = 0.05
 """Time without a request after which none is expected the next moment."""
-PAUSES = 1.0, 15.0
-"""Seconds without orders after one of which nothing was written: the first pause, and the longest."""
+PAUSE = 5.0
+"""Seconds without orders after one of which nothing was written."""
 
 
 class WriteBack:
-    """Chunks in slots that are to be written, in turns, so that most slots stay free for others."""
+    """Chunks in slots that are to be written, one order after the other, so that most slots stay free for others."""
 
     def __init__(
         self,
@@ -47,14 +45,14 @@ class WriteBack:
         self._unwritten: OrderedDict[Chunk, None] = OrderedDict()
         self._idle_since: float | None = None
         """Time since which there has been no request; None while there is one."""
-        self._unbudgeted = False
-        """True if the order under way was given while there was no request."""
-        self._breaker = CircuitBreaker(*PAUSES, lambda: jobs.clock())
+        self._budgeted = True
+        """False if the order under way was given while there was no request."""
+        self._pause_end = 0.0
 
     @property
     def waiting(self) -> bool:
         """True if there is something to write, now or once the budget allows it."""
-        return bool(self._unwritten) and not self._breaker.remaining
+        return bool(self._unwritten) and self._jobs.clock() >= self._pause_end
 
     def write_next(self, *, idle: bool) -> None:
         """Orders some chunks to be written, if it is time now. `idle`: there is no request."""
@@ -71,18 +69,14 @@ class WriteBack:
             self._note(chunks)
             self._write_beside_steps()
 
-    def complete(self, job: TransferJob, done: list[bool], seconds: float) -> None:
+    def complete(self, outcome: Mapping[Chunk, bool], seconds: float) -> None:
         """Handles the answer to an order, which took `seconds` from steps."""
-        for chunk in job.chunks:
-            self._primary.unpin(chunk)
-        self._costs.wrote(sum(done), seconds)
-        if not self._unbudgeted:
+        self._costs.wrote(sum(outcome.values()), seconds)
+        if self._budgeted:
             self._budget.spent(seconds)
-        if any(done):
-            self._breaker.worked()
-        else:  # others would fail as well
-            self._breaker.trip()
-        self._note(chunk for chunk, written in zip(job.chunks, done, strict=True) if not written)
+        if not any(outcome.values()):  # others would fail as well
+            self._pause_end = self._jobs.clock() + PAUSE
+        self._note(chunk for chunk, written in outcome.items() if not written)
         self._write_beside_steps()
 
     def clear(self) -> None:
@@ -93,7 +87,7 @@ class WriteBack:
         self._unwritten.update((chunk, None) for chunk in chunks)
         while len(self._unwritten) > self._primary.num_slots:
             self._unwritten.popitem(last=False)
-            self._stats.left_unwritten(1)
+            self._stats.left_unwritten()
 
     def _write_beside_steps(self) -> None:
         """Writes on, unless there was no request the last time: `write_next` knows whether one has come since."""
@@ -103,11 +97,10 @@ class WriteBack:
     def _write(self, *, budgeted: bool) -> None:
         if not self.waiting or self._jobs.of(WriteBackChunks) or (budgeted and not self._budget.allows):
             return
-        chunks = self._next(min(self._batch_size(), write_back_slots(self._primary.num_slots)))
+        chunks = self._next(min(self._batch_size(), self._primary.write_back_slots))
         if chunks:
-            self._unbudgeted = not budgeted
-            order = WriteBackChunks(self._jobs.number(), [ChunkSlot(self._primary.pin(chunk), *chunk) for chunk in chunks])
-            self._jobs.add(TransferJob(order, chunks))
+            self._budgeted = budgeted
+            self._jobs.order(WriteBackChunks, [ChunkSlot(self._primary.pin(chunk), *chunk) for chunk in chunks])
 
     def _next(self, count: int) -> list[Chunk]:
         """Takes at most so many chunks, first those that have waited longest."""
@@ -117,7 +110,7 @@ class WriteBack:
             if self._primary.has(chunk):
                 chunks.append(chunk)
             else:
-                self._stats.left_unwritten(1)
+                self._stats.left_unwritten()
         return chunks
 
     def _batch_size(self) -> int:
@@ -125,4 +118,4 @@ class WriteBack:
         one = self._costs.write
         if one is None:
             return 1
-        return WRITE_BATCH if not one else max(1, min(WRITE_BATCH, int(ORDER_SECONDS / one)))
+        return BATCH if not one else max(1, min(BATCH, int(ORDER_SECONDS / one)))

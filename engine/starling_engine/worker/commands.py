@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
+from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone
 from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
 from starling_engine.topology.epoch import (
     Abandon,
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 class Idle(msgspec.Struct, tag="idle"):
     """No plan follows the last one at once: the rank need not wait for it to step with other cores' ranks. Not answered."""
-
-
-class TransferChunks(msgspec.Struct, tag="transfer_chunks"):
-    """Transfer chunks between tiers, beside the steps. Each order is answered by a TransferDone."""
-
-    orders: list[Order]
 
 
 Command = Idle | TransferChunks | ReleaseMemory | RestoreMemory | Prepare | Commit | Abandon

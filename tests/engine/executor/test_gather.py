@@ -1,9 +1,9 @@
 """Replies of several ranks become one."""
 
 import pytest
+from starling_engine.delta import TierStats
 from starling_engine.executor.gather import ReplyGather
-from starling_engine.kv_offload.orders import TierReport, TierStatus, TransferDone
-from starling_engine.kv_offload.secondary.base import TierCounters
+from starling_engine.kv_offload.orders import TierStatus, TransferDone
 from starling_engine.sleep import MemoryOrderDone
 from starling_engine.topology.epoch import Balance, ExpertLoads, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.worker.commands import Reply
@@ -31,12 +31,12 @@ def test_a_job_may_come_again() -> None:
 
 
 def status(held: int) -> TierStatus:
-    return TierStatus({"filesystem": TierReport(TierCounters(held, 0, 0, 0, 0, 0, 0))})
+    return TierStatus({"filesystem": TierStats(bytes=held)})
 
 
 def test_a_status_stays_valid_until_the_rank_sends_another() -> None:
     merged = gather((0, status(1)), (0, status(2)), (1, status(1)), (1, status(5)))
-    assert [each.secondary["filesystem"].held.bytes for each in merged if isinstance(each, TierStatus)] == [2, 5]
+    assert [each.secondary["filesystem"].bytes for each in merged if isinstance(each, TierStatus)] == [2, 5]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from starling_engine.kv_offload import copies
-from starling_engine.kv_offload.copies import CopyStream, GroupPages
+from starling_engine.kv_offload import arena
+from starling_engine.kv_offload.arena import CopyStream, GroupPages
 from starling_engine.native import load, ops, reference
 
 LAYERS, RUNS, RUN_BYTES, BLOCKS = 3, 4, 32, 10
@@ -27,13 +27,13 @@ def test_a_device_copies_what_the_host_would(device: str, blocks: list[int], fir
     expected, slot = slot_of(here), slot_of(there)
     reference.copy_chunk(here.layers, blocks, first, here.blocks_per_chunk, expected, to_pages=False)
     with CopyStream(torch.device(device)):
-        copies._from_device(there, blocks, first, slot)
+        arena._from_device(there, blocks, first, slot)
     assert torch.equal(slot[: there.chunk_bytes], expected[: here.chunk_bytes])
 
     targets = [(block + 1) % BLOCKS for block in blocks]
     reference.copy_chunk(here.layers, targets, first, here.blocks_per_chunk, expected, to_pages=True)
     with CopyStream(torch.device(device)):
-        copies._to_device(there, targets, first, slot)
+        arena._to_device(there, targets, first, slot)
     assert all(torch.equal(mine.cpu(), other) for mine, other in zip(there.layers, here.layers, strict=True))
 
 

@@ -8,7 +8,7 @@ def anything(_: str) -> bool:
 
 
 def test_what_is_renewed_goes_last() -> None:
-    lru: Lru[str] = Lru()
+    lru = Lru()
     for key in "abc":
         lru.add(key)
     lru.renew("a")
@@ -17,7 +17,7 @@ def test_what_is_renewed_goes_last() -> None:
 
 def test_renewing_is_no_second_use() -> None:
     """What is renewed still goes before what has been used again; each of the two keeps its new order."""
-    arc: Arc[str] = Arc(5)
+    arc = Arc(5)
     for key in "abcde":
         arc.add(key)
     arc.use("a")

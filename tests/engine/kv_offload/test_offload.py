@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.kv_offload.orders import LoadChunks, Order, PromoteChunks, StoreChunks, TransferDone, WriteBackChunks
 from starling_engine.kv_offload.secondary.base import CHUNK
-from starling_engine.kv_offload.write_back import PAUSES
+from starling_engine.kv_offload.write_back import PAUSE
 from starling_engine.params import SamplingParams
 
 from tests.engine.toy_engine import ToyEngine, ToyTiers, expected_output
@@ -69,7 +69,7 @@ def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, poli
 def filled(slots: int, **fields: object) -> ToyEngine:
     """All that is computed comes to its slots at once."""
     engine = engine_of(slots=slots, num_blocks=600, max_model_len=2000, **fields)
-    engine.offload.demotions._under_pressure = lambda: True
+    engine.offload.device._under_pressure = lambda: True
     return engine
 
 
@@ -110,15 +110,15 @@ def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
     known, new = prompt_of(20 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
     run_one(engine, "known", known)
     engine.kv.pool.forget_free()
-    engine.offload.demotions._under_pressure = lambda: False
+    engine.offload.device._under_pressure = lambda: False
     for name, prompt in (("computed", known), ("new", new)):
         engine.add(name, prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))  # nothing of it comes from slots
         engine.run()
-    assert len(engine.offload.demotions._unstored) == 26
-    engine.offload.demotions._under_pressure = lambda: True
-    engine.offload.demotions.store_next(0)
+    assert len(engine.offload.device._unstored) == 26
+    engine.offload.device._under_pressure = lambda: True
+    engine.offload.device.store_next(0)
     (order,) = engine.offload.take_orders()
-    assert isinstance(order, StoreChunks) and len(order.copies) == 6
+    assert isinstance(order, StoreChunks) and len(order.chunks) == 6
     engine.tiers.orders.append(order)
     engine.run()
 
@@ -252,7 +252,7 @@ def test_what_could_not_be_kept_is_kept_later(monkeypatch: pytest.MonkeyPatch) -
     run_one(engine, "hot", prompt_of(300))
     assert not secondary
     engine.tiers.fails = 0.0
-    now = time.monotonic() + PAUSES[0]
+    now = time.monotonic() + PAUSE
     monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now)
     run_one(engine, "other", prompt_of(100, 1))
     assert run_one(engine_of(secondary=secondary), "elsewhere", prompt_of(300)) == 256
@@ -364,7 +364,7 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
         engine.step()
     parent = engine.scheduler.requests["a/0"]
     assert parent.computed > 192 and not engine.scheduler.requests["a/1"].gates
-    engine.offload.demotions.swap_out(parent)
+    engine.offload.device.swap_out(parent)
     engine.scheduler._preempt(parent)
     engine._transfer()
     engine.kv.pool.forget_free()
@@ -393,7 +393,7 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     for _ in range(8):
         engine.step()
     request = engine.scheduler.requests["a"]
-    engine.offload.demotions.swap_out(request)
+    engine.offload.device.swap_out(request)
     engine.scheduler._preempt(request)
     engine._transfer()
     engine.kv.pool.forget_free()

@@ -109,7 +109,7 @@ def test_what_one_has_claimed_is_room_for_it() -> None:
     pins, chunks = PinQuota(primary), [(0, bytes([number])) for number in range(24)]
     for chunk in chunks[:12]:
         primary.allocate(chunk, BlockSpan([], None, (), None))
-        primary.settle(chunk, arrived=True)
+    primary.settle(dict.fromkeys(chunks[:12], True))
     pins.pin("one", chunks[:8])
     assert pins.has_room("one", chunks[:20]), "alone it may have what there is, with what it has"
     pins.pin("two", chunks[20:21])

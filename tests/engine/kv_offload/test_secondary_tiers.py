@@ -118,7 +118,7 @@ def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() ->
     found = {chunk for chunk, there in zip(chunks, tiers.lookup(chunks), strict=True) if there}
     assert {names.index(name) for group, name in found if group == 0} == set(range(100))
     assert {names.index(name) for group, name in found if group == 1} == {95, 96, 97, 99}, "what 98 chunks need, and those of 100"
-    assert tiers.reports()["memory"].queries < 150
+    assert tiers.reports()["memory"].queries_total < 150
 
 
 def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +151,5 @@ def test_a_tier_that_is_out_of_order_does_not_stop_the_others() -> None:
         tiers = SecondaryTiers(order, groups)
         assert tiers.write((0, NAMES[0]), data)
         assert list(one.objects.values()) == [b"content"]
-        assert tiers.reports()["memory"].written_bytes == len(data) and not tiers.reports()["dead"].written_bytes
+        assert tiers.reports()["memory"].stored_bytes_total == len(data) and not tiers.reports()["dead"].stored_bytes_total
     assert not SecondaryTiers([dead], groups).write((0, NAMES[0]), data)

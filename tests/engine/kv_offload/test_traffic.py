@@ -222,7 +222,7 @@ def test_preempted_requests_are_swapped_out_and_in(model: tuple[str, Path, Refer
     with core_for(folder, tiers=TiersConfig(cpu_bytes=8 << 20), preempt="swap", **device) as core:
         offload = core.scheduler.offload
         assert offload is not None
-        monkeypatch.setattr(offload.demotions, "_under_pressure", lambda: False)
+        monkeypatch.setattr(offload.device, "_under_pressure", lambda: False)
         serve(core, asked, rng, Forgetful)
         stats = core.scheduler.snapshot()
     cpu = stats.tiers["cpu"]

@@ -7,25 +7,23 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from starling_engine.delta import TierStats
 from starling_engine.errors import RankLost
 from starling_engine.kv_offload import transfers as transfers_module
-from starling_engine.kv_offload.arena import Arena
-from starling_engine.kv_offload.copies import GroupPages
+from starling_engine.kv_offload.arena import Arena, GroupPages
 from starling_engine.kv_offload.orders import (
-    ChunkCopy,
     ChunkSlot,
     LoadChunks,
     LookUpChunks,
     PromoteChunks,
     StoreChunks,
-    TierReport,
     TierStatus,
     TransferDone,
     WriteBackChunks,
 )
-from starling_engine.kv_offload.primary import Chunk
+from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
-from starling_engine.kv_offload.transfers import READ_THREADS, WRITE_THREADS, TransferThreads
+from starling_engine.kv_offload.transfers import THREADS, TransferThreads
 
 
 class Hung(SecondaryTiers):
@@ -38,7 +36,7 @@ class Hung(SecondaryTiers):
         self.began = threading.Semaphore(0)
         """Released by each read and each write."""
 
-    def reports(self) -> dict[str, TierReport]:
+    def reports(self) -> dict[str, TierStats]:
         return {}
 
     def lookup(self, chunks: Sequence[Chunk]) -> list[bool]:
@@ -59,7 +57,7 @@ def test_reads_do_not_wait_for_writes() -> None:
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(WriteBackChunks(1, chunks))
-    for _ in range(WRITE_THREADS):
+    for _ in range(THREADS[WriteBackChunks]):
         assert far.began.acquire(timeout=5)
     transfers.order(LookUpChunks(2, chunks))
     transfers.order(PromoteChunks(3, chunks))
@@ -74,7 +72,7 @@ def test_looking_does_not_wait_for_reads() -> None:
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(PromoteChunks(1, chunks))
-    for _ in range(READ_THREADS):
+    for _ in range(THREADS[PromoteChunks]):
         assert far.began.acquire(timeout=30)
     transfers.order(LookUpChunks(2, chunks))
     assert answers.get(timeout=15).job == 2
@@ -93,7 +91,7 @@ def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_an
     before = set(threading.enumerate())
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "kv-store")
-    transfers.order(StoreChunks(1, -1, []))
+    transfers.order(StoreChunks(1, []))
     assert called.wait(30)
     thread.join(30)
     with pytest.raises(RankLost, match=r"kv-store .*the socket is gone"):
@@ -120,10 +118,10 @@ def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(
 ) -> None:
     arena, answers = StuckArena(), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
-    transfers.order(order(1, -1, [ChunkCopy(0, 0, 0, [0])]))
+    transfers.order(order(1, [ChunkSlot(0, 0, b"", 0, [0])]))
     assert arena.asked.wait(30)
     transfers.finished(0)
-    monkeypatch.setattr(transfers_module, "COPY_HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(transfers_module, "HUNG_SECONDS", 0.0)
     with pytest.raises(RankLost, match=r"kv-(store|load) .*copied one chunk"):
         transfers.finished(1)
     arena.go.set()
@@ -144,7 +142,7 @@ class Costly(SecondaryTiers):
     def cpu_elsewhere(self) -> float:
         return self.elsewhere
 
-    def reports(self) -> dict[str, TierReport]:
+    def reports(self) -> dict[str, TierStats]:
         return {}
 
     def write(self, _chunk: Chunk, _data: memoryview) -> bool:
@@ -176,7 +174,7 @@ def test_a_store_waits_for_its_step_on_this_rank() -> None:
     pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
     transfers.finished(4)
-    transfers.order(StoreChunks(1, 5, [ChunkCopy(0, 0, 0, [0])]))
+    transfers.order(StoreChunks(1, [ChunkSlot(0, 0, b"", 0, [0])], after=5))
     with pytest.raises(queue.Empty):
         answers.get(timeout=0.2)
     pages.fill_(7)

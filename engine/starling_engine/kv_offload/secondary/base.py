@@ -14,6 +14,12 @@ import msgspec
 CHUNK = 64
 """Tokens of a chunk: a whole number of blocks of every size."""
 
+LOOKUP_SECONDS = 3.0
+"""Longest wait of a request for the secondary tiers; a lookup answers after half of it, to leave time for what was found."""
+
+Chunk = tuple[int, bytes]
+"""KV group, and the block hash at the chunk's end."""
+
 
 class ChunkPart(NamedTuple):
     """The part of a chunk that an object holds: layers by their index in the group, and KV heads; ends are exclusive."""

@@ -11,15 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from starling_engine.config import TiersConfig, WorkerConfig
-from starling_engine.kv_offload.orders import TierReport
-from starling_engine.kv_offload.primary import Chunk
-from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey, ObjectMissing, SecondaryTier, TierError
+from starling_engine.delta import TierStats
+from starling_engine.kv_offload.secondary.base import (
+    LOOKUP_SECONDS,
+    Chunk,
+    ChunkPart,
+    ObjectKey,
+    ObjectMissing,
+    SecondaryTier,
+    TierCounters,
+    TierError,
+)
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap
 from starling_engine.model_config.config import ModelConfig
-
-ONE_LOOKUP_SECONDS = 1.5
-"""Time limit of a lookup: requests wait for 3 s, and are to get what was found by then."""
 
 
 def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -> "SecondaryTiers | None":
@@ -47,12 +52,13 @@ class SecondaryTiers:
         self.tiers = list(tiers)
         self._groups = list(groups)
         self._found: OrderedDict[Chunk, tuple[SecondaryTier, list[ChunkPart]]] = OrderedDict()
-        self._reports = {tier.name: TierReport(tier.counters) for tier in tiers}
+        self._stats = {tier.name: TierStats() for tier in tiers}
         self._lock = threading.Lock()
 
-    def reports(self) -> dict[str, TierReport]:
+    def reports(self) -> dict[str, TierStats]:
+        """Returns this rank's counters of each tier, by name."""
         with self._lock:
-            return {tier.name: msgspec.structs.replace(self._reports[tier.name], held=tier.counters) for tier in self.tiers}
+            return {tier.name: _with_contents(self._stats[tier.name], tier.counters) for tier in self.tiers}
 
     @property
     def cpu_elsewhere(self) -> float:
@@ -61,9 +67,9 @@ class SecondaryTiers:
 
     def _count(self, tier: SecondaryTier, **more: float) -> None:
         with self._lock:
-            report = self._reports[tier.name]
+            stats = self._stats[tier.name]
             for name, value in more.items():
-                setattr(report, name, getattr(report, name) + value)
+                setattr(stats, name, getattr(stats, name) + value)
 
     # ---- lookup ----
 
@@ -71,73 +77,69 @@ class SecondaryTiers:
         """Returns for each chunk whether one tier has all that this rank needs of it, under one layout.
 
         The chunks of each group are in the order of one prefix. A miss in a group without a window ends the prefix: nothing behind
-        it is looked up, nor is anything after ONE_LOOKUP_SECONDS.
+        it is looked up, nor is anything after half of LOOKUP_SECONDS.
         """
-        end = time.monotonic() + ONE_LOOKUP_SECONDS
-        found = [not self._groups[group].covers for group, _ in chunks]
-        without_window = [i for i, (group, _) in enumerate(chunks) if not self._groups[group].window]
-        depths = {name: depth for depth, name in enumerate(dict.fromkeys(name for _, name in chunks))}
-        prefix = len(depths)
-        missing = self._lookup_run(chunks, without_window, found, end)
+        end = time.monotonic() + LOOKUP_SECONDS / 2
+        found = {chunk for chunk in chunks if not self._groups[chunk[0]].covers}
+        prefix = list(dict.fromkeys(name for _, name in chunks))
+        without_window = [chunk for chunk in chunks if not self._groups[chunk[0]].window]
+        missing = self._lookup_run(without_window, found, end)
         if missing is not None:
-            prefix = depths[chunks[without_window[missing]][1]]
+            prefix = prefix[: prefix.index(without_window[missing][1])]
+        reached = set(prefix)
         for group, share in enumerate(self._groups):
             if share.window:
-                candidates = [i for i, (g, name) in enumerate(chunks) if g == group and depths[name] < prefix]
-                self._lookup_window(chunks, candidates, share.window, found, end)
-        return found
+                candidates = [chunk for chunk in chunks if chunk[0] == group and chunk[1] in reached]
+                self._lookup_window(candidates, share.window, found, end)
+        return [chunk in found for chunk in chunks]
 
-    def _lookup_window(self, chunks: Sequence[Chunk], candidates: list[int], window: int, found: list[bool], end: float) -> None:
+    def _lookup_window(self, candidates: list[Chunk], window: int, found: set[Chunk], end: float) -> None:
         """Looks up what the longest prefix needs whose window is there, and no more."""
         while candidates and time.monotonic() < end:
-            needed = candidates[-window:]
-            missing = self._lookup_run(chunks, needed, found, end)
+            missing = self._lookup_run(candidates[-window:], found, end)
             if missing is None:
                 return
-            candidates = candidates[: len(candidates) - len(needed) + missing]
+            candidates = candidates[: max(0, len(candidates) - window) + missing]
 
-    def _lookup_run(self, chunks: Sequence[Chunk], which: list[int], found: list[bool], end: float, size: int = 64) -> int | None:
-        """Looks chunks up until one is missing or time is over. Returns where in `which` the first missing one is.
+    def _lookup_run(self, chunks: Sequence[Chunk], found: set[Chunk], end: float, size: int = 64) -> int | None:
+        """Looks chunks up until one is missing or time is over. Returns the index of the first missing one.
 
         `size` chunks at once have the time limit of one operation.
         """
-        for start in range(0, len(which), size):
-            part = which[start : start + size]
+        for start in range(0, len(chunks), size):
+            part = chunks[start : start + size]
             if time.monotonic() < end:
-                self._lookup_slice(chunks, part, found)
-            for at, i in enumerate(part, start):
-                if not found[i]:
+                self._lookup_slice(part, found)
+            for at, chunk in enumerate(part, start):
+                if chunk not in found:
                     return at
         return None
 
-    def _lookup_slice(self, chunks: Sequence[Chunk], which: list[int], found: list[bool]) -> None:
-        wanted = [i for i in which if not found[i]]
-        there = [False] * len(wanted)
+    def _lookup_slice(self, chunks: Sequence[Chunk], found: set[Chunk]) -> None:
         for tier in self.tiers:
-            before = sum(there)
+            wanted, before = [chunk for chunk in chunks if chunk not in found], len(found)
             with suppress(TierError):
-                self._lookup_in(tier, [chunks[i] for i in wanted], there)
-            self._count(tier, queries=len(wanted) - before, hits=sum(there) - before)
-        for i, has in zip(wanted, there, strict=True):
-            found[i] = has
+                self._lookup_in(tier, wanted, found)
+            self._count(tier, queries_total=len(wanted), hits_total=len(found) - before)
 
-    def _lookup_in(self, tier: SecondaryTier, chunks: Sequence[Chunk], found: list[bool]) -> None:
+    def _lookup_in(self, tier: SecondaryTier, chunks: Sequence[Chunk], found: set[Chunk]) -> None:
         """Tries one layout after another. Few were ever written with, so each is tried with a few chunks of each group first."""
         for layout in range(max((len(share.covers) for share in self._groups), default=0)):
-            missing = [i for i, done in enumerate(found) if not done and layout < len(self._groups[chunks[i][0]].covers)]
+            missing = [chunk for chunk in chunks if chunk not in found and layout < len(self._groups[chunk[0]].covers)]
             if not missing:
                 return
-            if layout and not any(self._has_all(tier, chunks, _probes(chunks, missing), layout)):
+            if layout and not self._whole(tier, _probes(missing), layout):
                 continue
-            for i, has in zip(missing, self._has_all(tier, chunks, missing, layout), strict=True):
-                if has:
-                    found[i] = True
-                    self._remember(chunks[i], tier, self._groups[chunks[i][0]].covers[layout])
+            for chunk in self._whole(tier, missing, layout):
+                found.add(chunk)
+                self._remember(chunk, tier, self._groups[chunk[0]].covers[layout])
 
-    def _has_all(self, tier: SecondaryTier, chunks: Sequence[Chunk], which: list[int], layout: int) -> list[bool]:
-        keys = [[ObjectKey(chunks[i][1], chunks[i][0], part) for part in self._groups[chunks[i][0]].covers[layout]] for i in which]
-        has = dict(zip(flat := [key for several in keys for key in several], tier.lookup(flat), strict=True))
-        return [all(has[key] for key in several) for several in keys]
+    def _whole(self, tier: SecondaryTier, chunks: Sequence[Chunk], layout: int) -> list[Chunk]:
+        """Returns those of the chunks that the tier has whole under a layout."""
+        keys = {chunk: [_key(chunk, part) for part in self._groups[chunk[0]].covers[layout]] for chunk in chunks}
+        flat = [key for parts in keys.values() for key in parts]
+        has = dict(zip(flat, tier.lookup(flat), strict=True))
+        return [chunk for chunk, parts in keys.items() if all(has[key] for key in parts)]
 
     def _remember(self, chunk: Chunk, tier: SecondaryTier, cover: list[ChunkPart], most: int = 65536) -> None:
         self._found[chunk] = (tier, cover)
@@ -158,12 +160,12 @@ class SecondaryTiers:
         local, began = share.covers[0][0], time.perf_counter()
         try:
             if cover == [local]:
-                tier.read(ObjectKey(chunk[1], chunk[0], local), into)
+                tier.read(_key(chunk, local), into)
             else:
                 self._assemble(tier, chunk, cover, np.frombuffer(into, np.uint8).reshape(share.shape(local)))
         except (ObjectMissing, TierError):
             return False
-        self._count(tier, read_bytes=len(into), read_seconds=time.perf_counter() - began)
+        self._count(tier, loaded_bytes_total=len(into), load_seconds_total=time.perf_counter() - began)
         return True
 
     def _assemble(self, tier: SecondaryTier, chunk: Chunk, cover: list[ChunkPart], target: npt.NDArray[np.uint8]) -> None:
@@ -171,7 +173,7 @@ class SecondaryTiers:
         local = share.covers[0][0]
         for part in cover:
             piece = np.empty(share.shape(part), np.uint8)
-            tier.read(ObjectKey(chunk[1], chunk[0], part), piece.reshape(-1).data)
+            tier.read(_key(chunk, part), piece.reshape(-1).data)
             both = overlap(part, local)
             assert both is not None, "a cover has no part that is not needed"
             target[_within(both, local)] = piece[_within(both, part)]
@@ -181,7 +183,7 @@ class SecondaryTiers:
         share = self._groups[chunk[0]]
         if not share.covers or not share.writes:
             return True
-        key = ObjectKey(chunk[1], chunk[0], share.covers[0][0])
+        key = _key(chunk, share.covers[0][0])
         written = [self._write_to(tier, key, data) for tier in self.tiers]
         return any(written)
 
@@ -191,7 +193,7 @@ class SecondaryTiers:
             tier.write(key, data)
         except TierError:
             return False
-        self._count(tier, written_bytes=len(data), write_seconds=time.perf_counter() - began)
+        self._count(tier, stored_bytes_total=len(data), store_seconds_total=time.perf_counter() - began)
         return True
 
     def close(self) -> None:
@@ -199,11 +201,28 @@ class SecondaryTiers:
             tier.close()
 
 
-def _probes(chunks: Sequence[Chunk], missing: list[int], count: int = 4) -> list[int]:
+def _with_contents(stats: TierStats, held: TierCounters) -> TierStats:
+    return msgspec.structs.replace(
+        stats,
+        bytes=held.bytes,
+        objects=held.objects,
+        evictions_total=held.evicted,
+        corrupt_total=held.corrupt,
+        errors_total=held.errors,
+        refused_total=held.refused,
+        full_total=held.full,
+    )
+
+
+def _key(chunk: Chunk, part: ChunkPart) -> ObjectKey:
+    return ObjectKey(chunk[1], chunk[0], part)
+
+
+def _probes(chunks: Sequence[Chunk], count: int = 4) -> list[Chunk]:
     """Picks some chunks of each group, spread over it: the first ones of a window may be gone, as nobody needs them."""
-    picked: list[int] = []
-    for group in {chunks[i][0] for i in missing}:
-        candidates = [i for i in missing if chunks[i][0] == group]
+    picked: list[Chunk] = []
+    for group in {group for group, _ in chunks}:
+        candidates = [chunk for chunk in chunks if chunk[0] == group]
         picked += candidates[:: -(-len(candidates) // count)]
     return picked
 

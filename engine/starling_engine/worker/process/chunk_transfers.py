@@ -1,12 +1,12 @@
 """Transfers of chunks: their commands and replies between an executor and a worker process, beside the plans."""
 
 import threading
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 
-from starling_engine.kv_offload.orders import TierStatus, TransferDone
-from starling_engine.worker.commands import CommandHandler, TransferChunks
+from starling_engine.kv_offload.orders import Order, TierStatus, TransferChunks, TransferDone
 from starling_engine.worker.messages import TransfersReady, transfer_identity
 from starling_engine.worker.process.executor_socket import connect
 
@@ -32,11 +32,11 @@ class TransferSocket:
         with self._lock:
             self._reply_socket.send(self._encode(message))
 
-    def serve(self, commands: CommandHandler) -> None:
-        """Handles commands from now on, and reports so to the executor."""
-        threading.Thread(target=self._run, args=(commands,), name="kv-transfers", daemon=True).start()
+    def serve(self, transfer: Callable[[Sequence[Order]], None]) -> None:
+        """Has orders carried out by `transfer` from now on, and reports so to the executor."""
+        threading.Thread(target=self._run, args=(transfer,), name="kv-transfers", daemon=True).start()
 
-    def _run(self, commands: CommandHandler) -> None:
+    def _run(self, transfer: Callable[[Sequence[Order]], None]) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._replies, zmq.POLLIN)
@@ -46,4 +46,4 @@ class TransferSocket:
             if self._replies in ready:
                 self._socket.send(self._replies.recv())
             if self._socket in ready:
-                commands.handle(_decode(self._socket.recv()))
+                transfer(_decode(self._socket.recv()).orders)

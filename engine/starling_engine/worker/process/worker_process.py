@@ -74,7 +74,7 @@ class WorkerProcess:
         report = worker.prepare()
         loop = self._make_loop(worker, counters, dp_sync=config.dp_sync)
         if transfers is not None:
-            transfers.serve(loop.commands)
+            transfers.serve(worker.transfer)
         self._send(WorkerReady(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
         loop.run()
         worker.close()

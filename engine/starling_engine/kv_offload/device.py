@@ -1,27 +1,31 @@
-"""Stores chunks from the device to the primary tier: at once where there are secondary tiers, else before they are evicted."""
+"""Stores chunks from the device to the primary tier, and loads them from there into the blocks of requests that start."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from starling_engine.kv.events import BlockSpan
 from starling_engine.kv.manager import KVManager
+from starling_engine.kv.pool import NULL_BLOCK
 from starling_engine.kv_offload.chunks import ChunkMap
-from starling_engine.kv_offload.jobs import TransferJob, TransferJobs
-from starling_engine.kv_offload.orders import ChunkCopy, StoreChunks
+from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
+from starling_engine.kv_offload.orders import ChunkSlot, LoadChunks, StoreChunks
 from starling_engine.kv_offload.policies import SwapPolicy, TransferCosts
-from starling_engine.kv_offload.primary import Chunk, PrimaryIndex
-from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.primary import PrimaryIndex
+from starling_engine.kv_offload.secondary.base import CHUNK, Chunk
+from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.kv_offload.write_back import WriteBack
 from starling_engine.request_state import Gate, RequestState
 
-STORE_BATCH = 16
-"""Chunks of one order; there is one such order at a time."""
 MIN_BLANK = 1 / 8
 """Share of the device's blocks to be free without losing anything; below it, cached chunks are stored."""
 
 
-class Demotions:
-    """Stores chunks of confirmed tokens, and passes them on to be written back."""
+class DeviceTransfers:
+    """Copies of chunks between the device and the primary tier.
+
+    A request with chunks in slots starts with empty blocks, and is parked until they have come. Chunks of confirmed tokens are
+    stored at once where there are secondary tiers, and passed on to be written back; else before they are evicted.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Demotions:
         costs: TransferCosts,
         swap: SwapPolicy,
         write_back: WriteBack,
+        stats: OffloadStats,
     ) -> None:
         self._kv = kv
         self._map = chunks
@@ -40,12 +45,62 @@ class Demotions:
         self._costs = costs
         self._swap = swap
         self._write_back = write_back
+        self._stats = stats
         self._unstored: OrderedDict[Chunk, BlockSpan] = OrderedDict()
         """Chunks of confirmed tokens that are on the device alone, with their blocks."""
         self._headroom = 0
         """Blocks that running requests may need next."""
         self.confirmed_step = -1
         """The last step whose results are known."""
+
+    # ---- loads ----
+
+    def lookup(self, request: RequestState, hit: int) -> int | None:
+        """Returns as OffloadManager.lookup does."""
+        if request.skips_tiers or len(request.tokens) <= CHUNK:
+            return 0
+        hashes, first = self._map.hashes(request.blocks, request.tokens), hit // self._map.blocks
+        count = self._map.longest(hashes, first, self._primary.has)
+        if count * self._map.blocks <= hit:
+            return 0
+        for job in self._jobs.moving(LoadChunks, [chunk for chunk, _ in self._map.needed(hashes, first, count)]):
+            job.park(request, Gate.KV_LOAD)
+        return None if Gate.KV_LOAD in request.gates else count * CHUNK
+
+    def count_lookup(self, request: RequestState, hit: int, length: int) -> int:
+        """Counts the chunks that a request which starts with `length` tokens looked for in slots, and found there."""
+        hashes, first = self._map.hashes(request.blocks, request.tokens), hit // self._map.blocks
+        self._stats.cpu.queries_total += sum(1 for _ in self._map.needed(hashes, first, len(hashes)))
+        self._stats.cpu.hits_total += sum(1 for _ in self._map.needed(hashes, first, length // CHUNK))
+        return len(request.tokens) - hit * self._kv.block_size
+
+    def load(self, request: RequestState, hit: int, length: int, after: int) -> None:
+        """Orders chunks into the request's blocks from the `hit`-th on, once step `after` has run, and parks it."""
+        hashes, size = self._map.hashes(request.blocks, request.tokens), self._map.blocks
+        coming = []
+        for (group, name), at in self._map.needed(hashes, hit // size, length // CHUNK):
+            table = request.blocks.tables[group][max(at * size, hit) : (at + 1) * size]
+            blocks = [block for block in table if block != NULL_BLOCK]
+            self._hold(blocks)
+            coming.append(ChunkSlot(self._primary.pin((group, name)), group, name, size - len(blocks), blocks))
+        self._jobs.order(LoadChunks, coming, after).park(request, Gate.KV_LOAD)
+
+    def complete_load(self, job: TransferJob, done: list[bool], seconds: float) -> list[RequestState]:
+        """Returns the request that cannot have the chunks it was promised, if there is one."""
+        for chunk in job.chunks:
+            self._primary.touch(chunk)
+        self._primary.renew(job.chunks)  # with the beginning, which the device had
+        self._costs.loaded(len(job.chunks), seconds)
+        request, run = job.waiting[0]  # whose blocks they are; others wait for the same chunks
+        if request.run != run:
+            return []
+        if not all(done):
+            return [request]
+        self._kv.remember(request.blocks, request.tokens, request.computed)
+        request.blocks.stored_chunks = request.computed // CHUNK
+        return []
+
+    # ---- stores ----
 
     @property
     def urgent(self) -> bool:
@@ -83,10 +138,8 @@ class Demotions:
         self._store((chunk, self._map.span(request.blocks, request.tokens, at)) for chunk, at in needed)
         return count > 0
 
-    def complete(self, job: TransferJob, done: list[bool], seconds: float) -> None:
-        """Handles the answer to an order: chunks that came are to be written back, and the next ones are stored."""
-        for chunk, arrived in zip(job.chunks, done, strict=True):
-            self._primary.settle(chunk, arrived=arrived)
+    def complete_store(self, job: TransferJob, seconds: float) -> None:
+        """Chunks that came are to be written back, and the next ones are stored."""
         self._primary.renew(job.chunks)
         self._costs.stored(len(job.chunks), seconds)
         self._write_back.add(job.chunks)
@@ -102,10 +155,11 @@ class Demotions:
         self._unstored.clear()
 
     def _store_next(self) -> None:
+        """Orders a batch of chunks, unless one is under way."""
         if self._jobs.of(StoreChunks) or not (self._write_back.enabled or self._under_pressure()):
             return
         batch: list[tuple[Chunk, BlockSpan]] = []
-        while self._unstored and len(batch) < STORE_BATCH:
+        while self._unstored and len(batch) < BATCH:
             chunk, span = self._unstored.popitem(last=False)
             if self._found_blocks(chunk, span.hashes):  # else it takes no other one's place
                 batch.append((chunk, span))
@@ -117,22 +171,17 @@ class Demotions:
         return pool.num_blank < max(MIN_BLANK * pool.num_blocks, self._kv.blocks_in_flight)
 
     def _store(self, chunks: Iterable[tuple[Chunk, BlockSpan]]) -> None:
-        """Orders chunks into slots, those for which there is room and whose blocks may be held meanwhile."""
-        copies: list[ChunkCopy] = []
-        stored: list[Chunk] = []
-        blocks: list[int] = []
+        """Orders chunks into slots, those for which there is room. Those whose blocks may not be held now wait for a next time."""
+        leaving = []
         for chunk, span in chunks:
-            found = self._found_blocks(chunk, span.hashes)
-            slot = self._primary.allocate(chunk, span) if found and self._may_hold(found) else None
-            if slot is None:
-                continue
-            for block in found:
-                self._kv.pool.share(block)
-            copies.append(ChunkCopy(slot, chunk[0], 0, found))
-            stored.append(chunk)
-            blocks += found
-        if copies:
-            self._jobs.add(TransferJob(StoreChunks(self._jobs.number(), self.confirmed_step, copies), stored, blocks))
+            blocks = self._found_blocks(chunk, span.hashes)
+            if blocks and not self._may_hold(blocks):
+                self._unstored[chunk] = span
+            elif blocks and (slot := self._primary.allocate(chunk, span)) is not None:
+                self._hold(blocks)
+                leaving.append(ChunkSlot(slot, *chunk, 0, blocks))
+        if leaving:
+            self._jobs.order(StoreChunks, leaving, self.confirmed_step)
 
     def _found_blocks(self, chunk: Chunk, hashes: list[bytes]) -> list[int]:
         """Returns the chunk's blocks; none when it is in a slot already, or not all of it is on the device."""
@@ -146,3 +195,7 @@ class Demotions:
         """Returns whether these blocks may be held: not when the free ones among them have been promised to others."""
         free = sum(map(self._kv.pool.is_free, blocks))
         return not free or free <= self._kv.num_available - self._headroom
+
+    def _hold(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._kv.pool.share(block)
