@@ -16,16 +16,7 @@ from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.kv_offload.manager import TieredOffload
-from starling_engine.kv_offload.orders import (
-    ChunkSlot,
-    LoadChunks,
-    LookUpChunks,
-    Order,
-    PromoteChunks,
-    StoreChunks,
-    TransferDone,
-    WriteBackChunks,
-)
+from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
@@ -156,7 +147,7 @@ class ToyTiers:
         self.slots = np.zeros((slots, CHUNK), np.int64)
         self.secondary = secondary
         self.rng = rng
-        self.orders: list[Order] = []
+        self.orders: list[TransferOrder] = []
         self.fails = 0.0
         """Share of the secondary tier's operations that fail."""
         self.counts: Counter[str] = Counter()
@@ -168,20 +159,20 @@ class ToyTiers:
         now, self.orders = self.orders[:count], self.orders[count:]
         return [self._do(order) for order in now]
 
-    def _do(self, order: Order) -> TransferDone:
-        match order:
-            case StoreChunks():
+    def _do(self, order: TransferOrder) -> TransferDone:
+        match order.kind:
+            case "store":
                 done = [self._copy(at, to_pages=False) for at in order.chunks]
-            case LoadChunks():
+            case "load":
                 assert order.after <= self.worker.last_step, "a step may still write there"
                 done = [self._copy(at, to_pages=True) for at in order.chunks]
-            case LookUpChunks():
+            case "look_up":
                 done = [self._works() and (at.group, at.name) in self.secondary for at in order.chunks]
-            case PromoteChunks():
+            case "promote":
                 done = [self._promote(at) for at in order.chunks]
-            case WriteBackChunks():
+            case "write_back":
                 done = [self._write_back(at) for at in order.chunks]
-        self.counts[type(order).__name__] += sum(done)
+        self.counts[order.kind] += sum(done)
         return TransferDone(order.job, done, 1e-3)
 
     def _works(self) -> bool:

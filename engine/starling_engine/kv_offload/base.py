@@ -1,5 +1,18 @@
 """The door of KV offload: what the scheduler and the engine core ask of the tiers below the device.
 
+Chunks of the KV cache are kept there, to be found by later requests, restarts and other engines.
+
+scheduler, core        OffloadManager, the only door (manager.TieredOffload; the class itself where there are no tiers)
+                         |- promotions, pin_quota   secondary -> primary, for requests that wait
+                         |- device                  primary -> device and back
+                         |- write_back              primary -> secondary
+                         |- policies                swap or recompute, look up or pass by, how much to write back
+                         `- primary, jobs, stats    chunk slots, open orders, counters
+                       --- orders ---------------------------------------------------------------------------------
+each rank's worker     transfers.TransferThreads    carries orders out beside the steps
+                         |- arena                   host memory, and copies between it and the device's pages
+                         `- secondary               a folder of files, and a store over the network
+
 The verbs are those of vLLM's OffloadingManager. Nothing here waits: orders are taken by the core, carried out beside the steps,
 and their outcome comes back through `complete`. A request that waits for chunks has a closed gate (`request_state.Gate`).
 """
@@ -7,7 +20,7 @@ and their outcome comes back through `complete`. A request that waits for chunks
 from collections.abc import Mapping, Sequence, Set
 
 from starling_engine.delta import TierStats
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
+from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.request_state import RequestState
 
 
@@ -73,17 +86,12 @@ class OffloadManager:
     def invalidate(self, hashes: Sequence[bytes]) -> None:
         """Chunks that end in one of these block hashes may hold wrong values. The secondary tiers are not asked to drop them."""
 
-    @property
-    def frees_blocks_soon(self) -> bool:
-        """True if blocks of the device become free as soon as they are copied."""
-        return False
-
     # ---- orders and their outcome ----
 
     def on_step_finished(self, step: int, tokens: int, seconds: float) -> None:
         """The results of a step are known, which computed so many tokens in `seconds`."""
 
-    def take_orders(self) -> list[Order]:
+    def take_orders(self) -> list[TransferOrder]:
         """Returns the orders that have not been taken yet."""
         return []
 

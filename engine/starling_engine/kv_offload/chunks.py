@@ -1,10 +1,11 @@
 """The chunks of a prefix, and those of them that a next token reads, over all KV groups."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from starling_engine.kv.events import BlockSpan
-from starling_engine.kv.manager import KVManager, SequenceBlocks, agreed_length
+from starling_engine.kv.manager import KVManager, agreed_length
 from starling_engine.kv_offload.secondary.base import CHUNK, Chunk
+from starling_engine.request_state import RequestState
 
 
 class ChunkMap:
@@ -17,18 +18,19 @@ class ChunkMap:
         self._kv = kv
         self._specs = [group.spec for group in kv.groups]
 
-    def hashes(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> list[bytes]:
+    def hashes(self, request: RequestState) -> list[bytes]:
         """Returns the hash at the end of each chunk that ends before the last token."""
-        sequence.chain.extend(tokens, len(tokens))
-        return sequence.chain.hashes[self.blocks - 1 : (len(tokens) - 1) // CHUNK * self.blocks : self.blocks]
+        chain, length = request.blocks.chain, len(request.tokens)
+        chain.extend(request.tokens, length)
+        return chain.hashes[self.blocks - 1 : (length - 1) // CHUNK * self.blocks : self.blocks]
 
-    def span(self, sequence: SequenceBlocks, tokens: Sequence[int], at: int) -> BlockSpan:
+    def span(self, request: RequestState, at: int) -> BlockSpan:
         """Returns the blocks of the prefix's chunk number `at`."""
-        return self._kv.span(sequence, tokens, at * self.blocks, self.blocks)
+        return self._kv.span(request.blocks, request.tokens, at * self.blocks, self.blocks)
 
-    def on_device(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> int:
+    def on_device(self, request: RequestState) -> int:
         """Returns how many chunks of the prefix the device has whole."""
-        return len(self._kv.find_prefix(sequence, tokens)[0]) // self.blocks
+        return len(self._kv.find_prefix(request.blocks, request.tokens)[0]) // self.blocks
 
     def longest(self, hashes: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
         """Returns the most chunks of a prefix that all groups have, as far as each needs them. The device has the first ones."""

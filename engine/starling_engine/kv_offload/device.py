@@ -8,7 +8,7 @@ from starling_engine.kv.manager import KVManager
 from starling_engine.kv.pool import NULL_BLOCK
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
-from starling_engine.kv_offload.orders import ChunkSlot, LoadChunks, StoreChunks
+from starling_engine.kv_offload.orders import ChunkSlot
 from starling_engine.kv_offload.policies import SwapPolicy, TransferCosts
 from starling_engine.kv_offload.primary import PrimaryIndex
 from starling_engine.kv_offload.secondary.base import CHUNK, Chunk
@@ -59,33 +59,33 @@ class DeviceTransfers:
         """Returns as OffloadManager.lookup does."""
         if request.skips_tiers or len(request.tokens) <= CHUNK:
             return 0
-        hashes, first = self._map.hashes(request.blocks, request.tokens), hit // self._map.blocks
+        hashes, first = self._map.hashes(request), hit // self._map.blocks
         count = self._map.longest(hashes, first, self._primary.has)
         if count * self._map.blocks <= hit:
             return 0
-        for job in self._jobs.moving(LoadChunks, [chunk for chunk, _ in self._map.needed(hashes, first, count)]):
+        for job in self._jobs.moving("load", [chunk for chunk, _ in self._map.needed(hashes, first, count)]):
             job.park(request, Gate.KV_LOAD)
         return None if Gate.KV_LOAD in request.gates else count * CHUNK
 
     def count_lookup(self, request: RequestState, hit: int, length: int) -> int:
         """Counts the chunks that a request which starts with `length` tokens looked for in slots, and found there."""
-        hashes, first = self._map.hashes(request.blocks, request.tokens), hit // self._map.blocks
+        hashes, first = self._map.hashes(request), hit // self._map.blocks
         self._stats.cpu.queries_total += sum(1 for _ in self._map.needed(hashes, first, len(hashes)))
         self._stats.cpu.hits_total += sum(1 for _ in self._map.needed(hashes, first, length // CHUNK))
         return len(request.tokens) - hit * self._kv.block_size
 
     def load(self, request: RequestState, hit: int, length: int, after: int) -> None:
         """Orders chunks into the request's blocks from the `hit`-th on, once step `after` has run, and parks it."""
-        hashes, size = self._map.hashes(request.blocks, request.tokens), self._map.blocks
+        hashes, size = self._map.hashes(request), self._map.blocks
         coming = []
         for (group, name), at in self._map.needed(hashes, hit // size, length // CHUNK):
             table = request.blocks.tables[group][max(at * size, hit) : (at + 1) * size]
             blocks = [block for block in table if block != NULL_BLOCK]
             self._hold(blocks)
             coming.append(ChunkSlot(self._primary.pin((group, name)), group, name, size - len(blocks), blocks))
-        self._jobs.order(LoadChunks, coming, after).park(request, Gate.KV_LOAD)
+        self._jobs.order("load", coming, after).park(request, Gate.KV_LOAD)
 
-    def complete_load(self, job: TransferJob, done: list[bool], seconds: float) -> list[RequestState]:
+    def complete_load(self, job: TransferJob, seconds: float) -> list[RequestState]:
         """Returns the request that cannot have the chunks it was promised, if there is one."""
         for chunk in job.chunks:
             self._primary.touch(chunk)
@@ -94,7 +94,7 @@ class DeviceTransfers:
         request, run = job.waiting[0]  # whose blocks they are; others wait for the same chunks
         if request.run != run:
             return []
-        if not all(done):
+        if not all(job.outcome.values()):
             return [request]
         self._kv.remember(request.blocks, request.tokens, request.computed)
         request.blocks.stored_chunks = request.computed // CHUNK
@@ -111,7 +111,7 @@ class DeviceTransfers:
         """Notes the request's chunks that have become full of confirmed tokens."""
         sequence, blocks = request.blocks, self._map.blocks
         while (sequence.stored_chunks + 1) * blocks <= sequence.cached_blocks:
-            span = self._map.span(sequence, request.tokens, sequence.stored_chunks)
+            span = self._map.span(request, sequence.stored_chunks)
             for group in self._map.groups:
                 self._unstored[group, span.hashes[-1]] = span
             sequence.stored_chunks += 1
@@ -135,7 +135,7 @@ class DeviceTransfers:
             return False
         for chunk, _ in needed:
             self._unstored.pop(chunk, None)
-        self._store((chunk, self._map.span(request.blocks, request.tokens, at)) for chunk, at in needed)
+        self._store((chunk, self._map.span(request, at)) for chunk, at in needed)
         return count > 0
 
     def complete_store(self, job: TransferJob, seconds: float) -> None:
@@ -156,7 +156,7 @@ class DeviceTransfers:
 
     def _store_next(self) -> None:
         """Orders a batch of chunks, unless one is under way."""
-        if self._jobs.of(StoreChunks) or not (self._write_back.enabled or self._under_pressure()):
+        if self._jobs.of("store") or not (self._write_back.enabled or self._under_pressure()):
             return
         batch: list[tuple[Chunk, BlockSpan]] = []
         while self._unstored and len(batch) < BATCH:
@@ -181,7 +181,7 @@ class DeviceTransfers:
                 self._hold(blocks)
                 leaving.append(ChunkSlot(slot, *chunk, 0, blocks))
         if leaving:
-            self._jobs.order(StoreChunks, leaving, self.confirmed_step)
+            self._jobs.order("store", leaving, self.confirmed_step)
 
     def _found_blocks(self, chunk: Chunk, hashes: list[bytes]) -> list[int]:
         """Returns the chunk's blocks; none when it is in a slot already, or not all of it is on the device."""

@@ -17,17 +17,7 @@ from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.device import DeviceTransfers
 from starling_engine.kv_offload.jobs import TransferJobs
-from starling_engine.kv_offload.orders import (
-    HUNG_SECONDS,
-    LoadChunks,
-    LookUpChunks,
-    Order,
-    PromoteChunks,
-    StoreChunks,
-    TierStatus,
-    TransferDone,
-    WriteBackChunks,
-)
+from starling_engine.kv_offload.orders import HUNG_SECONDS, TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import LookupPolicy, SwapPolicy, TransferCosts, WriteBackBudget
 from starling_engine.kv_offload.primary import KVEventMirror, PrimaryIndex
@@ -45,10 +35,9 @@ class TieredOffload(OffloadManager):
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
         mirror = KVEventMirror(kv.log) if kv.log is not None else None
-        chunks, primary, jobs = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, mirror), TransferJobs()
-        stats = OffloadStats(config, primary, chunk_bytes)
-        enabled = config.has_secondary
-        self._pool = kv.pool
+        chunks, primary = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, mirror)
+        stats, enabled = OffloadStats(config, primary, chunk_bytes), config.has_secondary
+        jobs = TransferJobs(primary, kv.pool)
         self._stats = stats
         self.primary = primary
         self.jobs = jobs
@@ -99,10 +88,6 @@ class TieredOffload(OffloadManager):
     def invalidate(self, hashes: Sequence[bytes]) -> None:
         self.device.invalidate(hashes)
 
-    @property
-    def frees_blocks_soon(self) -> bool:
-        return any(self._pool.refs[block] == 1 for job in self.jobs for block in job.blocks)
-
     # ---- orders and their outcome ----
 
     def on_step_finished(self, step: int, tokens: int, seconds: float) -> None:
@@ -110,30 +95,23 @@ class TieredOffload(OffloadManager):
         self.costs.computed(tokens, seconds)
         self.budget.stepped(seconds)
 
-    def take_orders(self) -> list[Order]:
+    def take_orders(self) -> list[TransferOrder]:
         return self.jobs.take_orders()
 
     def complete(self, done: TransferDone) -> list[RequestState]:
-        job = self.jobs.end(done.job)
-        outcome = dict(zip(job.chunks, done.done, strict=True))
-        for block in reversed(job.blocks):  # a prefix is to lose its end first
-            self._pool.release(block)
+        job = self.jobs.end(done)
         failed: list[RequestState] = []
-        match job.order:
-            case LookUpChunks():
-                self.promotions.complete_lookup(job, outcome)
-            case PromoteChunks():
-                self.primary.settle(outcome)
-                self.promotions.complete_promotion(job, outcome)
-            case LoadChunks():
-                self.primary.unpin(outcome)
-                failed = self.device.complete_load(job, done.done, done.seconds)
-            case StoreChunks():
-                self.primary.settle(outcome)
+        match job.order.kind:
+            case "look_up":
+                self.promotions.complete_lookup(job)
+            case "promote":
+                self.promotions.complete_promotion(job)
+            case "load":
+                failed = self.device.complete_load(job, done.seconds)
+            case "store":
                 self.device.complete_store(job, done.seconds)
-            case WriteBackChunks():
-                self.primary.unpin(outcome)
-                self.write_back.complete(outcome, done.taken)
+            case "write_back":
+                self.write_back.complete(job, done.taken)
         self._stats.completed(job.order, done)
         job.let_go()
         self.pins.retry()
@@ -144,7 +122,6 @@ class TieredOffload(OffloadManager):
         self.primary.clear()
         self.device.clear()
         self.write_back.clear()
-        self._stats.refresh()
 
     # ---- reports ----
 
@@ -160,7 +137,7 @@ class TieredOffload(OffloadManager):
     @property
     def writes_back(self) -> bool:
         hung = self.jobs.older_than(HUNG_SECONDS)
-        under_way = any(job not in hung for job in self.jobs.of(StoreChunks, WriteBackChunks))
+        under_way = any(job not in hung for job in self.jobs.of("store", "write_back"))
         return self.write_back.enabled and (under_way or self.device.urgent or self.write_back.waiting)
 
     @property
@@ -179,6 +156,6 @@ class TieredOffload(OffloadManager):
 
     def check_integrity(self, waiting: Set[str]) -> None:
         self.primary.check_integrity()
-        moved = sum(len(job.chunks) for job in self.jobs if not isinstance(job.order, LookUpChunks))
+        moved = sum(len(job.chunks) for job in self.jobs if job.order.kind != "look_up")
         assert self.primary.num_pins == moved + self.pins.num_pins
         assert self.pins.requests | self.promotions.postponed.keys() <= waiting

@@ -1,13 +1,14 @@
 """Orders of the scheduler to the ranks' tiers, and their answers. They go beside the steps: neither waits for the other."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from starling_engine.delta import TierStats
 
 HUNG_SECONDS = 30.0
-"""What takes longer is not expected to end any moment: an order as the scheduler sees it, the copy of one chunk on a rank."""
+"""An order that is older, and the copy of one chunk that takes longer, are not expected to end any moment."""
 
 
 class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -23,44 +24,32 @@ class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[int] = []
 
 
+TransferKind = Literal["store", "load", "look_up", "promote", "write_back"]
+
+
 class TransferOrder(msgspec.Struct, frozen=True):
-    """One order, whose answer has the same number. Copies begin once step `after` has run on the rank."""
+    """One order, whose answer has the same number. Copies to and from the device begin once step `after` has run on the rank.
 
-    job: int
-    chunks: list[ChunkSlot]
-    after: int = -1
+    store       device -> slots
+    load        slots -> device
+    look_up     asks which chunks the secondary tiers have
+    promote     secondary tiers -> slots
+    write_back  slots -> secondary tiers
 
-
-class StoreChunks(TransferOrder, frozen=True, tag="store"):
-    """Device -> slots.
-
-    The blocks were confirmed by step `after` or before, so no later step writes to them. The rank that confirmed it may be ahead.
+    Blocks to store were confirmed by step `after` or before, so no later one writes to them. The rank that confirmed it may be
+    ahead. To blocks that are loaded, steps of an earlier request may write until then.
     """
 
-
-class LoadChunks(TransferOrder, frozen=True, tag="load"):
-    """Slots -> device. Until step `after` has run, steps of an earlier request may write to the blocks."""
-
-
-class LookUpChunks(TransferOrder, frozen=True, tag="look_up"):
-    """Asks which chunks the secondary tiers have."""
-
-
-class PromoteChunks(TransferOrder, frozen=True, tag="promote"):
-    """Secondary tiers -> slots."""
-
-
-class WriteBackChunks(TransferOrder, frozen=True, tag="write_back"):
-    """Slots -> secondary tiers."""
-
-
-Order = StoreChunks | LoadChunks | LookUpChunks | PromoteChunks | WriteBackChunks
+    job: int
+    kind: TransferKind
+    chunks: list[ChunkSlot]
+    after: int = -1
 
 
 class TransferChunks(msgspec.Struct, tag="transfer_chunks"):
     """Orders to all ranks, beside the steps. Each is answered by a TransferDone."""
 
-    orders: list[Order]
+    orders: list[TransferOrder]
 
 
 class TransferDone(msgspec.Struct, tag="done"):

@@ -5,8 +5,6 @@ Each is a fixed rule over what has been measured, with one knob, and knows nothi
 
 from starling_engine.config import Preempt
 
-SMOOTHING = 0.2
-"""Weight of a new measurement in a running mean."""
 MIN_TOKENS = 32
 """A step of fewer tokens says little about the cost of a prompt."""
 PATIENCE = 0.01
@@ -128,5 +126,6 @@ class WriteBackBudget:
         self._credit = max(-BURST, min(BURST, self._credit + seconds))
 
 
-def _mean(mean: float | None, value: float) -> float:
-    return value if mean is None else (1 - SMOOTHING) * mean + SMOOTHING * value
+def _mean(mean: float | None, value: float, weight: float = 0.2) -> float:
+    """Returns a running mean with one more value; None is that of no value."""
+    return value if mean is None else (1 - weight) * mean + weight * value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from starling_engine.ipc.log_throttle import LogThrottle
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
-from starling_engine.kv_offload.orders import ChunkSlot, LookUpChunks, PromoteChunks
+from starling_engine.kv_offload.orders import ChunkSlot
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import PROBE_EVERY, LookupPolicy, TransferCosts, WriteBackBudget
 from starling_engine.kv_offload.primary import PrimaryIndex
@@ -90,8 +90,8 @@ class Promotions:
         """
         if not self._enabled or request.skips_tiers or not request.reads_prefix_cache or len(request.tokens) <= CHUNK:
             return False
-        hashes = self._map.hashes(request.blocks, request.tokens)
-        first = self._map.on_device(request.blocks, request.tokens)
+        hashes = self._map.hashes(request)
+        first = self._map.on_device(request)
         wanted = [(group, name) for name in hashes[first:] for group in self._map.groups]
         if all(map(self._primary.has, wanted)):
             return False
@@ -140,17 +140,17 @@ class Promotions:
 
     # ---- answers ----
 
-    def complete_lookup(self, job: TransferJob, outcome: Mapping[Chunk, bool]) -> None:
+    def complete_lookup(self, job: TransferJob) -> None:
         """The secondary tiers have said which chunks of an order they have."""
-        found = {chunk for chunk, has in outcome.items() if has}
+        found = {chunk for chunk, has in job.outcome.items() if has}
         for lookup in self._of(job) if found else ():
             self._promote(lookup, found)
         self._end_order(job)
 
-    def complete_promotion(self, job: TransferJob, outcome: Mapping[Chunk, bool]) -> None:
+    def complete_promotion(self, job: TransferJob) -> None:
         """Chunks have come, or have not. They stay for the requests of whose prefix they are."""
         for lookup in self._of(job):
-            lookup.promoted.update(chunk for chunk, arrived in outcome.items() if arrived)
+            lookup.promoted.update(chunk for chunk, arrived in job.outcome.items() if arrived)
             if not lookup.is_probe:
                 hashes = set(lookup.hashes)
                 self._pins.pin(lookup.request.record.id, [chunk for chunk in job.chunks if chunk[1] in hashes])
@@ -164,14 +164,14 @@ class Promotions:
         self._await_promotions(lookup, wanted)
         unknown = [ChunkSlot(-1, *chunk) for chunk in wanted if not self._primary.expects(chunk)]
         if unknown:
-            lookup.await_job(self._jobs.order(LookUpChunks, unknown))
+            lookup.await_job(self._jobs.order("look_up", unknown))
         self._end_idle(lookup)
 
     def _promote(self, lookup: Lookup, found: set[Chunk]) -> None:
         """Orders the longest prefix there is into slots, as much as fits."""
         request, hashes = lookup.request, lookup.hashes
         if not lookup.is_probe:  # a probe's request is likely to have computed some of it meanwhile
-            lookup.first = self._map.on_device(request.blocks, request.tokens)
+            lookup.first = self._map.on_device(request)
         count = self._map.longest(hashes, lookup.first, lambda chunk: chunk in found or self._primary.expects(chunk))
         indices = dict(sorted(self._map.needed(hashes, lookup.first, count), key=lambda each: each[1]))
         needed = list(indices)
@@ -191,17 +191,17 @@ class Promotions:
         """Orders as many of these chunks, with their index in the prefix, as there are slots: its beginning first."""
         coming: list[ChunkSlot] = []
         for chunk, at in indices.items():
-            slot = self._primary.allocate(chunk, self._map.span(lookup.request.blocks, lookup.request.tokens, at))
+            slot = self._primary.allocate(chunk, self._map.span(lookup.request, at))
             if slot is None:
                 break
             coming.append(ChunkSlot(slot, *chunk))
         for start in range(0, len(coming), BATCH):  # they are usable as soon as they have come, however late those after them are
-            lookup.await_job(self._jobs.order(PromoteChunks, coming[start : start + BATCH]))
+            lookup.await_job(self._jobs.order("promote", coming[start : start + BATCH]))
 
     def _await_promotions(self, lookup: Lookup, chunks: list[Chunk]) -> None:
         """Waits for those of the chunks that are being promoted for others; what else is present is no gain of this lookup."""
         lookup.present = set(filter(self._primary.expects, chunks)) - lookup.promoted
-        for job in self._jobs.moving(PromoteChunks, chunks):
+        for job in self._jobs.moving("promote", chunks):
             lookup.await_job(job)
             lookup.present.difference_update(job.chunks)
 
@@ -225,7 +225,7 @@ class Promotions:
 
     def _late(self) -> list[TransferJob]:
         """Orders that requests do not wait for any longer: the tiers hang."""
-        return [job for job in self._jobs.older_than(LOOKUP_SECONDS) if isinstance(job.order, LookUpChunks | PromoteChunks)]
+        return [job for job in self._jobs.older_than(LOOKUP_SECONDS) if job.order.kind in ("look_up", "promote")]
 
     # ---- lookups under way ----
 

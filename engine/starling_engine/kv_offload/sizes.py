@@ -11,16 +11,13 @@ from starling_engine.ledger import HostMemory, block_bytes
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.sizes import amount
 
-MOST_STAGING_BYTES = 1 << 30
-"""Bytes of a rank."""
 
-
-def most_staging_bytes(kv_bytes: int | None) -> int:
+def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
     """Returns the most bytes of a rank's staging buffer. `kv_bytes`: its cache on the device, where that is known.
 
     No request has more chunks than that cache holds.
     """
-    return MOST_STAGING_BYTES if kv_bytes is None else min(MOST_STAGING_BYTES, kv_bytes)
+    return most if kv_bytes is None else min(most, kv_bytes)
 
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from starling_engine.config import TiersConfig
 from starling_engine.delta import TierStats
-from starling_engine.kv_offload.orders import LoadChunks, Order, StoreChunks, TransferDone
+from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.primary import PrimaryIndex
 
 
@@ -25,7 +25,10 @@ class OffloadStats:
     @property
     def tiers(self) -> dict[str, TierStats]:
         """Counters of all tiers, by name."""
-        return {"cpu": self.cpu, **self.secondary}
+        cpu, held = self.cpu, len(self._primary)
+        cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._primary.evictions
+        cpu.full_total = self._primary.full
+        return {"cpu": cpu, **self.secondary}
 
     def bypassed(self) -> None:
         """A request did not look up in the secondary tiers."""
@@ -37,25 +40,18 @@ class OffloadStats:
         for tier in self.secondary.values():
             tier.unwritten_total += 1
 
-    def refresh(self) -> None:
-        """Counts again what the primary tier holds."""
-        cpu, held = self.cpu, len(self._primary)
-        cpu.bytes, cpu.objects, cpu.evictions_total = held * self._chunk_bytes, held, self._primary.evictions
-        cpu.full_total = self._primary.full
-
-    def completed(self, order: Order, done: TransferDone) -> None:
+    def completed(self, order: TransferOrder, done: TransferDone) -> None:
         """An order has been answered."""
         moved = sum(done.done) * self._chunk_bytes
-        match order:
-            case StoreChunks():
+        match order.kind:
+            case "store":
                 self.cpu.stored_bytes_total += moved
                 self.cpu.store_seconds_total += done.seconds
                 self.cpu.errors_total += done.done.count(False)
-            case LoadChunks():
+            case "load":
                 self.cpu.loaded_bytes_total += moved
                 self.cpu.load_seconds_total += done.seconds
                 self.cpu.errors_total += done.done.count(False)
-        self.refresh()
         self.update(done.secondary)
 
     def update(self, reports: Mapping[str, TierStats]) -> None:

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -12,18 +13,8 @@ from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.arena import Arena, CopyStream, GroupPages, copy_chunk, group_pages
-from starling_engine.kv_offload.orders import (
-    HUNG_SECONDS,
-    ChunkSlot,
-    LoadChunks,
-    LookUpChunks,
-    Order,
-    PromoteChunks,
-    StoreChunks,
-    TierStatus,
-    TransferDone,
-    WriteBackChunks,
-)
+from starling_engine.kv_offload.orders import HUNG_SECONDS, ChunkSlot, TierStatus, TransferDone, TransferKind, TransferOrder
+from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers, open_secondary
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import ModelConfig
@@ -31,7 +22,7 @@ from starling_engine.platforms.priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 
-THREADS: Mapping[type[Order], int] = {StoreChunks: 1, LoadChunks: 1, LookUpChunks: 2, PromoteChunks: 4, WriteBackChunks: 4}
+THREADS: Mapping[TransferKind, int] = {"store": 1, "load": 1, "look_up": 2, "promote": 4, "write_back": 4}
 """Threads of each kind of order, apart from each other: a write may take 15 s, and requests wait for lookups and reads."""
 HOLDS_UP = 2
 """Share of a processor that steps lose when another thread takes it, at most: all processors wait for the last one.
@@ -47,9 +38,7 @@ WorkQueue = queue.SimpleQueue[Callable[[], None]]
 class ChunkwiseJob:
     """Chunks of one order, each done by any free thread; the last one answers, with the processor time of all as `taken`."""
 
-    def __init__(
-        self, order: PromoteChunks | WriteBackChunks, work: Callable[[ChunkSlot], bool], answer: Callable[[TransferDone], None]
-    ) -> None:
+    def __init__(self, order: TransferOrder, work: Callable[[ChunkSlot], bool], answer: Callable[[TransferDone], None]) -> None:
         self._chunks = order.chunks
         self._work = work
         self._answer = answer
@@ -98,35 +87,31 @@ class TransferThreads:
         self._per_second = min(1.0, HOLDS_UP / processors) if processors else 0.0
         """Seconds that steps lose by a second of a processor's time."""
         device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
-        self._streams = {StoreChunks: CopyStream(device), LoadChunks: CopyStream(device)}
-        self._copying: dict[type[Order], float] = {}
+        self._streams: dict[TransferKind, CopyStream] = {"store": CopyStream(device), "load": CopyStream(device)}
+        self._copying: dict[TransferKind, float] = {}
         """Time at which the current copy of each of the two threads began."""
         self._step = -1
         self._stepped = threading.Condition()
         self._closed = threading.Event()
         self._died: str | None = None
         """The thread that ended, and its error."""
-        self._queues: dict[type[Order], WorkQueue] = {kind: queue.SimpleQueue() for kind in THREADS}
+        self._queues: dict[TransferKind, WorkQueue] = {kind: queue.SimpleQueue() for kind in THREADS}
         for kind in THREADS if secondary is not None else self._streams:
             self._start_threads(kind)
         if secondary is not None:
             self._start(self._report, "kv-report")
 
-    def order(self, order: Order) -> None:
-        put = self._queues[type(order)].put
-        match order:
-            case StoreChunks() | LoadChunks():
+    def order(self, order: TransferOrder) -> None:
+        put = self._queues[order.kind].put
+        match order.kind:
+            case "store" | "load":
                 put(lambda: self._copy(order))
-            case LookUpChunks():
+            case "look_up":
                 put(lambda: self._look_up(order))
-            case PromoteChunks() | WriteBackChunks():
-                move = self._secondary.read if isinstance(order, PromoteChunks) else self._secondary.write
-                before = self._secondary.cpu_elsewhere
-                job = ChunkwiseJob(
-                    order, lambda at: move((at.group, at.name), self._bytes(at)), lambda done: self._answer_transfer(done, before)
-                )
-                for at in range(len(order.chunks)):
-                    put(lambda at=at: job.do(at))  # type: ignore[misc]
+            case "promote":
+                self._put_each(order, self._secondary.read)
+            case "write_back":
+                self._put_each(order, self._secondary.write)
 
     def finished(self, step_id: int) -> None:
         """Step `step_id` has run; later ones may have begun.
@@ -139,9 +124,7 @@ class TransferThreads:
         now = time.monotonic()
         for kind, began in tuple(self._copying.items()):
             if now - began > HUNG_SECONDS:
-                raise RankLost(
-                    f"the thread {_thread_name(kind)} of the KV tiers has copied one chunk for more than {HUNG_SECONDS:g} s"
-                )
+                raise RankLost(f"the thread kv-{kind} of the KV tiers has copied one chunk for more than {HUNG_SECONDS:g} s")
         with self._stepped:
             self._step = step_id
             self._stepped.notify_all()
@@ -150,24 +133,24 @@ class TransferThreads:
         self._closed.set()
         self._secondary.close()
 
-    def _copy(self, order: StoreChunks | LoadChunks) -> None:
+    def _copy(self, order: TransferOrder) -> None:
         """Copies chunks between pages and slots, once the step has run that the order names."""
         with self._stepped:
             self._stepped.wait_for(lambda: self._step >= order.after)
-        began, done, kind = time.perf_counter(), True, type(order)
+        began, done, kind = time.perf_counter(), True, order.kind
         try:
             with self._streams[kind]:
                 for each in order.chunks:
                     self._copying[kind] = time.monotonic()
                     slot = self._arena.slot(each.slot)
-                    copy_chunk(self._pages[each.group], each.blocks, each.first, slot, to_pages=kind is LoadChunks)
+                    copy_chunk(self._pages[each.group], each.blocks, each.first, slot, to_pages=kind == "load")
         except Exception:
             logger.exception("chunks could not be copied")
             done = False
         self._copying.pop(kind, None)
         self._answer(TransferDone(order.job, [done] * len(order.chunks), time.perf_counter() - began))
 
-    def _look_up(self, order: LookUpChunks) -> None:
+    def _look_up(self, order: TransferOrder) -> None:
         began = time.perf_counter()
         try:
             found = self._secondary.lookup([(chunk.group, chunk.name) for chunk in order.chunks])
@@ -176,8 +159,16 @@ class TransferThreads:
             found = [False] * len(order.chunks)
         self._answer(TransferDone(order.job, found, time.perf_counter() - began, self._secondary.reports()))
 
-    def _bytes(self, chunk: ChunkSlot) -> memoryview:
-        return self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes)
+    def _put_each(self, order: TransferOrder, move: Callable[[Chunk, memoryview], bool]) -> None:
+        """Has each chunk moved between its slot and the secondary tiers."""
+        before = self._secondary.cpu_elsewhere
+
+        def work(chunk: ChunkSlot) -> bool:
+            return move((chunk.group, chunk.name), self._arena.bytes(chunk.slot, self._pages[chunk.group].chunk_bytes))
+
+        job = ChunkwiseJob(order, work, lambda done: self._answer_transfer(done, before))
+        for at in range(len(order.chunks)):
+            self._queues[order.kind].put(partial(job.do, at))
 
     def _answer_transfer(self, done: TransferDone, elsewhere: float) -> None:
         """Answers with the processor time of the threads here, and what the tiers' own processes took since `elsewhere`."""
@@ -192,15 +183,15 @@ class TransferThreads:
                 self._answer(TierStatus(now))
             last = now
 
-    def _start_threads(self, kind: type[Order]) -> None:
+    def _start_threads(self, kind: TransferKind) -> None:
         def work() -> None:
-            if kind in (StoreChunks, WriteBackChunks):
+            if kind in ("store", "write_back"):
                 lower_priority()
             while True:
                 self._queues[kind].get()()
 
         for _ in range(THREADS[kind]):
-            self._start(work, _thread_name(kind))
+            self._start(work, f"kv-{kind}")
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         def run() -> None:
@@ -211,10 +202,6 @@ class TransferThreads:
                 self._died = f"the thread {name} of the KV tiers ended: {type(error).__name__}: {error}"
 
         threading.Thread(target=run, name=name, daemon=True).start()
-
-
-def _thread_name(kind: type[Order]) -> str:
-    return f"kv-{kind.__struct_config__.tag}"
 
 
 def open_tiers(

@@ -5,10 +5,10 @@ are written while there is no request, unless they have left their slots by then
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from starling_engine.kv_offload.jobs import BATCH, TransferJobs
-from starling_engine.kv_offload.orders import ChunkSlot, WriteBackChunks
+from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
+from starling_engine.kv_offload.orders import ChunkSlot
 from starling_engine.kv_offload.policies import TransferCosts, WriteBackBudget
 from starling_engine.kv_offload.primary import PrimaryIndex
 from starling_engine.kv_offload.secondary.base import Chunk
@@ -69,14 +69,15 @@ class WriteBack:
             self._note(chunks)
             self._write_beside_steps()
 
-    def complete(self, outcome: Mapping[Chunk, bool], seconds: float) -> None:
+    def complete(self, job: TransferJob, seconds: float) -> None:
         """Handles the answer to an order, which took `seconds` from steps."""
-        self._costs.wrote(sum(outcome.values()), seconds)
+        written = [chunk for chunk, done in job.outcome.items() if done]
+        self._costs.wrote(len(written), seconds)
         if self._budgeted:
             self._budget.spent(seconds)
-        if not any(outcome.values()):  # others would fail as well
+        if not written:  # others would fail as well
             self._pause_end = self._jobs.clock() + PAUSE
-        self._note(chunk for chunk, written in outcome.items() if not written)
+        self._note(chunk for chunk, done in job.outcome.items() if not done)
         self._write_beside_steps()
 
     def clear(self) -> None:
@@ -95,12 +96,12 @@ class WriteBack:
             self._write(budgeted=True)
 
     def _write(self, *, budgeted: bool) -> None:
-        if not self.waiting or self._jobs.of(WriteBackChunks) or (budgeted and not self._budget.allows):
+        if not self.waiting or self._jobs.of("write_back") or (budgeted and not self._budget.allows):
             return
         chunks = self._next(min(self._batch_size(), self._primary.write_back_slots))
         if chunks:
             self._budgeted = budgeted
-            self._jobs.order(WriteBackChunks, [ChunkSlot(self._primary.pin(chunk), *chunk) for chunk in chunks])
+            self._jobs.order("write_back", [ChunkSlot(self._primary.pin(chunk), *chunk) for chunk in chunks])
 
     def _next(self, count: int) -> list[Chunk]:
         """Takes at most so many chunks, first those that have waited longest."""

@@ -282,7 +282,7 @@ class Scheduler:
                         builder.appends.append(BlockAppend(request.slot, group, blocks))
                 return True
             except OutOfBlocks as missing:
-                if self.offload.frees_blocks_soon:
+                if self._blocks_come_soon:
                     return False
                 victim = self._victim()
                 if victim in builder.requests:
@@ -292,6 +292,11 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     return False
+
+    @property
+    def _blocks_come_soon(self) -> bool:
+        """True if blocks become free as soon as they are copied."""
+        return any(self.kv.pool.refs[block] == 1 for blocks in self.offload.pinned_blocks() for block in blocks)
 
     def _victim(self) -> RequestState:
         return self.running[-1] if self.config.policy == "fcfs" else max(self.running, key=lambda r: r.order)

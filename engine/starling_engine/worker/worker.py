@@ -21,7 +21,7 @@ from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv.spec import KVGroup
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferDone
+from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.transfers import TransferThreads, open_tiers
 from starling_engine.ledger import Ledger
 from starling_engine.models.decoder import Decoder
@@ -197,7 +197,7 @@ class Worker:
         assert self._sleeper is not None, "prepare() comes first, and ranks that step with other cores' do not sleep"
         return self._sleeper.carry_out(order)
 
-    def transfer(self, orders: Sequence[Order]) -> None:
+    def transfer(self, orders: Sequence[TransferOrder]) -> None:
         """Begins to transfer chunks. From any thread."""
         assert self._transfers is not None, "there are no tiers"
         for order in orders:

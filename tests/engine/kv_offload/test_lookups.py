@@ -5,7 +5,7 @@ import logging
 import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.ipc.log_throttle import LOG_INTERVAL
-from starling_engine.kv_offload.orders import LookUpChunks, Order, PromoteChunks, TransferDone, WriteBackChunks
+from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.policies import PROBE_EVERY
 from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.request_state import Gate
@@ -31,9 +31,9 @@ class Slow:
         self.engine.offload.jobs.clock = lambda: self.now
         self.engine.offload.costs.token = TOKEN
 
-    def _carry_out(self, order: Order) -> TransferDone:
-        self.finds += isinstance(order, LookUpChunks)
-        self.now += {LookUpChunks: self.find, PromoteChunks: self.fetch}.get(type(order), 0.0)
+    def _carry_out(self, order: TransferOrder) -> TransferDone:
+        self.finds += order.kind == "look_up"
+        self.now += {"look_up": self.find, "promote": self.fetch}.get(order.kind, 0.0)
         return self._do(order)
 
     def add(self, name: str, prompt: list[int]) -> None:
@@ -114,13 +114,13 @@ def test_who_finds_nothing_shares_it_too(find: float, passes: bool) -> None:
     assert (many.parked < 320) == passes
 
 
-def hung(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[Order]:
+def hung(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[TransferOrder]:
     """The tier outside answers nothing any more; returns what it was asked."""
-    orders: list[Order] = []
+    orders: list[TransferOrder] = []
     carry_out = engine.tiers.carry_out
 
     def carry_out_inside(*, all_of_it: bool = False) -> list[TransferDone]:
-        orders.extend(order for order in engine.tiers.orders if isinstance(order, LookUpChunks | PromoteChunks | WriteBackChunks))
+        orders.extend(order for order in engine.tiers.orders if order.kind in ("look_up", "promote", "write_back"))
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in orders]
         return carry_out(all_of_it=all_of_it)
 
@@ -145,16 +145,27 @@ def test_a_probe_that_hangs_parks_nobody_and_is_the_only_one(monkeypatch: pytest
             slow.add(f"{number}", prompt_of(100, number + 1))
             step_till_done(slow.engine, f"{number}")
         assert slow.parked == 1
-        assert sum(isinstance(order, LookUpChunks) for order in orders) == 1
+        assert sum(order.kind == "look_up" for order in orders) == 1
         slow.now += 3.1
         for number in range(2 * PROBE_EVERY):
             slow.add(f"late {number}", prompt_of(100, 1000 + number))
             step_till_done(slow.engine, f"late {number}")
-        assert sum(isinstance(order, LookUpChunks) for order in orders) == 1, "it still hangs"
+        assert sum(order.kind == "look_up" for order in orders) == 1, "it still hangs"
         slow.engine.tiers.orders = orders
     slow.engine.run()
     assert slow.engine.offload.lookups._waited > 3, "it counts with the time for which it would have been waited for"
     assert slow.passed == 7 * PROBE_EVERY
+
+
+def test_a_request_that_passes_by_looks_for_late_orders_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow({}, find=0.1)
+    slow.ask("first", prompt_of(100))
+    jobs, scans = slow.engine.offload.jobs, []
+    scan = jobs.older_than
+    monkeypatch.setattr(jobs, "older_than", lambda seconds: (scans.append(seconds), scan(seconds))[1])
+    for number in range(PROBE_EVERY):
+        slow.add(f"{number}", prompt_of(100, number + 1))
+    assert slow.passed == len(scans) == PROBE_EVERY
 
 
 def test_tiers_that_have_become_quick_are_asked_again(caplog: pytest.LogCaptureFixture) -> None:

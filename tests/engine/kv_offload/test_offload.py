@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starling_engine.kv_offload.orders import LoadChunks, Order, PromoteChunks, StoreChunks, TransferDone, WriteBackChunks
+from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.write_back import PAUSE
 from starling_engine.params import SamplingParams
@@ -63,7 +63,7 @@ def test_what_the_device_gives_up_is_found_in_the_cpu_tier(block_size: int, poli
     for i in range(1, 6):
         run_one(engine, f"other {i}", prompt_of(200, i))
     assert run_one(engine, "again", first) == 192, "whole chunks, from slots"
-    assert engine.tiers.counts["LoadChunks"] == 3
+    assert engine.tiers.counts["load"] == 3
 
 
 def filled(slots: int, **fields: object) -> ToyEngine:
@@ -104,6 +104,25 @@ def test_what_the_device_has_of_a_prefix_stays_in_slots_as_long_as_the_rest(poli
     assert run_one(engine, "at last", prompt) == 6 * CHUNK
 
 
+def test_what_may_not_be_held_now_is_stored_later() -> None:
+    """Its blocks are free, and promised to others that start; then they are not."""
+    engine = filled(40)
+    device = engine.offload.device
+    device._under_pressure = lambda: False
+    run_one(engine, "ended", prompt_of(4 * CHUNK + 10))
+    device._under_pressure = lambda: True
+    engine.kv.reserved = engine.kv.pool.num_free
+    device.store_next(0)
+    assert not engine.offload.take_orders()
+    engine.kv.reserved = 0
+    device.store_next(0)
+    (order,) = engine.offload.take_orders()
+    assert len(order.chunks) == 4
+    engine.tiers.orders.append(order)
+    engine.run()
+    assert not device._unstored and len(engine.offload.primary) == 4
+
+
 def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
     """Many chunks are noted that slots have already; the next order is of those that they have not."""
     engine = filled(40)
@@ -118,7 +137,7 @@ def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
     engine.offload.device._under_pressure = lambda: True
     engine.offload.device.store_next(0)
     (order,) = engine.offload.take_orders()
-    assert isinstance(order, StoreChunks) and len(order.chunks) == 6
+    assert order.kind == "store" and len(order.chunks) == 6
     engine.tiers.orders.append(order)
     engine.run()
 
@@ -197,13 +216,13 @@ def test_what_has_come_in_time_is_used_though_one_chunk_hangs(monkeypatch: pytes
     now, hung, carry_out = [0.0], [], engine.tiers.carry_out
 
     def carry_out_but_one(*, all_of_it: bool = False) -> list[TransferDone]:
-        hung.extend(order for order in engine.tiers.orders if isinstance(order, PromoteChunks) and order.chunks[-1].name == slow)
+        hung.extend(order for order in engine.tiers.orders if order.kind == "promote" and order.chunks[-1].name == slow)
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in hung]
         return carry_out(all_of_it=all_of_it)
 
     engine.add("new", prompt, params(1))
     request = engine.scheduler.requests["new"]
-    names = engine.offload.promotions._map.hashes(request.blocks, request.tokens)
+    names = engine.offload.promotions._map.hashes(request)
     assert len(names) == 39
     slow = names[-1]
     monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now[0])
@@ -228,20 +247,20 @@ def test_two_requests_load_a_prefix_once() -> None:
         engine.add(name, prompt, params(3))
     engine.run()
     assert engine.cached == {"a": 256, "b": 256}
-    assert engine.tiers.counts["PromoteChunks"] == engine.tiers.counts["LoadChunks"] == 4
+    assert engine.tiers.counts["promote"] == engine.tiers.counts["load"] == 4
 
 
 def test_a_preempted_request_asks_the_tiers_outside() -> None:
     engine = engine_of(secondary={}, num_blocks=200, preempt="recompute")
     prompt = prompt_of(300)
     engine.add("a", prompt, params(30))
-    while engine.tiers.counts["WriteBackChunks"] < 4:
+    while engine.tiers.counts["write_back"] < 4:
         engine.step()
     request = engine.scheduler.requests["a"]
     engine.scheduler._preempt(request)
     engine.scheduler.reset_prefix_cache()
     engine.run()
-    assert engine.tiers.counts["PromoteChunks"] == engine.tiers.counts["LoadChunks"] == 4
+    assert engine.tiers.counts["promote"] == engine.tiers.counts["load"] == 4
     assert engine.outputs["a"] == expected_output(prompt, params(30), 0, LENGTH)
 
 
@@ -258,14 +277,14 @@ def test_what_could_not_be_kept_is_kept_later(monkeypatch: pytest.MonkeyPatch) -
     assert run_one(engine_of(secondary=secondary), "elsewhere", prompt_of(300)) == 256
 
 
-@pytest.mark.parametrize("kind", [StoreChunks, LoadChunks])
-def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: type[Order], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, do, prompt = engine_of(secondary={}, num_blocks=200), ToyTiers._do, prompt_of(300)
     cpu = engine.offload.stats["cpu"]
 
-    def fails(tiers: ToyTiers, order: Order) -> TransferDone:
+    def fails(tiers: ToyTiers, order: TransferOrder) -> TransferDone:
         done = do(tiers, order)
-        return TransferDone(done.job, [False] * len(done.done)) if isinstance(order, kind) else done
+        return TransferDone(done.job, [False] * len(done.done)) if order.kind == kind else done
 
     run_one(engine, "works", prompt)
     assert cpu.errors_total == 0
@@ -288,7 +307,7 @@ def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> No
     offload, now, carry_out = engine.offload, [0.0], engine.tiers.carry_out
 
     def hung(*, all_of_it: bool = False) -> list[TransferDone]:
-        keeps = [order for order in engine.tiers.orders if isinstance(order, WriteBackChunks)]
+        keeps = [order for order in engine.tiers.orders if order.kind == "write_back"]
         engine.tiers.orders = [order for order in engine.tiers.orders if order not in keeps]
         done = carry_out(all_of_it=all_of_it)
         engine.tiers.orders += keeps
@@ -314,7 +333,7 @@ def test_aborted_while_its_blocks_are_on_their_way() -> None:
     run_one(engine_of(secondary=secondary), "old", prompt)
     engine = engine_of(secondary=secondary)
     engine.add("new", prompt, params(3))
-    while "LoadChunks" not in {type(o).__name__ for o in engine.tiers.orders}:
+    while "load" not in {o.kind for o in engine.tiers.orders}:
         engine.step()
         engine.tiers.orders += engine.offload.take_orders()
     engine.scheduler.abort("new")
@@ -334,7 +353,7 @@ def test_preempted_requests_go_on(preempt: str) -> None:
     assert engine.scheduler.stats.preemptions_total
     computed = sum(plan.total_tokens for plan in engine.plans)
     if preempt == "swap":
-        assert engine.tiers.counts["LoadChunks"]
+        assert engine.tiers.counts["load"]
         assert computed < 4 * 200 + engine.scheduler.stats.preemptions_total * 100, "only what is no whole chunk is computed again"
 
 
@@ -370,7 +389,7 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
     engine.kv.pool.forget_free()
     engine.scheduler.abort("x")
     engine.run()
-    assert engine.tiers.counts["LoadChunks"] >= 3
+    assert engine.tiers.counts["load"] >= 3
     for i in range(2):
         assert engine.outputs[f"a/{i}"] == expected_output(prompt, params(40), i, LENGTH)
 
@@ -398,7 +417,7 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     engine._transfer()
     engine.kv.pool.forget_free()
     engine.run()
-    assert engine.tiers.counts["LoadChunks"] >= 3
+    assert engine.tiers.counts["load"] >= 3
     assert engine.outputs["a"] == expected_output(prompt_of(220), params(40), 0, LENGTH)
 
 

@@ -27,7 +27,7 @@ def test_requests_that_find_no_room_fetch_in_turns(max_num_seqs: int) -> None:
         engine.add(str(number), prompt, params(3))
     engine.run()
     assert set(engine.cached.values()) == {256}
-    assert engine.tiers.counts["PromoteChunks"] == 4 * 6, "none twice"
+    assert engine.tiers.counts["promote"] == 4 * 6, "none twice"
     for number, prompt in enumerate(prompts):
         assert engine.outputs[str(number)] == expected_output(prompt, params(3), 0, LENGTH)
 
@@ -40,7 +40,7 @@ def test_what_was_fetched_stays_till_it_is_used() -> None:
     engine.step()
     engine.add("waits", prompt, params(3))
     engine.run()
-    assert engine.cached["waits"] == 256 and engine.tiers.counts["PromoteChunks"] == 4
+    assert engine.cached["waits"] == 256 and engine.tiers.counts["promote"] == 4
 
 
 def holder_and_late(engine: ToyEngine, held: list[int], late: list[int]) -> None:
@@ -96,7 +96,7 @@ def test_who_finds_no_room_for_what_is_there_does_not_ask_again_and_again(monkey
     engine.add("late", prompt, params(3))
     for _ in range(50):
         engine.step()
-    assert [type(order).__name__ for order in lookups] == ["LookUpChunks"] and "late" not in engine.outputs
+    assert [order.kind for order in lookups] == ["look_up"] and "late" not in engine.outputs
     now[0] += 3.1
     finish(engine, "late")
     assert engine.cached["late"] == 320

@@ -11,16 +11,7 @@ from starling_engine.delta import TierStats
 from starling_engine.errors import RankLost
 from starling_engine.kv_offload import transfers as transfers_module
 from starling_engine.kv_offload.arena import Arena, GroupPages
-from starling_engine.kv_offload.orders import (
-    ChunkSlot,
-    LoadChunks,
-    LookUpChunks,
-    PromoteChunks,
-    StoreChunks,
-    TierStatus,
-    TransferDone,
-    WriteBackChunks,
-)
+from starling_engine.kv_offload.orders import ChunkSlot, TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
 from starling_engine.kv_offload.transfers import THREADS, TransferThreads
@@ -56,11 +47,11 @@ def test_reads_do_not_wait_for_writes() -> None:
     far, answers = Hung(), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
-    transfers.order(WriteBackChunks(1, chunks))
-    for _ in range(THREADS[WriteBackChunks]):
+    transfers.order(TransferOrder(1, "write_back", chunks))
+    for _ in range(THREADS["write_back"]):
         assert far.began.acquire(timeout=5)
-    transfers.order(LookUpChunks(2, chunks))
-    transfers.order(PromoteChunks(3, chunks))
+    transfers.order(TransferOrder(2, "look_up", chunks))
+    transfers.order(TransferOrder(3, "promote", chunks))
     assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
     far.go.set()
     assert all(answers.get(timeout=5).done), "and then they are written"
@@ -71,10 +62,10 @@ def test_looking_does_not_wait_for_reads() -> None:
     far, answers = Hung(reads=True), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
-    transfers.order(PromoteChunks(1, chunks))
-    for _ in range(THREADS[PromoteChunks]):
+    transfers.order(TransferOrder(1, "promote", chunks))
+    for _ in range(THREADS["promote"]):
         assert far.began.acquire(timeout=30)
-    transfers.order(LookUpChunks(2, chunks))
+    transfers.order(TransferOrder(2, "look_up", chunks))
     assert answers.get(timeout=15).job == 2
     far.go.set()
     assert answers.get(timeout=30).job == 1
@@ -91,7 +82,7 @@ def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_an
     before = set(threading.enumerate())
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "kv-store")
-    transfers.order(StoreChunks(1, []))
+    transfers.order(TransferOrder(1, "store", []))
     assert called.wait(30)
     thread.join(30)
     with pytest.raises(RankLost, match=r"kv-store .*the socket is gone"):
@@ -112,13 +103,11 @@ class StuckArena(Arena):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("order", [StoreChunks, LoadChunks])
-def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(
-    order: type[StoreChunks | LoadChunks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arena, answers = StuckArena(), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
-    transfers.order(order(1, [ChunkSlot(0, 0, b"", 0, [0])]))
+    transfers.order(TransferOrder(1, kind, [ChunkSlot(0, 0, b"", 0, [0])]))
     assert arena.asked.wait(30)
     transfers.finished(0)
     monkeypatch.setattr(transfers_module, "HUNG_SECONDS", 0.0)
@@ -161,7 +150,7 @@ def test_what_writing_takes_from_steps_is_told(processors: int, share: float) ->
     pages = [GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)]
     transfers = TransferThreads(pages, Arena(40, 64), Costly(), answers.put, processors=processors)
     for job in range(2):
-        transfers.order(WriteBackChunks(job, [ChunkSlot(slot, 0, bytes([slot])) for slot in range(4)]))
+        transfers.order(TransferOrder(job, "write_back", [ChunkSlot(slot, 0, bytes([slot])) for slot in range(4)]))
         while isinstance(done := answers.get(timeout=30), TierStatus):
             pass
         assert done.seconds >= 4 * 0.05
@@ -174,7 +163,7 @@ def test_a_store_waits_for_its_step_on_this_rank() -> None:
     pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[TransferDone]()
     transfers = TransferThreads([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
     transfers.finished(4)
-    transfers.order(StoreChunks(1, [ChunkSlot(0, 0, b"", 0, [0])], after=5))
+    transfers.order(TransferOrder(1, "store", [ChunkSlot(0, 0, b"", 0, [0])], after=5))
     with pytest.raises(queue.Empty):
         answers.get(timeout=0.2)
     pages.fill_(7)

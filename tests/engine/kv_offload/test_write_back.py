@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from starling_engine.kv_offload.orders import Order, TransferDone, WriteBackChunks
+from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.policies import BURST, WRITE_SHARE
 from starling_engine.kv_offload.write_back import CALM_SECONDS, ORDER_SECONDS, PAUSE
 from starling_engine.step import StepPlan, StepResult
@@ -38,9 +38,9 @@ class Busy:
         self.engine.worker.execute = self._compute  # type: ignore[method-assign]
         self.engine.offload.jobs.clock = lambda: self.now
 
-    def _carry_out(self, order: Order) -> TransferDone:
+    def _carry_out(self, order: TransferOrder) -> TransferDone:
         done = self._do(order)
-        if isinstance(order, WriteBackChunks):
+        if order.kind == "write_back":
             done.taken = self.taken * len(order.chunks)
             self.orders.append(len(order.chunks))
         return done

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from starling_engine.kv_offload.orders import Order, TierStatus, TransferChunks, TransferDone
+from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone, TransferOrder
 from starling_engine.worker.messages import TransfersReady, transfer_identity
 from starling_engine.worker.process.executor_socket import connect
 
@@ -32,11 +32,11 @@ class TransferSocket:
         with self._lock:
             self._reply_socket.send(self._encode(message))
 
-    def serve(self, transfer: Callable[[Sequence[Order]], None]) -> None:
+    def serve(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:
         """Has orders carried out by `transfer` from now on, and reports so to the executor."""
         threading.Thread(target=self._run, args=(transfer,), name="kv-transfers", daemon=True).start()
 
-    def _run(self, transfer: Callable[[Sequence[Order]], None]) -> None:
+    def _run(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._replies, zmq.POLLIN)
