@@ -93,8 +93,8 @@ class EngineCore:
 
     @property
     def replies_soon(self) -> bool:
-        """True while a reply of the ranks is worth polling for: not where only a tier that hangs owes one."""
-        return self.epochs.busy or self.sleeper.busy or self.scheduler.offload.completes_soon
+        """True while a reply of the ranks is worth polling for."""
+        return self.epochs.busy or self.sleeper.busy or self.has_pending_transfers
 
     @property
     def uses_device(self) -> bool:
@@ -132,7 +132,7 @@ class EngineCore:
         """
         self.scheduler.end_all(MOVED)
         offload, end = self.scheduler.offload, time.monotonic() + seconds
-        while offload.writes_back and time.monotonic() < end:
+        while offload.has_pending_work and time.monotonic() < end:
             offload.prepare_store(0, idle=True)
             self._send_transfers()
             self._handle_replies(TRANSFER_SECONDS)

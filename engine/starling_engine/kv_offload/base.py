@@ -110,16 +110,6 @@ class OffloadManager:
         return False
 
     @property
-    def completes_soon(self) -> bool:
-        """True if it is worth polling for an outcome: not where only a hanging tier owes one."""
-        return False
-
-    @property
-    def writes_back(self) -> bool:
-        """True if chunks are on their way to a secondary tier that does not hang, or wait for it."""
-        return False
-
-    @property
     def uses_device(self) -> bool:
         """True if blocks of the device are read or written, or are to be."""
         return False

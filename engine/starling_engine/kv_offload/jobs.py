@@ -85,8 +85,8 @@ class TransferJobs:
         end = self.clock() - seconds
         return [job for job in self._jobs.values() if job.began < end]
 
-    def of(self, *kinds: TransferKind) -> list[TransferJob]:
-        return [job for job in self._jobs.values() if job.order.kind in kinds]
+    def of(self, kind: TransferKind) -> list[TransferJob]:
+        return [job for job in self._jobs.values() if job.order.kind == kind]
 
     def moving(self, kind: TransferKind, chunks: Iterable[Chunk]) -> list[TransferJob]:
         """Jobs of a kind that move any of these chunks."""

@@ -17,7 +17,7 @@ from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.device import DeviceTransfers
 from starling_engine.kv_offload.jobs import TransferJobs
-from starling_engine.kv_offload.orders import HUNG_SECONDS, TierStatus, TransferDone, TransferOrder
+from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import LookupPolicy, SwapPolicy, TransferCosts, WriteBackBudget
 from starling_engine.kv_offload.primary import KVEventMirror, PrimaryIndex
@@ -128,17 +128,6 @@ class TieredOffload(OffloadManager):
     @property
     def has_pending_work(self) -> bool:
         return len(self.jobs) > 0 or self.device.urgent or self.write_back.waiting
-
-    @property
-    def completes_soon(self) -> bool:
-        hung = len(self.jobs.older_than(HUNG_SECONDS))
-        return len(self.jobs) > hung or self.device.urgent or (not hung and self.write_back.waiting)
-
-    @property
-    def writes_back(self) -> bool:
-        hung = self.jobs.older_than(HUNG_SECONDS)
-        under_way = any(job not in hung for job in self.jobs.of("store", "write_back"))
-        return self.write_back.enabled and (under_way or self.device.urgent or self.write_back.waiting)
 
     @property
     def uses_device(self) -> bool:

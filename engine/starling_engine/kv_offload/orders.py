@@ -7,14 +7,11 @@ import msgspec
 
 from starling_engine.delta import TierStats
 
-HUNG_SECONDS = 30.0
-"""An order that is older, and the copy of one chunk that takes longer, are not expected to end any moment."""
-
 
 class ChunkSlot(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk by its block hash, the slot that it is in or is to come to, and the device's blocks that a copy reads or writes.
+    """A chunk by its block hash, the slot that it is in or is to come to, and its blocks on the device.
 
-    The blocks are the chunk's from its `first`-th on. `slot` is -1 where no slot matters.
+    `blocks` are those that a copy reads or writes, the chunk's from its `first`-th on. `slot` is -1 where no slot matters.
     """
 
     slot: int

@@ -13,7 +13,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.arena import Arena, CopyStream, GroupPages, copy_chunk, group_pages
-from starling_engine.kv_offload.orders import HUNG_SECONDS, ChunkSlot, TierStatus, TransferDone, TransferKind, TransferOrder
+from starling_engine.kv_offload.orders import ChunkSlot, TierStatus, TransferDone, TransferKind, TransferOrder
 from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers, open_secondary
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
@@ -29,6 +29,8 @@ HOLDS_UP = 2
 
 With two processors, all the time was lost for which one of them was taken (measured).
 """
+HUNG_SECONDS = 60.0
+"""A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
 REPORT_SECONDS = 1.0
 """Time between two checks whether the secondary tiers' counters have changed."""
 

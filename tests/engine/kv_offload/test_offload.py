@@ -302,9 +302,9 @@ def test_chunks_for_which_there_is_no_slot_are_counted() -> None:
     assert engine.offload.stats["cpu"].full_total == 2
 
 
-def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_hangs_keeps_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(secondary={})
-    offload, now, carry_out = engine.offload, [0.0], engine.tiers.carry_out
+    offload, carry_out = engine.offload, engine.tiers.carry_out
 
     def hung(*, all_of_it: bool = False) -> list[TransferDone]:
         keeps = [order for order in engine.tiers.orders if order.kind == "write_back"]
@@ -313,18 +313,12 @@ def test_a_tier_that_hangs_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> No
         engine.tiers.orders += keeps
         return done
 
-    monkeypatch.setattr(offload.jobs, "clock", lambda: now[0])
     monkeypatch.setattr(engine.tiers, "carry_out", hung)
     run_one(engine, "a", prompt_of(300))
-    assert offload.has_pending_work and not offload.uses_device, "what is written outside does not lie on the device"
-    assert offload.completes_soon
-    now[0] += 31
-    assert not offload.completes_soon
-    engine.add("b", prompt_of(300, 1), params(3))
-    engine.step()
-    assert offload.completes_soon, "others are"
+    assert offload.has_pending_work and not offload.uses_device
     monkeypatch.undo()
     engine.run()
+    assert not offload.has_pending_work
 
 
 def test_aborted_while_its_blocks_are_on_their_way() -> None:
