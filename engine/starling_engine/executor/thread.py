@@ -3,13 +3,14 @@
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import import_for_good
-from starling_engine.kv_offload.orders import TransferChunks
+from starling_engine.kv_offload.orders import TransferChunks, TransferOrder
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.commands import Command, CommandHandler, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
@@ -30,7 +31,7 @@ class ThreadExecutor:
         self._replies: list[Reply] = []
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
-        self._commands: CommandHandler | None = None
+        self._transfer: Callable[[Sequence[TransferOrder]], None] | None = None
         self._failure: BaseException | None = None
         """The error that ended the worker after it was ready."""
         self._phase = Phase("starting")
@@ -70,8 +71,8 @@ class ThreadExecutor:
 
     def send(self, command: Command) -> None:
         if isinstance(command, TransferChunks):  # beside the steps
-            assert self._commands is not None, "the worker has to be ready"
-            self._commands.handle(command)
+            assert self._transfer is not None, "the worker has to be ready"
+            self._transfer(command.orders)
         else:
             self._input.put(command)
 
@@ -116,13 +117,14 @@ class ThreadExecutor:
             worker = Worker(self._config, self._tick, self._report_phase, reply=self._output.put)
             report = worker.prepare()
             pump = ResultPump(self._put_result, self._fail)
-            self._commands = CommandHandler(worker, self._output.put, pump.settle)
+            commands = CommandHandler(worker, self._output.put, pump.settle)
+            self._transfer = worker.transfer
         except BaseException as error:  # noqa: BLE001 - whatever ended the loading is raised again in `ready`
             self._reports.put(error)
             return
         self._reports.put(report)
         try:
-            self._serve(worker, pump, self._commands)
+            self._serve(worker, pump, commands)
         except BaseException as error:  # noqa: BLE001 - raised again where the results are waited for
             self._fail(error)
         finally:

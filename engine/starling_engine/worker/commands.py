@@ -46,10 +46,9 @@ class EpochMember(Protocol):
 
 
 class CommandHandler:
-    """Dispatches commands on one rank; all come between steps, except transfers, which may come at any time from any thread.
+    """Dispatches commands on one rank; all come between steps. Transfers go to the worker beside them.
 
-    `reply` gets the answers of the worker; transfers and `epochs` send their own. `settle` waits until all launched steps are
-    answered.
+    `reply` gets the answers of the worker; `epochs` sends its own. `settle` waits until all launched steps are answered.
     """
 
     def __init__(
@@ -66,8 +65,6 @@ class CommandHandler:
 
     def handle(self, command: Command) -> None:
         match command:
-            case TransferChunks(orders):
-                self._worker.transfer(orders)
             case ReleaseMemory() | RestoreMemory():
                 self._settle()  # the core knows the results of the rank that samples; this one's may still be in flight
                 self._reply(self._worker.order_memory(command))

@@ -47,7 +47,7 @@ class DpSyncLoop:
         self._expects_plan = False
         """True until the core sends Idle: it will have more plans."""
         self._stopped = False
-        self.commands = CommandHandler(worker, send, epochs=self)
+        self._commands = CommandHandler(worker, send, epochs=self)
         self._preparer = EpochPreparer(zmq.Context.instance(), self._join)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -113,7 +113,7 @@ class DpSyncLoop:
             case Stop():
                 self._stopped = True
             case command:
-                self.commands.handle(command)
+                self._commands.handle(command)
 
     # ---- commands: see EpochMember ----
 

@@ -42,7 +42,7 @@ class PlanLoop:
         self._rank = rank
         self._failures: list[BaseException] = []
         self._pump = ResultPump(self._send_result, self._failures.append)
-        self.commands = CommandHandler(worker, send, self._pump.settle)
+        self._commands = CommandHandler(worker, send, self._pump.settle)
         self._decode = msgspec.msgpack.Decoder(ToReadyWorker).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -52,7 +52,7 @@ class PlanLoop:
             if isinstance(message, Execute):
                 self._execute(message)
             else:
-                self.commands.handle(message)
+                self._commands.handle(message)
         self._pump.close(CLOSE_SECONDS)
 
     def _execute(self, message: Execute) -> None:
