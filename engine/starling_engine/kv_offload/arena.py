@@ -23,9 +23,6 @@ from starling_engine.native.build import load
 from starling_engine.platforms.host_memory import anonymous, pin
 from starling_engine.platforms.priority import lower_priority
 
-MADV_POPULATE_WRITE = 23
-"""Linux 5.14: gives memory its pages as if it had been written, and changes nothing in it."""
-
 
 class Arena:
     """`num_slots` slots of `slot_bytes` each, page-aligned.
@@ -61,10 +58,11 @@ class Arena:
 
     def _populate(self, at_once: int = 16 << 20) -> None:
         lower_priority()
+        populate_write = 23  # Linux 5.14: gives memory its pages as if it had been written, and changes nothing in it
         libc, start, size = ctypes.CDLL(None), self._memory.data_ptr(), self._memory.nbytes
         for at in range(0, size, at_once):
             count = min(at_once, size - at)
-            if libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(count), MADV_POPULATE_WRITE):
+            if libc.madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(count), populate_write):
                 return  # an older kernel: pages come when they are written
 
 

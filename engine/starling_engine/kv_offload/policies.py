@@ -5,8 +5,6 @@ Each is a fixed rule over what has been measured, with one knob, and knows nothi
 
 from starling_engine.config import Preempt
 
-MIN_TOKENS = 32
-"""A step of fewer tokens says little about the cost of a prompt."""
 PATIENCE = 0.01
 """Seconds that lookups may take on average without finding anything."""
 PROBE_EVERY = 16
@@ -38,7 +36,7 @@ class TransferCosts:
         self.load = _mean(self.load, seconds / chunks)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        if tokens >= MIN_TOKENS and seconds:
+        if tokens >= 32 and seconds:  # fewer say little about the cost of a prompt
             self.token = _mean(self.token, seconds / tokens)
 
     def wrote(self, chunks: int, seconds: float) -> None:

@@ -30,9 +30,8 @@ class Lookup:
     is_probe: bool
     """The request does not wait for it, and may have ended meanwhile."""
     orders: set[int] = field(default_factory=set)
-    present: set[Chunk] = field(default_factory=set)
-    """Chunks in slots, or on their way there for others."""
-    promoted: set[Chunk] = field(default_factory=set)
+    promoted: set[bytes] = field(default_factory=set)
+    """Hashes of the prefix's chunks that have come."""
 
     def await_job(self, job: TransferJob) -> None:
         self.orders.add(job.order.job)
@@ -150,9 +149,9 @@ class Promotions:
     def complete_promotion(self, job: TransferJob) -> None:
         """Chunks have come, or have not. They stay for the requests of whose prefix they are."""
         for lookup in self._of(job):
-            lookup.promoted.update(chunk for chunk, arrived in job.outcome.items() if arrived)
+            hashes = set(lookup.hashes)
+            lookup.promoted |= hashes.intersection(name for (_, name), arrived in job.outcome.items() if arrived)
             if not lookup.is_probe:
-                hashes = set(lookup.hashes)
                 self._pins.pin(lookup.request.record.id, [chunk for chunk in job.chunks if chunk[1] in hashes])
         self._end_order(job)
 
@@ -199,11 +198,9 @@ class Promotions:
             lookup.await_job(self._jobs.order("promote", coming[start : start + BATCH]))
 
     def _await_promotions(self, lookup: Lookup, chunks: list[Chunk]) -> None:
-        """Waits for those of the chunks that are being promoted for others; what else is present is no gain of this lookup."""
-        lookup.present = set(filter(self._primary.expects, chunks)) - lookup.promoted
+        """Waits for those of the chunks that are being promoted for others."""
         for job in self._jobs.moving("promote", chunks):
             lookup.await_job(job)
-            lookup.present.difference_update(job.chunks)
 
     # ---- when to look up ----
 
@@ -250,15 +247,8 @@ class Promotions:
         """
         self._lookups.remove(lookup)
         now = self._jobs.clock()
-        waited, spared = now - max(lookup.began, self._last_end), self._gain(lookup) * CHUNK
+        waited, spared = now - max(lookup.began, self._last_end), len(lookup.promoted) * CHUNK
         self._last_end = now
         self._policy.ended(waited, spared, is_probe=lookup.is_probe)
         if not lookup.is_probe:
             self._budget.spared(spared * (self._costs.token or 0.0))
-
-    def _gain(self, lookup: Lookup) -> int:
-        """Chunks by which the request's prefix has become longer."""
-        if not lookup.promoted:
-            return 0
-        before = self._map.longest(lookup.hashes, lookup.first, lookup.present.__contains__)
-        return self._map.longest(lookup.hashes, lookup.first, (lookup.present | lookup.promoted).__contains__) - before

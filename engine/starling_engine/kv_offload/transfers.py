@@ -31,8 +31,6 @@ With two processors, all the time was lost for which one of them was taken (meas
 """
 HUNG_SECONDS = 60.0
 """A copy between pages and a slot takes milliseconds; a thread that needs longer than this hangs."""
-REPORT_SECONDS = 1.0
-"""Time between two checks whether the secondary tiers' counters have changed."""
 
 WorkQueue = queue.SimpleQueue[Callable[[], None]]
 
@@ -178,9 +176,10 @@ class TransferThreads:
         done.secondary = self._secondary.reports()
         self._answer(done)
 
-    def _report(self) -> None:
+    def _report(self, every: float = 1.0) -> None:
+        """Tells the secondary tiers' counters when they have changed; looks at them `every` so many seconds."""
         last = None
-        while not self._closed.wait(REPORT_SECONDS):
+        while not self._closed.wait(every):
             if (now := self._secondary.reports()) != last:
                 self._answer(TierStatus(now))
             last = now
