@@ -24,8 +24,7 @@ import moe_checkpoint
 from run import CACHE, machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic import change as elastic
-from starling_engine.elastic.change import Stage
+from starling_engine.elastic.coordinator import SizeChange, Stage
 from starling_engine.frontend.local_cores import LocalCores
 from starling_engine.topology.epoch import ExpertLoads, merge_loaded
 
@@ -123,7 +122,7 @@ async def change(engine: AsyncEngine, cores: Patient, streams: Streams, target: 
     began, marks, before = time.perf_counter(), Marks(), engine.cores.membership.layout.data
     await asyncio.sleep(QUIET_SECONDS)
     quiet = time.perf_counter()
-    resize = elastic.SizeChange(target, marks)
+    resize = SizeChange(target, marks)
     assert engine.cores.coordinator is not None
     await engine.cores.coordinator.resize(resize)
     await asyncio.sleep(QUIET_SECONDS)

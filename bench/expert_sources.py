@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.expert_parallel.peers import ExpertPeer, ExpertServer, PeerSource
+from starling_engine.expert_parallel.peers import ExpertPeer, ExpertServer
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import ExpertLoader
-from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource
+from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource, PeerSource
 from starling_engine.layers.experts import Experts
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config

@@ -9,7 +9,7 @@ from typing import Any
 
 from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.executor.select import make_executor
+from starling_engine.executor.base import make_executor
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.model_config.config import load_model_config
 from starling_engine.params import SamplingParams

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import structlog
-from starling_engine.elastic.change import SizeChange, Stage
+from starling_engine.elastic.coordinator import SizeChange, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig

@@ -5,9 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from starling_engine.core.client import CoreClient
-from starling_engine.elastic.change import SizeChange
-from starling_engine.elastic.coordinator import Coordinator
-from starling_engine.elastic.members import CorePool
+from starling_engine.elastic.coordinator import Coordinator, CorePool, SizeChange
 
 from starling_agent.group.leader import Leader
 

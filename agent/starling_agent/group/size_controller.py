@@ -6,9 +6,8 @@ from typing import Any, Never
 
 import structlog
 from starling_engine import AsyncEngine
-from starling_engine.elastic.change import SizeChange
-from starling_engine.elastic.coordinator import Coordinator
-from starling_engine.elastic.expert_space import ExpertSpace
+from starling_engine.elastic.coordinator import Coordinator, SizeChange
+from starling_engine.elastic.epoch_plans import ExpertSpace
 from starling_engine.errors import EngineDead, EpochFailed
 
 from starling_agent.contract.config import LayoutConfig

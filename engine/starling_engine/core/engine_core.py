@@ -7,8 +7,7 @@ from pathlib import Path
 
 from starling_engine.config import EngineConfig
 from starling_engine.core.epochs import CoreEpochs
-from starling_engine.core.messages import CoreCommand
-from starling_engine.core.outbox import FrontendCall, Outbox
+from starling_engine.core.messages import CoreCommand, FrontendCall, Outbox
 from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import MOVED, Delta
 from starling_engine.executor.base import Executor

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from starling_engine.core.messages import EpochNotice
-from starling_engine.core.outbox import FrontendCall, Outbox
+from starling_engine.core.messages import EpochNotice, FrontendCall, Outbox
 from starling_engine.delta import Delta
 from starling_engine.executor.base import Executor
 from starling_engine.scheduler.scheduler import Scheduler
@@ -88,6 +87,6 @@ class CoreEpochs:
         self._scheduler.epoch = number
         self.taking = plan.dp is not None
         layout = replace(self.membership.layout, data=1)
-        workers = tuple(member * layout.world_size + rank for member in plan.members for rank in range(layout.world_size))
+        workers = tuple(core * layout.world_size + rank for core in plan.cores for rank in range(layout.world_size))
         self.membership = EpochMembership(number, replace(layout, data=plan.data), workers)
         self._outbox.notify(EpochNotice(self.membership, self.taking))

@@ -1,6 +1,6 @@
 """Messages between frontends and engine cores: msgpack over ZeroMQ, never pickle."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -128,3 +128,40 @@ class EpochNotice(msgspec.Struct, tag="epoch"):
 
 
 FromCore = Deltas | Hello | Pong | Loading | Answer | EpochNotice | SleepState | Rearranged
+
+
+# ---- messages of a core, which its process sends ----
+
+Notice = EpochNotice | SleepState | Rearranged
+"""Message to all frontends."""
+
+
+class FrontendCall(NamedTuple):
+    """A frontend that waits for an answer: its identity, and its number for the command."""
+
+    frontend: bytes
+    call: int
+
+
+class Outgoing(NamedTuple):
+    """`frontend` is None for a notice, which all get."""
+
+    frontend: bytes | None
+    message: Answer | Notice
+
+
+class Outbox:
+    """Messages that a core's process is to send, in order: all frontends know of a change before its caller has the answer."""
+
+    def __init__(self) -> None:
+        self._messages: list[Outgoing] = []
+
+    def notify(self, notice: Notice) -> None:
+        self._messages.append(Outgoing(None, notice))
+
+    def answer(self, caller: FrontendCall, reply: CoreReply) -> None:
+        self._messages.append(Outgoing(caller.frontend, Answer(caller.call, reply)))
+
+    def take(self) -> list[Outgoing]:
+        messages, self._messages = self._messages, []
+        return messages

@@ -24,6 +24,7 @@ from starling_engine.core.messages import (
     Deltas,
     FromCore,
     FromFrontend,
+    FrontendCall,
     Hello,
     Loading,
     Ping,
@@ -31,11 +32,9 @@ from starling_engine.core.messages import (
     ResetPrefixCache,
     ShutdownCore,
 )
-from starling_engine.core.outbox import FrontendCall
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
-from starling_engine.executor.base import Executor
-from starling_engine.executor.select import make_executor
+from starling_engine.executor.base import Executor, make_executor
 from starling_engine.ipc.child import live_with_parent
 from starling_engine.ipc.listening import listen
 from starling_engine.ipc.log_lines import EXIT_LOGGER

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from starling_engine.core.outbox import FrontendCall, Outbox
+from starling_engine.core.messages import FrontendCall, Outbox
 from starling_engine.delta import Delta
 from starling_engine.executor.base import Executor
 from starling_engine.scheduler.scheduler import Scheduler

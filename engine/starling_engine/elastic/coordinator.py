@@ -1,31 +1,75 @@
 """Leads a group's cores from one epoch to the next: prepare, commit, release. The first epoch is a change from no core to some."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
 
-from starling_engine.elastic.change import SizeChange
-from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.elastic.members import CoreMember, CorePool
-from starling_engine.elastic.plans import leaving_plan, make_plans
-from starling_engine.elastic.tasks import gather_or_cancel, run_to_end
+from starling_engine.core.client import CoreClient
+from starling_engine.elastic.epoch_plans import EpochCore, ExpertSpace, leaving_plan, make_plans
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning, StarlingError
 from starling_engine.topology.epoch import EpochPlan, ExpertLoads, merge_loaded
 from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.elastic")
 
+Result = TypeVar("Result")
+
+Stage = Literal["waiting", "preparing", "committing", "releasing"]
+
+
+@dataclass(slots=True)
+class SizeChange:
+    """A change to `target` cores; `on_stage` is called when a stage begins."""
+
+    target: int
+    on_stage: Callable[[Stage], None] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage that has ended."""
+    loaded: dict[str, ExpertLoads] = field(default_factory=dict)
+    """Experts that ranks loaded for it, by their source."""
+    stage: Stage | None = None
+    _since: float = 0.0
+
+    def enter(self, stage: Stage) -> None:
+        self.end_stage()
+        self.stage, self._since = stage, time.monotonic()
+        if self.on_stage is not None:
+            self.on_stage(stage)
+
+    def end_stage(self) -> None:
+        if self.stage is not None:
+            self.seconds[self.stage] = time.monotonic() - self._since
+
+
+class CorePool(Protocol):
+    """Starts cores, and ends them."""
+
+    async def launch(self, ranks: Sequence[int]) -> list[tuple[CoreClient, str]]:
+        """Starts cores for these data parallel ranks; returns them when all have loaded, with their nodes' addresses.
+
+        Raises the error that ended the loading of one, and then starts none.
+        """
+        ...
+
+    async def release(self, clients: Sequence[CoreClient]) -> None:
+        """Takes cores back, which are in no epoch any more."""
+        ...
+
 
 class Coordinator:
     """Makes one change at a time. `patience` is how long, in seconds, ranks wait for each other."""
 
-    def __init__(self, space: ExpertSpace, cores: CorePool, patience: float) -> None:
-        self.members: list[CoreMember] = []
+    def __init__(self, space: ExpertSpace, pool: CorePool, patience: float) -> None:
+        self.cores: list[EpochCore] = []
         """Cores of the serving epoch, by data parallel rank."""
         self.epoch = 0
         self.placement: Placement | None = None
         self._space = space
-        self._cores = cores
+        self._pool = pool
         self._patience = patience
         self._last_epoch = 0
         """The highest number that an epoch was given, though it may not have been reached."""
@@ -36,12 +80,12 @@ class Coordinator:
 
     @property
     def data(self) -> int:
-        return len(self.members)
+        return len(self.cores)
 
     @property
     def dead(self) -> str | None:
         """Cause of the group's end; None while it can go on."""
-        failures = (member.client.failure for member in self.members)
+        failures = (core.client.failure for core in self.cores)
         return self._failure or next((failure for failure in failures if failure is not None), None)
 
     def check(self) -> None:
@@ -70,49 +114,49 @@ class Coordinator:
         change.enter("waiting")
         joiners = await self._launch(change.target - self.data)
         try:
-            members = (self.members + joiners)[: change.target]
-            leavers = self.members[change.target :]
+            cores = (self.cores + joiners)[: change.target]
+            leavers = self.cores[change.target :]
             change.enter("preparing")
-            plan = await self._prepare(change, members, leavers)
+            plan = await self._prepare(change, cores, leavers)
         except BaseException:
             await self._release(joiners)
             raise
-        await run_to_end(self._finish(change, plan, members, leavers))
+        await run_to_end(self._finish(change, plan, cores, leavers))
 
-    async def _finish(self, change: SizeChange, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
+    async def _finish(self, change: SizeChange, plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
         change.enter("committing")
-        await self._commit(plan, members, leavers)
+        await self._commit(plan, cores, leavers)
         change.enter("releasing")
         await self._release(leavers)
         change.end_stage()
 
-    async def _launch(self, count: int) -> list[CoreMember]:
+    async def _launch(self, count: int) -> list[EpochCore]:
         if count <= 0:
             return []
         try:
-            launched = await self._cores.launch(range(self.data, self.data + count))
+            launched = await self._pool.launch(range(self.data, self.data + count))
         except StarlingError as error:
-            if not self.members:
+            if not self.cores:
                 raise
             raise EpochFailed(f"new engine cores: {error}") from error
         self._ids += count
-        return [CoreMember(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
+        return [EpochCore(self._ids - count + i, client, host) for i, (client, host) in enumerate(launched)]
 
-    async def _release(self, members: list[CoreMember]) -> None:
-        await self._cores.release([member.client for member in members])
+    async def _release(self, cores: list[EpochCore]) -> None:
+        await self._pool.release([core.client for core in cores])
 
-    async def _prepare(self, change: SizeChange, members: list[CoreMember], leavers: list[CoreMember]) -> EpochPlan:
+    async def _prepare(self, change: SizeChange, cores: list[EpochCore], leavers: list[EpochCore]) -> EpochPlan:
         """Makes all ready to switch. Where it raises, nothing has changed."""
         self._last_epoch += 1
-        placement = self._space.place(self._placement_now(), len(members))
-        plans = make_plans(self._last_epoch, members, placement, self._patience, served=self.data)
-        calls = [member.client.prepare(plan) for member, plan in zip(members, plans, strict=True)]
-        calls += [member.client.prepare(leaving_plan(plans[0])) for member in leavers]
+        placement = self._space.place(self._placement_now(), len(cores))
+        plans = make_plans(self._last_epoch, cores, placement, self._patience, served=self.data)
+        calls = [core.client.prepare(plan) for core, plan in zip(cores, plans, strict=True)]
+        calls += [core.client.prepare(leaving_plan(plans[0])) for core in leavers]
         try:
             prepared = await gather_or_cancel(calls)
         except BaseException as error:
-            await self._abandon(self._last_epoch, members + leavers)
-            if isinstance(error, EngineDead) and self.members and all(member.client.failure is None for member in self.members):
+            await self._abandon(self._last_epoch, cores + leavers)
+            if isinstance(error, EngineDead) and self.cores and all(core.client.failure is None for core in self.cores):
                 raise EpochFailed(str(error)) from error
             raise
         change.loaded = merge_loaded(each.loaded for each in prepared)
@@ -124,29 +168,60 @@ class Coordinator:
         first = self.placement
         if first is None:
             return None
-        rearranged = self.members[0].client.rearranged.get(self.epoch, {})
+        rearranged = self.cores[0].client.rearranged.get(self.epoch, {})
         return Placement(first.num_experts, tuple(rearranged.get(row, layer) for row, layer in enumerate(first.layers)))
 
-    async def _commit(self, plan: EpochPlan, members: list[CoreMember], leavers: list[CoreMember]) -> None:
+    async def _commit(self, plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
         """Switches all. There is no way back: ranks that have switched wait for those that have not."""
         try:
-            await gather_or_cancel([member.client.commit(plan.number) for member in members + leavers])
+            await gather_or_cancel([core.client.commit(plan.number) for core in cores + leavers])
         except BaseException as error:
             self._failure = f"epoch {plan.number} was not reached: {error or type(error).__name__}"
             if isinstance(error, StarlingError):
                 raise EngineDead(self._failure) from error
             raise
-        self.members, self.epoch, self.placement = members, plan.number, plan.placement
-        logger.info("epoch %d serves with %d data parallel ranks", plan.number, len(members))
+        self.cores, self.epoch, self.placement = cores, plan.number, plan.placement
+        logger.info("epoch %d serves with %d data parallel ranks", plan.number, len(cores))
 
-    async def _abandon(self, number: int, members: list[CoreMember]) -> None:
-        for member in members:
-            if member.client.failure is None:
+    async def _abandon(self, number: int, cores: list[EpochCore]) -> None:
+        for core in cores:
+            if core.client.failure is None:
                 with suppress(StarlingError):
-                    await member.client.abandon(number)
+                    await core.client.abandon(number)
 
 
 def _log_loaded(number: int, loaded: Mapping[str, ExpertLoads]) -> None:
     texts = [f"{loads.experts} from {source} at {loads.rate / 1e6:.0f} MB/s" for source, loads in loaded.items() if loads.experts]
     if texts:
         logger.info("epoch %d: experts that ranks loaded: %s", number, ", ".join(texts))
+
+
+# ---- waiting for tasks ----
+
+
+async def gather_or_cancel(work: Sequence[Coroutine[None, None, Result]]) -> list[Result]:
+    """Runs all at once; returns their results, in order. The first failure cancels the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
+
+
+async def run_to_end(work: Coroutine[None, None, None]) -> None:
+    """Runs to the end even if the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while True:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done():
+                raise
+            logger.info("cancelled too late: the commit has begun")
+            caller = asyncio.current_task()
+            assert caller is not None
+            caller.uncancel()

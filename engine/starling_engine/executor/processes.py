@@ -14,10 +14,8 @@ import zmq
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost, StarlingError
-from starling_engine.executor.gather import ReplyGather
-from starling_engine.executor.health import ExecutorHealth
-from starling_engine.executor.remote import RemoteRanks
-from starling_engine.executor.results import StepResults
+from starling_engine.executor.gather import ReplyGather, StepResults
+from starling_engine.executor.health import ExecutorHealth, RemoteRanks
 from starling_engine.ipc import child
 from starling_engine.ipc.listening import listen
 from starling_engine.kv.layer_specs import kv_groups

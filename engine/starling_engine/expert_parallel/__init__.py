@@ -12,8 +12,7 @@
         │     ranks, and sockets that wake them                  │     and sums back
         │          ▲                                             └─▶ load.py
         │          │ joins the next one                                LoadWindow: counts each expert's tokens
-        │    epoch_preparation.py                                            │
-        │      EpochPreparer, for a resize                                   │
+        │    EpochPreparer, in a thread, for a resize                        │
         ▼          │                                                         │
  eplb_manager.py   │                                                         │
    EplbManager: now and then a placement that suits the load  ◀── counts ────┘
@@ -26,8 +25,7 @@
         ▼
  sources.py
    FastestSource ─┬─▶ CheckpointSource: the files
-                  └─▶ peers.py
-                        PeerSource ── pieces of an expert ── ExpertServer of another rank, found by directory.py
+                  └─▶ PeerSource ── pieces of an expert ── ExpertServer of another rank (peers.py), found by PeerDirectory
 ```
 
 A *placement* (`topology/placement.py`) says which rank holds which experts. An *epoch* (`topology/epoch.py`) is a numbered set of

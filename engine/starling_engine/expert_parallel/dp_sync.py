@@ -56,10 +56,10 @@ class DpSync:
         """Number of syncs in the epoch; the same on all its ranks."""
         return self._step
 
-    def prepare(self, plan: EpochPlan, epoch: Epoch | None) -> None:
+    def prepare(self, epoch_plan: EpochPlan, epoch: Epoch | None) -> None:
         """Sets the next epoch; None for a rank that leaves."""
         self.abandon()
-        self.prepared, self._next = plan, epoch
+        self.prepared, self._next = epoch_plan, epoch
 
     def abandon(self) -> None:
         """Drops the next epoch, if there is one."""

@@ -1,21 +1,28 @@
-"""An epoch as one rank has it: its connections to the ranks that hold a stage's experts among them."""
+"""An epoch as one rank has it: connections to the ranks that share a stage's experts. The next one is prepared in a thread."""
 
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 import zmq
 from torch._C._distributed_c10d import Store
 
+from starling_engine.errors import EpochFailed, RankLost
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.ranks import with_shared_memory
+from starling_engine.platforms.priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
 CPU = torch.device("cpu")
+POLL_SECONDS = 0.02
 
 
 class WakeupSockets:
@@ -93,3 +100,113 @@ class Epoch:
         self.wakeup.close()
         if self._nccl is not None:
             self._nccl.close()
+
+
+# ---- the next epoch ----
+
+
+@dataclass(slots=True)
+class EpochPreparation:
+    """A preparation and its result. `epoch` is None for a rank that leaves, or where `error` says why there is none."""
+
+    plan: EpochPlan
+    cancelled: bool = False
+    epoch: Epoch | None = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
+Join = Callable[[EpochPlan, Callable[[], bool]], Epoch | None]
+"""Called with the plan, and with a function that returns whether the preparation was cancelled."""
+
+
+class EpochPreparer:
+    """Runs each preparation in a thread. `socket` is readable when a result is there for `poll`."""
+
+    ADDRESS = "inproc://prepared"
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], join: Join) -> None:
+        self._context = context
+        self._join = join
+        self._current: EpochPreparation | None = None
+        self._done: SimpleQueue[EpochPreparation] = SimpleQueue()
+        self.socket = context.socket(zmq.PULL)
+        self.socket.bind(self.ADDRESS)
+
+    def start(self, plan: EpochPlan) -> None:
+        """Replaces a preparation that is under way."""
+        self.cancel()
+        self._current = EpochPreparation(plan)
+        threading.Thread(target=self._run, args=(self._current,), name=f"epoch-{plan.number}", daemon=True).start()
+
+    def cancel(self) -> None:
+        if self._current is not None:
+            self._current.cancelled = True
+            self._current = None
+
+    def poll(self) -> EpochPreparation | None:
+        """Returns the preparation that has ended, unless it was cancelled or replaced."""
+        result = None
+        while self.socket.poll(0):
+            self.socket.recv()
+            done = self._done.get()
+            if done is self._current:
+                result, self._current = done, None
+            elif done.epoch is not None:
+                done.epoch.close()
+        return result
+
+    def _run(self, preparation: EpochPreparation) -> None:
+        lower_priority()
+        began = time.monotonic()
+        try:
+            preparation.epoch = self._join(preparation.plan, lambda: preparation.cancelled)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the epoch that serves goes on
+            preparation.error = f"{type(error).__name__}: {error}"
+        preparation.seconds = time.monotonic() - began
+        self._done.put(preparation)
+        wakeup = self._context.socket(zmq.PUSH)
+        wakeup.connect(self.ADDRESS)
+        wakeup.send(b"")
+        wakeup.close()
+
+
+LoadProgress = Callable[[], tuple[int, bool]]
+"""Returns the experts that this rank has loaded for the epoch, and whether those are all. Raises what loading raised."""
+
+
+def wait_for_loads(
+    store: Store,
+    plan: EpochPlan,
+    layout: ParallelLayout,
+    coordinates: Coordinates,
+    progress: LoadProgress,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Returns once all ranks of the stage have loaded, so that none waits long for another when they join the epoch.
+
+    Raises EpochFailed when it is cancelled. Raises RankLost, naming the ranks that are missing, when no rank has loaded an expert
+    for the rendezvous' timeout.
+    """
+    name, shard = plan.exchange(layout, coordinates)
+    reported, here = 0, False
+    seen, since = (-1, -1), time.monotonic()
+    while not cancelled():
+        count, complete = progress()
+        if complete and not here:
+            here = True
+            store.set(f"{name}/here/{shard.index}", "")
+            store.add(f"{name}/here", 1)
+        state = store.add(f"{name}/loaded", count - reported), store.add(f"{name}/here", 0)
+        reported = count
+        if state[1] == shard.count:
+            return
+        if state != seen:
+            seen, since = state, time.monotonic()
+        elif time.monotonic() - since > plan.rendezvous.timeout:
+            late = [
+                plan.rank_name(ep, layout, coordinates.pp) for ep in range(shard.count) if not store.check([f"{name}/here/{ep}"])
+            ]
+            raise RankLost(f"{' and '.join(late)} did not get ready, and nothing was loaded for {plan.rendezvous.timeout:g} s")
+        time.sleep(POLL_SECONDS)
+    raise EpochFailed("cancelled")

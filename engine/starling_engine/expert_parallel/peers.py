@@ -1,34 +1,32 @@
-"""Copies experts from rank to rank, as they lie in memory: no file is read, nothing is converted or packed again.
+"""Ranks that hold experts send them to ranks that load them, as they lie in memory: nothing is read from files or packed again.
 
-`ExpertServer` sends the experts that a rank holds. `PeerSource` asks for them, a few pieces at a time.
+`ExpertServer` sends them, and `PeerSource` in `sources.py` asks for them. Which ranks hold which stands in the store where the next
+epoch's ranks meet.
 """
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
-import torch
 import zmq
+from torch._C._distributed_c10d import Store
 
-from starling_engine.errors import EpochFailed, WeightError
+from starling_engine.config import WorkerConfig
 from starling_engine.ipc.listening import listen
 from starling_engine.layers.experts import Experts
+from starling_engine.parallel.gloo import join_store
 from starling_engine.platforms.priority import lower_priority
-from starling_engine.topology.epoch import PEERS
+from starling_engine.topology.epoch import EpochPlan
 
 logger = logging.getLogger("starling.parallel")
 
 PIECE = 1 << 18
 """Bytes of an answer. Between two of them other threads get the interpreter."""
-IN_FLIGHT = 4
-"""Pieces that are requested at once. The next is on its way while one is copied, and a server never has many to hold."""
-PIECE_TIMEOUT = 2.0
-"""Seconds without a piece after which a rank is given up. It may only be busy, but the files are there too."""
-POLL_MS = 20
+WAIT_SECONDS = 1.0
+"""Time for a rank that is in a long step, and learns of the next epoch when that ends."""
+POLL_SECONDS = 0.01
 
 
 class ReadExpert(msgspec.Struct, array_like=True):
@@ -44,7 +42,7 @@ class ReadExpert(msgspec.Struct, array_like=True):
     layout: str
 
 
-_decode = msgspec.msgpack.Decoder(ReadExpert).decode
+_decode_request = msgspec.msgpack.Decoder(ReadExpert).decode
 
 
 class ExpertServer:
@@ -96,7 +94,7 @@ class ExpertServer:
 
     def _answer(self, socket: zmq.Socket[bytes], identity: bytes, payload: bytes) -> None:
         try:
-            request = _decode(payload)
+            request = _decode_request(payload)
         except msgspec.DecodeError as error:
             logger.warning("a message of %d bytes was refused: %s", len(payload), error)
             return
@@ -129,80 +127,62 @@ class ExpertPeer(msgspec.Struct, frozen=True):
 FindPeers = Callable[[Callable[[], bool]], Sequence[ExpertPeer]]
 """Returns the peers that are known. May wait a little for them, until its argument says that the load was cancelled."""
 
-
-class PeerSource:
-    """An ExpertSource that copies from other ranks. Used by one thread; `close` ends its connections."""
-
-    name = PEERS
-
-    def __init__(self, find: FindPeers) -> None:
-        self._find = find
-        self._peers: list[ExpertPeer] | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._encode = msgspec.msgpack.Encoder().encode
-
-    def has(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> bool:
-        return bool(self._peers_with(layer, expert, cancelled))
-
-    def fill(self, experts: Experts, layer: int, expert: int, cancelled: Callable[[], bool]) -> None:
-        """Raises WeightError where the chosen rank does not send it. That rank is not used again, for any expert."""
-        peers = self._peers_with(layer, expert, cancelled)
-        peer = peers[(layer + expert) % len(peers)]  # so that all of them have something to send
-        try:
-            self._copy(self._socket(peer), experts, layer, expert, cancelled)
-        except WeightError as error:
-            self._forget(peer)
-            raise WeightError(f"the rank at {peer.address}: {error}") from error
-        experts.mark_loaded(expert)
-
-    def close(self) -> None:
-        self._context.destroy(0)
-
-    def _peers_with(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> list[ExpertPeer]:
-        if self._peers is None:
-            self._peers = list(self._find(cancelled))
-        return [peer for peer in self._peers if expert in peer.holds.get(layer, ())]
-
-    def _copy(self, socket: zmq.Socket[bytes], experts: Experts, layer: int, expert: int, cancelled: Callable[[], bool]) -> None:
-        """Raises WeightError, and EpochFailed when it is cancelled. Answers come in the order of the requests."""
-        parts, layout = experts.reserve_memory(expert), experts.layout
-        wanted = [(part, start) for part, memory in enumerate(parts) for start in range(0, len(memory), PIECE)]
-        requested: deque[torch.Tensor] = deque()
-        for part, start in wanted:
-            if len(requested) == IN_FLIGHT:
-                _receive_piece(socket, requested.popleft(), cancelled)
-            socket.send(self._encode(ReadExpert(layer, expert, part, start, layout)))
-            requested.append(parts[part][start : start + PIECE])
-        for memory in requested:
-            _receive_piece(socket, memory, cancelled)
-
-    def _socket(self, peer: ExpertPeer) -> zmq.Socket[bytes]:
-        if peer.address not in self._sockets:
-            socket = self._sockets[peer.address] = self._context.socket(zmq.DEALER)
-            socket.setsockopt(zmq.IPV6, "[" in peer.address)
-            socket.connect(peer.address)
-        return self._sockets[peer.address]
-
-    def _forget(self, peer: ExpertPeer) -> None:
-        """Drops its connection as well, and with it answers that come too late."""
-        assert self._peers is not None
-        self._peers.remove(peer)
-        self._sockets.pop(peer.address).close(0)
+_decode_peer = msgspec.json.Decoder(ExpertPeer).decode
 
 
-def _receive_piece(socket: zmq.Socket[bytes], memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
-    since = time.monotonic()
-    while True:
-        if cancelled():
-            raise EpochFailed("cancelled")
-        if socket.poll(POLL_MS):
-            break
-        if time.monotonic() - since > PIECE_TIMEOUT:
-            raise WeightError(f"nothing came for {PIECE_TIMEOUT:g} s")
-    refusal, piece = socket.recv_multipart(copy=False)
-    if len(refusal.buffer):
-        raise WeightError(bytes(refusal.buffer).decode())
-    if len(piece.buffer) != len(memory):
-        raise WeightError(f"{len(piece.buffer)} bytes came where {len(memory)} were asked for")
-    memory.copy_(torch.from_numpy(np.frombuffer(piece.buffer, np.uint8)))
+class PeerDirectory:
+    """The entries of one epoch and stage, under its `name` in the store. Used by one thread, as the store."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def add(self, peer: ExpertPeer) -> None:
+        index = self._store.add(f"{self._name}/peers", 1) - 1
+        self._store.set(f"{self._name}/peer/{index}", msgspec.json.encode(peer).decode())
+
+    def read(self, expected: int, cancelled: Callable[[], bool]) -> list[ExpertPeer]:
+        """Returns all entries when `expected` are there; after WAIT_SECONDS those that are."""
+        end = time.monotonic() + WAIT_SECONDS
+        while len(keys := self._keys()) < expected and time.monotonic() < end and not cancelled():
+            time.sleep(POLL_SECONDS)
+        return [_decode_peer(self._store.get(key)) for key in keys]
+
+    def _keys(self) -> list[str]:
+        keys = [f"{self._name}/peer/{index}" for index in range(self._store.add(f"{self._name}/peers", 0))]
+        return [key for key in keys if self._store.check([key])]
+
+
+class ExpertPublisher:
+    """Serves this rank's experts, and publishes them. Ranks that leave take part too: others lack what they hold."""
+
+    def __init__(self, config: WorkerConfig, experts: Mapping[int, Experts]) -> None:
+        """`experts` as `Decoder.experts`, before anything is loaded into them by another thread."""
+        assert config.rendezvous is not None, "the executor sets the address of this rank"
+        self._layout = config.layout
+        self._stage = config.layout.coordinates(config.rank).pp
+        self._server = ExpertServer(experts, config.rendezvous.address)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def publish(self, plan: EpochPlan) -> None:
+        """Adds an entry with the experts that are here, if any. Raises RankLost when nobody serves the epoch's store."""
+        holds = self._server.holds()
+        if any(holds.values()):
+            self._directory(plan).add(ExpertPeer(self.address, holds))
+
+    def find_peers(self, plan: EpochPlan) -> FindPeers | None:
+        """Returns what finds the ranks that serve before the epoch; None where there are none."""
+        expected = plan.served * self._layout.tensor
+        if not expected:
+            return None
+
+        def find(cancelled: Callable[[], bool]) -> list[ExpertPeer]:
+            return self._directory(plan).read(expected, cancelled)
+
+        return find
+
+    def _directory(self, plan: EpochPlan) -> PeerDirectory:
+        return PeerDirectory(join_store(plan.rendezvous), plan.stage_name(self._stage))

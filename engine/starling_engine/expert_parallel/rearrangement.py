@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from starling_engine.errors import EpochFailed
-from starling_engine.expert_parallel.peers import FindPeers, PeerSource
+from starling_engine.expert_parallel.peers import FindPeers
 from starling_engine.expert_parallel.ranks import ExpertRanks
-from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource, FastestSource, SourceSpeeds
+from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource, FastestSource, PeerSource, SourceSpeeds
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.platforms.priority import lower_priority

@@ -7,15 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from starling_engine.errors import WeightError
+import msgspec
+import numpy as np
+import torch
+import zmq
+
+from starling_engine.errors import EpochFailed, WeightError
+from starling_engine.expert_parallel.peers import PIECE, ExpertPeer, FindPeers, ReadExpert
 from starling_engine.layers.experts import Experts
-from starling_engine.topology.epoch import CHECKPOINT, ExpertLoads
+from starling_engine.topology.epoch import CHECKPOINT, PEERS, ExpertLoads
 from starling_engine.weights.slot import WeightSource
 
 logger = logging.getLogger("starling.parallel")
 
 PROBES = 2
 """Experts that come from each source before one is chosen. Later, a source's speed is that of its last PROBES experts."""
+IN_FLIGHT = 4
+"""Pieces that are requested at once. The next is on its way while one is copied, and a server never has many to hold."""
+PIECE_TIMEOUT = 2.0
+"""Seconds without a piece after which a rank is given up. It may only be busy, but the files are there too."""
+POLL_MS = 20
 
 
 class ExpertSource(Protocol):
@@ -53,6 +64,67 @@ class CheckpointSource:
 
     def close(self) -> None:
         """Does nothing: files are open only while an expert is read."""
+
+
+class PeerSource:
+    """An ExpertSource that copies from other ranks. Used by one thread; `close` ends its connections."""
+
+    name = PEERS
+
+    def __init__(self, find: FindPeers) -> None:
+        self._find = find
+        self._peers: list[ExpertPeer] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def has(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> bool:
+        return bool(self._peers_with(layer, expert, cancelled))
+
+    def fill(self, experts: Experts, layer: int, expert: int, cancelled: Callable[[], bool]) -> None:
+        """Raises WeightError where the chosen rank does not send it. That rank is not used again, for any expert."""
+        peers = self._peers_with(layer, expert, cancelled)
+        peer = peers[(layer + expert) % len(peers)]  # so that all of them have something to send
+        try:
+            self._copy(self._socket(peer), experts, layer, expert, cancelled)
+        except WeightError as error:
+            self._forget(peer)
+            raise WeightError(f"the rank at {peer.address}: {error}") from error
+        experts.mark_loaded(expert)
+
+    def close(self) -> None:
+        self._context.destroy(0)
+
+    def _peers_with(self, layer: int, expert: int, cancelled: Callable[[], bool]) -> list[ExpertPeer]:
+        if self._peers is None:
+            self._peers = list(self._find(cancelled))
+        return [peer for peer in self._peers if expert in peer.holds.get(layer, ())]
+
+    def _copy(self, socket: zmq.Socket[bytes], experts: Experts, layer: int, expert: int, cancelled: Callable[[], bool]) -> None:
+        """Raises WeightError, and EpochFailed when it is cancelled. Answers come in the order of the requests."""
+        parts, layout = experts.reserve_memory(expert), experts.layout
+        wanted = [(part, start) for part, memory in enumerate(parts) for start in range(0, len(memory), PIECE)]
+        requested: deque[torch.Tensor] = deque()
+        for part, start in wanted:
+            if len(requested) == IN_FLIGHT:
+                _receive_piece(socket, requested.popleft(), cancelled)
+            socket.send(self._encode(ReadExpert(layer, expert, part, start, layout)))
+            requested.append(parts[part][start : start + PIECE])
+        for memory in requested:
+            _receive_piece(socket, memory, cancelled)
+
+    def _socket(self, peer: ExpertPeer) -> zmq.Socket[bytes]:
+        if peer.address not in self._sockets:
+            socket = self._sockets[peer.address] = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.IPV6, "[" in peer.address)
+            socket.connect(peer.address)
+        return self._sockets[peer.address]
+
+    def _forget(self, peer: ExpertPeer) -> None:
+        """Drops its connection as well, and with it answers that come too late."""
+        assert self._peers is not None
+        self._peers.remove(peer)
+        self._sockets.pop(peer.address).close(0)
 
 
 @dataclass(slots=True)
@@ -129,3 +201,20 @@ class FastestSource:
         speeds.preferred = chosen
         rates = ", ".join(f"{name} {speeds.best(name) / 1e6:.0f} MB/s" for name in speeds.rates)
         logger.info("experts come from %s (%s)", chosen, rates)
+
+
+def _receive_piece(socket: zmq.Socket[bytes], memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
+    since = time.monotonic()
+    while True:
+        if cancelled():
+            raise EpochFailed("cancelled")
+        if socket.poll(POLL_MS):
+            break
+        if time.monotonic() - since > PIECE_TIMEOUT:
+            raise WeightError(f"nothing came for {PIECE_TIMEOUT:g} s")
+    refusal, piece = socket.recv_multipart(copy=False)
+    if len(refusal.buffer):
+        raise WeightError(bytes(refusal.buffer).decode())
+    if len(piece.buffer) != len(memory):
+        raise WeightError(f"{len(piece.buffer)} bytes came where {len(memory)} were asked for")
+    memory.copy_(torch.from_numpy(np.frombuffer(piece.buffer, np.uint8)))

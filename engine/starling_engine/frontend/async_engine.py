@@ -12,9 +12,8 @@ from starling_engine.args import EngineArgs
 from starling_engine.config import EngineConfig
 from starling_engine.core.messages import Loading
 from starling_engine.delta import MOVED, Delta, Stats
-from starling_engine.elastic.change import SizeChange, Stage
-from starling_engine.elastic.coordinator import Coordinator
-from starling_engine.elastic.expert_space import ExpertSpace
+from starling_engine.elastic.coordinator import Coordinator, SizeChange, Stage
+from starling_engine.elastic.epoch_plans import ExpertSpace
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.cores import CoreClients

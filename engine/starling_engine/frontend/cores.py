@@ -92,7 +92,7 @@ class CoreClients:
     def node_clients(self) -> list[CoreClient]:
         """Clients of this node's cores."""
         if self.coordinator is not None:
-            return [member.client for member in self.coordinator.members]
+            return [core.client for core in self.coordinator.cores]
         return self.local.clients + self._attached
 
     @property

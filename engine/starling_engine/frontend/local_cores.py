@@ -10,7 +10,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Loading, ShutdownCore
 from starling_engine.delta import Stats, add_totals
-from starling_engine.elastic.tasks import gather_or_cancel
+from starling_engine.elastic.coordinator import gather_or_cancel
 
 HOST = "127.0.0.1"
 

@@ -18,16 +18,16 @@ from starling_engine.topology.shard import Shard
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of epoch `number` for one core.
 
-    members     ids of the epoch's cores, in the order of their data parallel rank
+    cores       ids of the epoch's cores, in the order of their data parallel rank
     dp          this core's rank among them; None: it leaves
     placement   which rank holds which experts
     rendezvous  where the epoch's ranks meet: the store of the first core's rank 0
-    nodes       number of nodes, if each has equally many members, one after the other; otherwise 1
+    nodes       number of nodes, if each has equally many of the cores, one after the other; otherwise 1
     served      number of cores in the epoch before, whose ranks publish which experts they hold, for others to load
     """
 
     number: int
-    members: tuple[int, ...]
+    cores: tuple[int, ...]
     dp: int | None
     placement: Placement
     rendezvous: Rendezvous
@@ -36,7 +36,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data(self) -> int:
-        return len(self.members)
+        return len(self.cores)
 
     def stage_name(self, stage: int) -> str:
         """Returns the name, in the TCPStore, of the communicator of the ranks that share a pipeline stage's experts."""

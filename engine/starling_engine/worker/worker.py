@@ -13,10 +13,9 @@ from torch.distributed import DistError
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import PeerLost
-from starling_engine.expert_parallel.directory import ExpertPublisher
 from starling_engine.expert_parallel.eplb_manager import EplbManager
-from starling_engine.expert_parallel.epoch import Epoch
-from starling_engine.expert_parallel.epoch_preparation import LoadProgress, wait_for_loads
+from starling_engine.expert_parallel.epoch import Epoch, LoadProgress, wait_for_loads
+from starling_engine.expert_parallel.peers import ExpertPublisher
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.kv.layer_specs import kv_groups

@@ -16,7 +16,7 @@ from starling_agent.node.deadline import Deadline
 from starling_agent.node.pin import Pin
 from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.report_state import ReportState
-from starling_engine.elastic.change import SizeChange
+from starling_engine.elastic.coordinator import SizeChange
 from starling_engine.errors import EpochFailed
 from starling_engine.topology.epoch import ExpertLoads
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from starling_engine.config import TiersConfig
 from starling_engine.core.engine_core import EngineCore
-from starling_engine.core.messages import Answer
-from starling_engine.core.outbox import FrontendCall
+from starling_engine.core.messages import Answer, FrontendCall
 from starling_engine.delta import Delta
 from starling_engine.executor.thread import ThreadExecutor
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from starling_engine import AsyncEngine
-from starling_engine.elastic.change import SizeChange, Stage
+from starling_engine.elastic.coordinator import SizeChange, Stage
 from starling_engine.errors import EngineDead, EpochFailed, OperationRunning
 from starling_engine.executor.processes import STOP_SECONDS
 from starling_engine.topology.epoch import CHECKPOINT, PEERS

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
-from starling_engine.elastic.change import Stage
+from starling_engine.elastic.coordinator import Stage
 from starling_engine.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
 from starling_engine.params import PoolingParams
 

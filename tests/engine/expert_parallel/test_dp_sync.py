@@ -60,7 +60,7 @@ class Group:
 
         def plan(dp: int | None) -> EpochPlan:
             place = Rendezvous(HOST, self.store.port, HOST, TIMEOUT)
-            return EpochPlan(number=number, members=tuple(range(data)), dp=dp, placement=Placement(1, ()), rendezvous=place)
+            return EpochPlan(number=number, cores=tuple(range(data)), dp=dp, placement=Placement(1, ()), rendezvous=place)
 
         def join(at: int, member: int) -> None:
             own = plan(at // self.layout.tensor)

@@ -108,7 +108,7 @@ def worker_config() -> WorkerConfig:
 
 
 def epoch(number: int) -> EpochPlan:
-    return EpochPlan(number=number, members=(0, 1), dp=0, placement=Placement(EXPERTS, ()), rendezvous=Rendezvous("", 0, "", 1.0))
+    return EpochPlan(number=number, cores=(0, 1), dp=0, placement=Placement(EXPERTS, ()), rendezvous=Rendezvous("", 0, "", 1.0))
 
 
 def join_as(index: int, join: Join, load: list[int] = SKEWED) -> Rank:

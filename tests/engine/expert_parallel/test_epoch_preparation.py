@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from starling_engine.errors import EpochFailed, RankLost, WeightError
-from starling_engine.expert_parallel.epoch_preparation import LoadProgress, wait_for_loads
+from starling_engine.expert_parallel.epoch import LoadProgress, wait_for_loads
 from starling_engine.parallel.gloo import join_store, serve_store
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
@@ -44,11 +44,11 @@ def wait_with(*ranks: LoadProgress, cancelled: Callable[[], bool] = lambda: Fals
     """Returns the exception that each rank got, or None. Each rank is a core."""
     store = serve_store(HOST, STORE_TIMEOUT)
     barrier = threading.Barrier(len(ranks), timeout=STORE_TIMEOUT)
-    members = tuple(range(len(ranks)))
+    cores = tuple(range(len(ranks)))
 
     def plan(dp: int) -> EpochPlan:
         rendezvous = Rendezvous(HOST, store.port, HOST, PATIENCE)
-        return EpochPlan(number=1, members=members, dp=dp, placement=Placement(1, ()), rendezvous=rendezvous)
+        return EpochPlan(number=1, cores=cores, dp=dp, placement=Placement(1, ()), rendezvous=rendezvous)
 
     def run(dp: int) -> None:
         mine = join_store(replace(plan(dp).rendezvous, timeout=STORE_TIMEOUT))
@@ -56,7 +56,7 @@ def wait_with(*ranks: LoadProgress, cancelled: Callable[[], bool] = lambda: Fals
         wait_for_loads(mine, plan(dp), ParallelLayout(), Coordinates(0, 0, 0), ranks[dp], cancelled)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return [future.exception(60.0) for future in [pool.submit(run, dp) for dp in members]]
+        return [future.exception(60.0) for future in [pool.submit(run, dp) for dp in cores]]
 
 
 def test_ranks_wait_longer_for_one_that_loads_than_for_one_that_does_not_come() -> None:

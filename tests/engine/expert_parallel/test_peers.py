@@ -12,8 +12,7 @@ import zmq
 from starling_engine.errors import ConfigError, WeightError
 from starling_engine.expert_parallel import peers as peers_module
 from starling_engine.expert_parallel import sources as sources_module
-from starling_engine.expert_parallel.directory import PeerDirectory
-from starling_engine.expert_parallel.peers import ExpertPeer, ExpertServer, FindPeers, ReadExpert
+from starling_engine.expert_parallel.peers import ExpertPeer, ExpertServer, FindPeers, PeerDirectory, ReadExpert
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
 from starling_engine.expert_parallel.sources import FastestSource, SourceSpeeds
@@ -90,6 +89,7 @@ def test_a_rank_without_files_loads_from_one_that_holds_them(
     reference: Reference, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "PIECE", 1000)
+    monkeypatch.setattr(sources_module, "PIECE", 1000)
     giver, taker = server_rank(reference, dtype), joining_rank(reference, dtype)
     server = ExpertServer(giver.model.experts, HOST)
     moves = moves_of(taker, Away())
@@ -175,7 +175,7 @@ def test_no_slot_is_no_fault_of_a_source(reference: Reference, server: ExpertSer
 
 
 def test_who_gives_up_does_not_wait_for_a_silent_rank(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "PIECE_TIMEOUT", 30.0)
+    monkeypatch.setattr(sources_module, "PIECE_TIMEOUT", 30.0)
     context = zmq.Context()
     silent = context.socket(zmq.ROUTER)
     peer = ExpertPeer(f"tcp://{HOST}:{silent.bind_to_random_port(f'tcp://{HOST}')}", ALL_HELD)
@@ -391,7 +391,7 @@ def test_the_choice_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 
 
 def test_the_directory_has_the_experts_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starling_engine.expert_parallel.directory.WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("starling_engine.expert_parallel.peers.WAIT_SECONDS", 60.0)
     store = serve_store(HOST, 5.0)
     directory = PeerDirectory(store, "epoch/2/0")
     peers = [ExpertPeer(f"tcp://{HOST}:{port}", {0: (port,), 3: (1, 2)}) for port in (1, 2)]
@@ -406,6 +406,6 @@ def test_the_directory_has_the_experts_of_each_rank(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rank_without_an_entry_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starling_engine.expert_parallel.directory.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("starling_engine.expert_parallel.peers.WAIT_SECONDS", 0.1)
     store = serve_store(HOST, 5.0)
     assert PeerDirectory(store, "epoch/2/0").read(1, lambda: False) == []

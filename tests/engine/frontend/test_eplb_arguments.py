@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from starling_engine import EngineArgs
 from starling_engine.config import EplbConfig
-from starling_engine.elastic.expert_space import ExpertSpace
-from starling_engine.elastic.plans import count_nodes
+from starling_engine.elastic.epoch_plans import ExpertSpace, count_nodes
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -9,11 +9,10 @@ import zmq
 
 from starling_engine.errors import RankLost
 from starling_engine.expert_parallel.dp_sync import DpSync, SyncDecision
-from starling_engine.expert_parallel.epoch import Epoch
-from starling_engine.expert_parallel.epoch_preparation import EpochPreparation, EpochPreparer
+from starling_engine.expert_parallel.epoch import Epoch, EpochPreparation, EpochPreparer
 from starling_engine.step import StepPlan
-from starling_engine.topology.epoch import EpochPlan, Prepared, Switched, Unprepared
-from starling_engine.worker.commands import CommandHandler
+from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
+from starling_engine.worker.commands import CommandHandler, Idle
 from starling_engine.worker.counters import ProgressCounters
 from starling_engine.worker.messages import Execute, Executed, FromWorker, Stop, ToReadyWorker
 from starling_engine.worker.worker import Worker
@@ -47,7 +46,7 @@ class DpSyncLoop:
         self._expects_plan = False
         """True until the core sends Idle: it will have more plans."""
         self._stopped = False
-        self._commands = CommandHandler(worker, send, epochs=self)
+        self._commands = CommandHandler(worker, send)
         self._preparer = EpochPreparer(zmq.Context.instance(), self._join)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -112,41 +111,44 @@ class DpSyncLoop:
                 self._expects_plan = True
             case Stop():
                 self._stopped = True
+            case Idle():
+                self._expects_plan = False
+            case Prepare(epoch_plan):
+                self._prepare(epoch_plan)
+            case Commit(number):
+                self._commit(number)
+            case Abandon():
+                self._abandon()
             case command:
                 self._commands.handle(command)
 
-    # ---- commands: see EpochMember ----
+    # ---- epochs ----
 
-    def idle(self) -> None:
-        self._expects_plan = False
-
-    def prepare(self, plan: EpochPlan) -> None:
+    def _prepare(self, epoch_plan: EpochPlan) -> None:
         self._eplb.pause()
-        if plan.dp is not None:
-            rank = self._worker.expert_rank(plan.dp)
-            self._rearrangement.start(plan.placement, rank, find_peers=self._publisher.find_peers(plan))
-        self._preparer.start(plan)
+        if epoch_plan.dp is not None:
+            rank = self._worker.expert_rank(epoch_plan.dp)
+            self._rearrangement.start(epoch_plan.placement, rank, find_peers=self._publisher.find_peers(epoch_plan))
+        self._preparer.start(epoch_plan)
 
-    def commit(self, number: int) -> None:
+    def _commit(self, number: int) -> None:
         if self._sync.commit(number):
             self._on_switched()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         self._preparer.cancel()
         self._sync.abandon()
         if self._eplb.resume():
             self._rearrangement.cancel()
 
-    # ---- epochs ----
-
-    def _join(self, plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
+    def _join(self, epoch_plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
         """Joins an epoch, in a thread of the preparer's; None where this core leaves."""
-        if plan.dp is None:
+        if epoch_plan.dp is None:
             with suppress(RankLost):  # ranks that need the experts here miss the rendezvous, too, and know for whom they wait
-                self._publisher.publish(plan)
+                self._publisher.publish(epoch_plan)
             return None
-        self._publisher.publish(plan)
-        return self._worker.join_epoch(plan, self._load_progress, cancelled, self._publisher.address)
+        self._publisher.publish(epoch_plan)
+        return self._worker.join_epoch(epoch_plan, self._load_progress, cancelled, self._publisher.address)
 
     def _load_progress(self) -> tuple[int, bool]:
         """Returns the experts that are loaded, and whether those are all.
@@ -166,10 +168,10 @@ class DpSyncLoop:
         self._send(Prepared(done.plan.number, done.seconds, self._rearrangement.loaded if done.epoch is not None else {}))
 
     def _on_switched(self) -> None:
-        plan = self._sync.prepared
-        assert plan is not None
+        epoch_plan = self._sync.prepared
+        assert epoch_plan is not None
         if self._sync.epoch is not None:
             self._rearrangement.commit(self._sync.epoch.communicator)
-            self._worker.epoch = plan.number
-            self._eplb.begin_epoch(plan, self._sync.epoch.server_addresses)
-        self._send(Switched(plan.number))
+            self._worker.epoch = epoch_plan.number
+            self._eplb.begin_epoch(epoch_plan, self._sync.epoch.server_addresses)
+        self._send(Switched(epoch_plan.number))

@@ -27,11 +27,9 @@ from starling_engine.worker.messages import (
     result_identity,
     worker_identity,
 )
-from starling_engine.worker.process.chunk_transfers import TransferSocket
 from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
-from starling_engine.worker.process.executor_socket import connect
-from starling_engine.worker.process.heartbeat import HeartbeatSender
 from starling_engine.worker.process.plan_loop import PlanLoop
+from starling_engine.worker.process.sockets import HeartbeatSender, TransferSocket, connect
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")

@@ -2,7 +2,7 @@
 
 import pytest
 from starling_engine.config import WorkerConfig
-from starling_engine.executor.select import needs_processes
+from starling_engine.executor.base import needs_processes
 from starling_engine.topology.layout import ParallelLayout
 
 WORKER = {

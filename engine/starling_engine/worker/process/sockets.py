@@ -1,0 +1,108 @@
+"""A worker's connections to its executor, one for each thread that sends; and the threads of two: heartbeats, chunk transfers."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone, TransferOrder
+from starling_engine.worker.counters import ProgressCount
+from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, TransfersReady, heartbeat_identity, transfer_identity
+
+GONE_MS = 10_000
+"""Silence after which a machine is gone: one whose power is cut closes no connection."""
+REPLIES = "inproc://replies"
+logger = logging.getLogger("starling.worker")
+
+
+def executor_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: bytes, linger_ms: int = 0
+) -> "zmq.Socket[bytes]":
+    """Makes a socket of name `identity` that can connect to `address`; `linger_ms` after its end it still sends."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    socket.setsockopt(zmq.IPV6, "[" in address)
+    return socket
+
+
+def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: bytes, linger_ms: int = 0) -> "zmq.Socket[bytes]":
+    """Makes a socket as `executor_socket` does, and connects it."""
+    socket = executor_socket(context, address, identity, linger_ms)
+    socket.connect(address)
+    return socket
+
+
+class HeartbeatSender:
+    """Heartbeats of a worker on another node than its executor: they have its progress. It ends when its executor is gone.
+
+    A thread with a socket of its own, so that neither a long load nor a collective delays a heartbeat.
+    """
+
+    def __init__(self, address: str, rank: int, count: Callable[[], ProgressCount]) -> None:
+        self._count = count
+        # A context of its own: that of the worker's other socket is ended before the process is.
+        self._socket = executor_socket(zmq.Context(), address, heartbeat_identity(rank))
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        while True:
+            self._socket.send(encode(Heartbeat(self._count())))
+            if self._monitor.poll(round(1000 * HEARTBEAT_SECONDS)):
+                self._on_event()
+            while self._socket.poll(0):
+                self._socket.recv()  # the executor only looks whether it can be sent
+
+    def _on_event(self) -> None:
+        """Ends the process when the connection ends: the executor never closes that of a worker which it still needs."""
+        if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            logger.info("the executor is gone; this worker ends")
+            os._exit(0)
+
+
+class TransferSocket:
+    """Commands and replies of chunk transfers, beside the plans.
+
+    A thread with a socket of its own: while a step runs, nobody reads the one for plans.
+    """
+
+    def __init__(self, address: str, rank: int) -> None:
+        context = zmq.Context()
+        self._socket = connect(context, address, transfer_identity(rank))
+        self._replies = context.socket(zmq.PULL)
+        self._replies.bind(REPLIES)
+        self._reply_socket = context.socket(zmq.PUSH)
+        self._reply_socket.connect(REPLIES)
+        self._lock = threading.Lock()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(TransferChunks).decode
+
+    def reply(self, message: TransferDone | TierStatus) -> None:
+        """Sends a reply. From any thread."""
+        with self._lock:
+            self._reply_socket.send(self._encode(message))
+
+    def serve(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:
+        """Has orders carried out by `transfer` from now on, and reports so to the executor."""
+        threading.Thread(target=self._run, args=(transfer,), name="kv-transfers", daemon=True).start()
+
+    def _run(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._replies, zmq.POLLIN)
+        self._socket.send(self._encode(TransfersReady()))
+        while True:
+            ready = dict(poller.poll())
+            if self._replies in ready:
+                self._socket.send(self._replies.recv())
+            if self._socket in ready:
+                transfer(self._decode(self._socket.recv()).orders)
