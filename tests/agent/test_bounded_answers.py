@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from starling_agent.client.agent_client import MOST_VIEW_BYTES
 from starling_agent.client.bounded import MOST_BYTES
-from starling_agent.group.membership_service import Unreachable
-from starling_agent.group.remote_membership import RemoteMembershipService
+from starling_agent.group.leader import RemoteMembershipService, Unreachable
 from starling_agent.node.first_token import FirstToken
 
 from tests.agent.group.test_membership import member

@@ -1,25 +1,52 @@
-"""The leader's list of nodes: each node reports itself, and gets the list."""
+"""The leader's list of nodes, and how nodes reach it: each reports itself, and gets the list."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Never
+from pathlib import Path
+from typing import Never, Protocol
 
 import structlog
 
+from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
+from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.group import GroupMember, GroupView
-from starling_agent.group.membership_service import GroupRefusal
 
 MAX_WAIT_SECONDS = 30.0
 SILENCE_SECONDS = 15.0
 """A node that has not polled for this long is gone. Nodes poll at least every POLL_SECONDS; see `membership`."""
 CHECK_SECONDS = 1.0
+GRACE_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
 log = structlog.get_logger("starling.group")
 
 
+class GroupRefusal(Exception):
+    """This node cannot be in that group. `code` is one of those of `contract.group`, the message is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """The leader is not there, or not yet; another try may find it."""
+
+
+class MembershipService(Protocol):
+    """The leader's list of nodes, in this process or on another node."""
+
+    async def poll(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
+        """Reports `member`, and returns a view that is not `known`, or the same one after `seconds`.
+
+        Raises GroupRefusal or Unreachable.
+        """
+        ...
+
+
 class Leader:
-    """The group's MembershipService. All nodes must agree with `local`, which is node 0. Runs on one event loop."""
+    """The MembershipService in the leader's own process, on one event loop. All nodes must agree with `local`, which is node 0."""
 
     def __init__(self, local: GroupMember, nodes: int, data: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`nodes` is the most that the group may have. `data` is as in GroupView: 0 where the size is set later."""
@@ -106,3 +133,25 @@ class Leader:
     def close(self) -> None:
         """Answers all polls that wait."""
         self._publish(list(self._view.members))
+
+
+class RemoteMembershipService:
+    """The MembershipService of a leader on another node. Calls `leader`, the host and port of its admin endpoint.
+
+    Each call has a connection of its own. Only this name is resolved: a cluster's DNS remembers a name that is resolved too early
+    as missing, for half a minute.
+    """
+
+    def __init__(self, leader: str, token_file: Path) -> None:
+        self._leader = leader
+        self._token_file = token_file
+
+    async def poll(self, member: GroupMember, known: GroupView | None, seconds: float) -> GroupView:
+        try:
+            token = self._token_file.read_text().strip()
+            async with AgentClient(CONNECT_SECONDS) as client:
+                return await client.group(self._leader, token, member, known=known, wait=seconds, seconds=seconds + GRACE_SECONDS)
+        except AgentRefusal as refusal:
+            raise GroupRefusal(refusal.code, refusal.message) from refusal
+        except (NoAnswer, BadAnswer, OSError) as error:
+            raise Unreachable(f"the leader at http://{self._leader}/admin/group does not answer: {error}") from error

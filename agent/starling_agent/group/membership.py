@@ -2,18 +2,38 @@
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Never
 
 import structlog
 
+from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.group import GroupCore, GroupMember, GroupView
-from starling_agent.group.membership_service import GroupRefusal, MembershipService, Unreachable
+from starling_agent.contract.identity import Identity
+from starling_agent.contract.report import Report
+from starling_agent.group.leader import GroupRefusal, MembershipService, Unreachable
 
 POLL_SECONDS = 5.0
 """Seconds that the leader holds a poll open if nothing changes. The next one follows at once: polls show that this node lives."""
 RETRY_SECONDS = 1.0
+SHARED_FIELDS = {"namespace", "service", "revision", "engine", "layout"}
+"""Parts of the configuration that all nodes have in common. Nodes that share a machine differ in paths and ports."""
 log = structlog.get_logger("starling.group")
+
+
+def make_member(config: AgentConfig, identity: Identity, report: Report) -> GroupMember:
+    """Makes this node as a member of its group, without cores yet."""
+    return GroupMember(
+        node=identity.node,
+        pod=identity.pod,
+        address=identity.address,
+        incarnation=report.incarnation,
+        group=identity.group,
+        revision=config.revision,
+        release=report.agent,
+        config_hash=hashlib.sha256(config.model_dump_json(include=SHARED_FIELDS).encode()).hexdigest(),
+    )
 
 
 class GroupMembership:

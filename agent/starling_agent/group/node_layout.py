@@ -19,17 +19,17 @@ class NodeLayout:
 
     def cores(self, node: int) -> tuple[int, ...]:
         """Returns the data parallel ranks whose cores run on the node."""
-        return tuple(rank for rank in range(self.group.data) if self._core_node(rank) == node)
+        return tuple(dp for dp in range(self.group.data) if self._node_of_core(dp) == node)
 
     def workers_for_others(self, node: int) -> tuple[tuple[int, int], ...]:
         """Returns the workers on the node whose core runs on another one, each as data parallel rank and rank within that."""
         first, group = node * self.group.per_node, self.group
         ranks = range(first, min(first + group.per_node, group.ranks))
         found = (divmod(rank, group.core_ranks) for rank in ranks)
-        return tuple((core, rank) for core, rank in found if self._core_node(core) != node)
+        return tuple((dp, rank) for dp, rank in found if self._node_of_core(dp) != node)
 
-    def _core_node(self, core: int) -> int:
-        return core * self.group.core_ranks // self.group.per_node
+    def _node_of_core(self, dp: int) -> int:
+        return dp * self.group.core_ranks // self.group.per_node
 
 
 def leader_sets_size(config: AgentConfig) -> bool:

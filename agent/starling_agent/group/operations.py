@@ -1,19 +1,25 @@
-"""Operations on the group's size, as the leader records them; a Resizer carries them out."""
+"""Operations on the group's size, as the leader records them; its SizeController carries them out."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import structlog
+from prometheus_client import Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from starling_engine.elastic.coordinator import SizeChange, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.scale import LoadedExperts, Operation, ScaleRequest
-from starling_agent.group.resizer import Resizer
+from starling_agent.group.size_controller import SizeController
 
 REMEMBERED = 64
 """Operations that have ended and are still known."""
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+"""Seconds: from a commit between two tokens to the loading of a large model."""
 log = structlog.get_logger("starling.group")
 
 
@@ -25,24 +31,36 @@ class ScaleRefusal(Exception):
         self.code = code
 
 
-class Operations:
-    """Runs one operation at a time, once there is a Resizer. `on_change` is called with each new state of an operation."""
+class OperationTimes(Collector):
+    """Metrics of the seconds that operations take. Each counts once, when it has ended."""
 
-    def __init__(self, layout: LayoutConfig, on_change: Callable[[Operation], None]) -> None:
+    def __init__(self) -> None:
+        self._seen: str | None = None
+        self._seconds = Histogram(
+            "starling:elastic_operation_seconds", "What phases of changes of size took.", ["phase"], registry=None, buckets=BUCKETS
+        )
+
+    def observe(self, operation: Operation) -> None:
+        if not operation.ended or operation.id == self._seen:
+            return
+        self._seen = operation.id
+        for phase, seconds in operation.seconds.items():
+            self._seconds.labels(phase).observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._seconds.collect()
+
+
+class Operations:
+    """Runs one operation at a time. `update_report` takes changes of the agent's report: each new state of an operation."""
+
+    def __init__(self, layout: LayoutConfig, controller: SizeController, update_report: Callable[..., Any]) -> None:
+        self.times = OperationTimes()
         self._layout = layout
-        self._on_change = on_change
+        self._controller = controller
+        self._update_report = update_report
         self._known: OrderedDict[str, Operation] = OrderedDict()
         self._running: asyncio.Task[None] | None = None
-        self._resizer: Resizer | None = None
-        self._has_resizer = asyncio.Event()
-
-    def set_resizer(self, resizer: Resizer | None) -> None:
-        """Sets what carries changes out; with None they wait."""
-        self._resizer = resizer
-        if resizer is None:
-            self._has_resizer.clear()
-        else:
-            self._has_resizer.set()
 
     def put(self, request: ScaleRequest) -> Operation:
         known = self._known.get(request.operation)
@@ -51,8 +69,7 @@ class Operations:
                 raise ScaleRefusal("invalid_target", f"data: operation {known.id} is to {known.target}, got {request.data}")
             return known
         self._check(request)
-        source = self._resizer.data if self._resizer is not None else 0
-        nodes = self._layout.at(request.data).nodes
+        source, nodes = self._controller.data, self._layout.at(request.data).nodes
         operation = Operation(id=request.operation, source=source, target=request.data, phase="waiting", nodes=nodes)
         self._record(operation)
         self._running = asyncio.create_task(self._carry_out(operation.id, request.data), name=f"operation {operation.id}")
@@ -84,7 +101,7 @@ class Operations:
             raise ScaleRefusal(
                 "operation_running", f"operation {running.id} to {running.target} is {running.phase}; wait or cancel it"
             )
-        dead = self._resizer.dead if self._resizer is not None else None
+        dead = self._controller.dead
         if dead is not None:
             raise ScaleRefusal("rank_dead", f"a lost rank is no smaller size, and is started again first: {dead}")
 
@@ -92,15 +109,13 @@ class Operations:
         change = SizeChange(target)
         change.on_stage = lambda stage: self._enter(name, stage, change)
         try:
-            await self._has_resizer.wait()
-            assert self._resizer is not None
-            await self._resizer.resize(change)
+            epoch = await self._controller.resize(change)
         except asyncio.CancelledError:
             self._end(name, change, phase="cancelled")
         except StarlingError as error:
             self._end(name, change, phase="failed", error=str(error))
         else:
-            self._end(name, change, phase="done", progress=1.0, epoch=self._resizer.epoch)
+            self._end(name, change, phase="done", progress=1.0, epoch=epoch)
 
     def _enter(self, name: str, stage: Stage, change: SizeChange) -> None:
         self._record(self._known[name].model_copy(update={"phase": stage, "seconds": dict(change.seconds)}))
@@ -119,7 +134,8 @@ class Operations:
         self._known[operation.id] = operation
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        self._on_change(operation)
+        self._update_report(operation=operation)
+        self.times.observe(operation)
 
     def _newest(self) -> str:
         return next(reversed(self._known), "none")

@@ -6,8 +6,7 @@ from starlette.responses import Response
 
 from starling_agent.contract.group import GroupMember
 from starling_agent.contract.scale import Operation, ScaleRequest
-from starling_agent.group.leader import Leader
-from starling_agent.group.membership_service import GroupRefusal
+from starling_agent.group.leader import GroupRefusal, Leader
 from starling_agent.group.operations import Operations, ScaleRefusal
 from starling_agent.http.errors import ApiError
 

@@ -25,6 +25,7 @@ class GroupWorkers:
         self._membership = membership
         self._host = host
         self._running: dict[tuple[int, int], WorkerHandle] = {}
+        """Workers by their core's data parallel rank, and their rank within the core."""
 
     @property
     def alive(self) -> bool:
@@ -46,14 +47,14 @@ class GroupWorkers:
         if self._membership.is_draining:
             return  # A leader that starts now is another pod's, and would lose a worker of a node that ends.
         addresses = joining_addresses(view)
-        for core, rank in self._ranks:
-            address, worker = addresses.get(core, ""), self._running.get((core, rank))
+        for dp, rank in self._ranks:
+            address, worker = addresses.get(dp, ""), self._running.get((dp, rank))
             if not address or (worker is not None and worker.address == address):
                 continue
             if worker is not None:
                 await asyncio.to_thread(worker.close)
-            started = self._running[core, rank] = WorkerHandle(address, rank, self._host)
-            log.info("started a worker", core=core, rank=rank, pid=started.pid, joining=address)
+            started = self._running[dp, rank] = WorkerHandle(address, rank, self._host)
+            log.info("started a worker", core=dp, rank=rank, pid=started.pid, joining=address)
 
 
 def joining_addresses(view: GroupView) -> dict[int, str]:

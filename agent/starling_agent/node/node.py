@@ -16,11 +16,10 @@ from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.config import AdminConfig, AgentConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
+from starling_agent.group.leader import RemoteMembershipService
 from starling_agent.group.leader_parts import LeaderParts, make_leader_parts
 from starling_agent.group.local_share import LocalShare
-from starling_agent.group.member import make_member
-from starling_agent.group.membership import GroupMembership
-from starling_agent.group.remote_membership import RemoteMembershipService
+from starling_agent.group.membership import GroupMembership, make_member
 from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import create_admin
@@ -154,7 +153,7 @@ class _Node:
         self._tls = _tls(config)
         given = config.engine.get
         cache = CacheShape(given("block_size", EngineArgs.block_size), given("kv_cache_dtype", EngineArgs.kv_cache_dtype))
-        app = SwitchableApp(settings, state, work, cache, *([leader_parts.times] if leader_parts is not None else []))
+        app = SwitchableApp(settings, state, work, cache, *([leader_parts.operations.times] if leader_parts is not None else []))
         self._state = state
         self._work = work
         self._drain = app.drain

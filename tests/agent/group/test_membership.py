@@ -9,10 +9,9 @@ from starling_agent.contract.config import AgentConfig, LayoutConfig
 from starling_agent.contract.group import GroupCore, GroupMember, GroupView
 from starling_agent.contract.identity import read_identity
 from starling_agent.group.connections import remote_cores
-from starling_agent.group.leader import SILENCE_SECONDS, Leader
+from starling_agent.group.leader import SILENCE_SECONDS, GroupRefusal, Leader, Unreachable
 from starling_agent.group.local_share import LocalShare
 from starling_agent.group.membership import GroupMembership
-from starling_agent.group.membership_service import GroupRefusal, Unreachable
 from starling_agent.group.node_layout import NodeLayout
 from starling_agent.group.workers import GroupWorkers
 

@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from starling_agent.contract.config import LayoutConfig
+from starling_agent.contract.group import GroupMember
 from starling_agent.contract.scale import LoadedExperts, Operation
+from starling_agent.group.leader import Leader
 from starling_agent.group.operations import REMEMBERED, Operations
+from starling_agent.group.size_controller import SizeController
 from starling_agent.node.admin import create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.deadline import Deadline
@@ -54,11 +57,11 @@ class FakeResizer:
 
 
 class AdminClient:
-    """A client of the admin application, with the operations and the report behind it."""
+    """A client of the admin application, with the size controller and the report behind it."""
 
-    def __init__(self, http: httpx.AsyncClient, operations: Operations, state: ReportState) -> None:
-        self.http, self.operations, self.state, self.resizer = http, operations, state, FakeResizer()
-        operations.set_resizer(self.resizer)
+    def __init__(self, http: httpx.AsyncClient, controller: SizeController, state: ReportState) -> None:
+        self.http, self.controller, self.state, self.resizer = http, controller, state, FakeResizer()
+        controller.set_resizer(self.resizer)
 
     async def put(self, name: str, data: int) -> httpx.Response:
         return await self.http.put("/admin/scale", json={"operation": name, "data": data})
@@ -88,12 +91,17 @@ def client(state: ReportState, folder: Path, operations: Operations | None) -> h
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)
 
 
+def make_leader() -> Leader:
+    local = GroupMember(node=0, pod="a-0", address="", incarnation="life", group="a", revision="r", release="1", config_hash="")
+    return Leader(local, nodes=4, data=0)
+
+
 @pytest.fixture
 async def admin(tmp_path: Path) -> AsyncIterator[AdminClient]:
     state = ReportState(make_report(), lambda: 0)
-    operations = Operations(ELASTIC, lambda operation: state.update(operation=operation))
-    async with client(state, tmp_path, operations) as http:
-        yield AdminClient(http, operations, state)
+    controller = SizeController(make_leader(), ELASTIC, state.update)
+    async with client(state, tmp_path, Operations(ELASTIC, controller, state.update)) as http:
+        yield AdminClient(http, controller, state)
 
 
 async def test_an_operation_goes_through_its_phases_and_is_found_by_its_id(admin: AdminClient) -> None:
@@ -136,12 +144,12 @@ async def test_an_operation_that_fails_reports_the_cause(admin: AdminClient) -> 
 
 
 async def test_an_operation_waits_while_no_engine_runs(admin: AdminClient) -> None:
-    admin.operations.set_resizer(None)
+    admin.controller.set_resizer(None)
     admin.resizer.go.set()
     assert (await admin.put("first", 2)).json()["source"] == 0
     await asyncio.sleep(0)  # its task has had a turn
     assert (await admin.get("first")).phase == "waiting"
-    admin.operations.set_resizer(admin.resizer)
+    admin.controller.set_resizer(admin.resizer)
     await admin.until("first", "done")
 
 
@@ -181,7 +189,7 @@ async def test_unknown_operations_lost_ranks_other_nodes_and_fixed_sizes_are_ref
     async with client(admin.state, tmp_path, None) as follower:
         answer = await follower.put("/admin/scale", json={"operation": "a", "data": 4})
         assert code(answer) == (409, "not_leader") and "10.0.0.1:8001" in answer.text
-    fixed = Operations(LayoutConfig(data=2), lambda _: None)
+    fixed = Operations(LayoutConfig(data=2), admin.controller, admin.state.update)
     async with client(admin.state, tmp_path, fixed) as http:
         answer = await http.put("/admin/scale", json={"operation": "a", "data": 4})
         assert code(answer) == (400, "invalid_target") and "keeps its size of 2" in answer.text
