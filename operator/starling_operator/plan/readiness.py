@@ -7,7 +7,7 @@ from starling_crds.layout import GroupLayout
 from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.elastic.desired import Desired
+from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.progress import progress_text

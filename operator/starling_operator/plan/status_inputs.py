@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.elastic.desired import Desired
-from starling_operator.plan.elastic.step import ElasticDecision
+from starling_operator.plan.elastic.next_step import ElasticDecision
+from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Pod, Service, Settings
 from starling_operator.plan.readiness import ExpectedReports

@@ -6,18 +6,62 @@ A step that was cut short is decided again from what is observed. The leader is 
 A call without an answer is repeated: the leader knows its id again.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.decision import ScaleCall
-from starling_operator.plan.elastic.elastic_state import ElasticState, ended
-from starling_operator.plan.elastic.operation import follow, serial_number, with_phase
-from starling_operator.plan.elastic.pauses import wait_before_next
-from starling_operator.plan.elastic.step import ElasticDecision, ElasticInput
+from starling_operator.plan.elastic.elastic_state import ElasticState, ended, follow, serial_number, with_phase
 from starling_operator.plan.group import Group
-from starling_operator.plan.observed import Pod
-from starling_operator.plan.timestamps import read_time
+from starling_operator.plan.observed import LeaderRefusal, Pod
+from starling_operator.plan.timestamps import read_time, rfc3339
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticInput:
+    """Wanted size of one group, and what it may do now.
+
+    desired          wanted size in data parallel ranks; None: it keeps its size, and only finishes the operation in progress
+    resizes          it may begin a resize now: groups take turns. To get its first size, a group needs no turn
+    serves           all pods of its current size serve
+    at_wanted_size   all pods of the wanted size serve, and their reports show that size
+    answers          refusals of leaders, by operation ID
+    """
+
+    desired: int | None
+    resizes: bool
+    serves: bool
+    at_wanted_size: bool
+    drain: DrainSpec
+    recovery: RecoverySpec
+    now: float
+    answers: Mapping[str, LeaderRefusal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticDecision:
+    """Next action for one group.
+
+    nodes              replicas that the StatefulSet is to have
+    operation          the operation to write to the status; None: none is in progress
+    begins_operation   the operation is new: write it only if the status is still the one that this decision was made from
+    call               call to send to the leader; only for an operation that is already written to the status
+    waits              why nothing is done although the size differs from the wanted one; "" if nothing is waited for
+    gave_up            nothing more is tried until another size is wanted or the restart window ends
+    requeue_after      seconds to the next decision
+    """
+
+    nodes: int
+    operation: OperationStatus | None = None
+    begins_operation: bool = False
+    call: ScaleCall | None = None
+    waits: str = ""
+    gave_up: bool = False
+    requeue_after: float | None = None
 
 
 def next_step(group: Group, turn: ElasticInput) -> ElasticDecision:
@@ -75,7 +119,7 @@ def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, 
     gang = state.nodes(effective) if effective else 1
     if desired is None:
         return ElasticDecision(nodes=_at_least(group, gang), operation=operation)
-    step = wait_before_next(state, operation, turn) if effective != desired else ElasticDecision(nodes=0, operation=operation)
+    step = _wait_before_next(state, operation, turn) if effective != desired else ElasticDecision(nodes=0, operation=operation)
     wanted = gang if step.gave_up else max(gang, state.nodes(desired))
     if group.nodes > wanted:
         return replace(step, nodes=group.nodes if _are_streaming(group, wanted) else wanted)
@@ -84,6 +128,39 @@ def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, 
     if group.nodes < wanted:
         return replace(step, nodes=wanted)
     return ElasticDecision(nodes=group.nodes, operation=_begun(group, state, operation, desired, turn), begins_operation=True)
+
+
+def _wait_before_next(state: ElasticState, operation: OperationStatus | None, turn: ElasticInput) -> ElasticDecision:
+    """Returns a step with the reason to wait in `waits`; "" if the next operation may begin. Its `nodes` are not set."""
+    step = ElasticDecision(nodes=0, operation=operation)
+    again = operation is not None and operation.target.data == turn.desired and operation.source.data == state.effective
+    if operation is not None and again and operation.phase == "refused":
+        return replace(step, gave_up=True, waits=f"refused by its leader: {operation.error}")
+    if operation is not None and again and operation.phase == "failed":
+        spent = turn.now - read_time(operation.since)
+        if operation.attempt > turn.recovery.restart_budget and spent < turn.recovery.window_seconds:
+            left = turn.recovery.window_seconds - spent
+            return replace(step, gave_up=True, waits=f"failed {operation.attempt} times: {operation.error}", requeue_after=left)
+        left = backoff(operation.attempt) - spent
+        if left > 0:
+            when = rfc3339(read_time(operation.since) + backoff(operation.attempt))
+            return replace(step, waits=f"failed, tried again at {when}: {operation.error}", requeue_after=left)
+    assert state.leader is not None
+    reported = state.leader.operation
+    if not state.effective and reported is not None and (reported.phase, reported.target) == ("done", turn.desired):
+        return replace(step, waits="its leader brings the engine back at this size")
+    if state.leader.phase == "failed":
+        return replace(step, waits="its leader has failed")
+    if state.effective and not turn.resizes:
+        return replace(step, waits="groups change size one after the other")
+    if state.effective and not turn.serves:
+        return replace(step, waits="a group that does not serve is healed first")
+    return step
+
+
+def backoff(attempts: int) -> float:
+    """Returns seconds from the end of `attempts` failed attempts to the next: 10, 20, 40, ... 300."""
+    return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10))
 
 
 def _begun(group: Group, state: ElasticState, last: OperationStatus | None, desired: int, turn: ElasticInput) -> OperationStatus:

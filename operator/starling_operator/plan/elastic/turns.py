@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.elastic.desired import Desired
 from starling_operator.plan.elastic.elastic_state import ElasticState
-from starling_operator.plan.elastic.next_step import next_step
-from starling_operator.plan.elastic.step import ElasticDecision, ElasticInput
+from starling_operator.plan.elastic.next_step import ElasticDecision, ElasticInput, next_step
+from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Observed
 

@@ -8,7 +8,7 @@ from starling_agent.contract.scale import Operation
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
 from starling_crds.v1alpha1.status import OperationStatus
 from starling_operator.plan.elastic.elastic_state import ElasticState
-from starling_operator.plan.elastic.step import ElasticInput
+from starling_operator.plan.elastic.next_step import ElasticInput
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
 from starling_operator.plan.timestamps import rfc3339

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from starling_crds.spec_layout import elastic_sizes, group_layout
-from starling_operator.plan.elastic.desired import TAKEN, desired_size
+from starling_operator.plan.elastic.parallelism_scale import TAKEN, desired_size
 from starling_operator.plan.observed import Manifest
 from starling_operator.plan.plan import plan
 

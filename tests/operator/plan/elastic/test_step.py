@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 from starling_crds.v1alpha1.status import OperationStatus
-from starling_operator.plan.elastic.next_step import next_step
-from starling_operator.plan.elastic.pauses import backoff
-from starling_operator.plan.elastic.step import ElasticDecision
+from starling_operator.plan.elastic.next_step import ElasticDecision, backoff, next_step
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import LeaderRefusal
 
