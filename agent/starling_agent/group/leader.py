@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Never, Protocol
 
 import structlog
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
 
 from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
 from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.group import GroupMember, GroupView
+from starling_agent.http.errors import ApiError
 
 MAX_WAIT_SECONDS = 30.0
 SILENCE_SECONDS = 15.0
@@ -135,6 +139,9 @@ class Leader:
         self._publish(list(self._view.members))
 
 
+# ---- from node to node: `/admin/group`, as `contract.group` describes it ----
+
+
 class RemoteMembershipService:
     """The MembershipService of a leader on another node. Calls `leader`, the host and port of its admin endpoint.
 
@@ -155,3 +162,25 @@ class RemoteMembershipService:
             raise GroupRefusal(refusal.code, refusal.message) from refusal
         except (NoAnswer, BadAnswer, OSError) as error:
             raise Unreachable(f"the leader at http://{self._leader}/admin/group does not answer: {error}") from error
+
+
+async def answer_group(request: Request, leader: Leader | None, leader_address: str, after: int, seconds: float) -> Response:
+    """Answers a node's poll. `leader` is None on other nodes. Raises ApiError."""
+    if leader is None:
+        raise not_leader(leader_address)
+    try:
+        member = GroupMember.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise ApiError(400, f"no node describes itself so: {error}", code="invalid_value") from None
+    if request.query_params.get("leader") != leader.view.incarnation:
+        after = 0
+    try:
+        view = await leader.answer(member, after, seconds)
+    except GroupRefusal as refused:
+        raise ApiError(400 if refused.code == "no_such_node" else 409, str(refused), code=refused.code) from None
+    return Response(view.model_dump_json(), media_type="application/json")
+
+
+def not_leader(leader_address: str) -> ApiError:
+    """Makes the answer of a node that does not lead its group."""
+    return ApiError(409, f"this node does not lead its group; ask {leader_address}", code="not_leader")

@@ -9,17 +9,24 @@ import structlog
 from prometheus_client import Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
 from starling_engine.elastic.coordinator import SizeChange, Stage
 from starling_engine.errors import StarlingError
 
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.scale import LoadedExperts, Operation, ScaleRequest
+from starling_agent.group.leader import not_leader
 from starling_agent.group.size_controller import SizeController
+from starling_agent.http.errors import ApiError
 
 REMEMBERED = 64
 """Operations that have ended and are still known."""
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 """Seconds: from a commit between two tokens to the loading of a large model."""
+SCALE_STATUS = {"invalid_target": 400, "unknown_operation": 404}
+"""HTTP status by code of a ScaleRefusal; other codes have 409."""
 log = structlog.get_logger("starling.group")
 
 
@@ -139,3 +146,41 @@ class Operations:
 
     def _newest(self) -> str:
         return next(reversed(self._known), "none")
+
+
+# ---- `/admin/scale`, as `contract.scale` describes it ----
+
+
+async def answer_scale(request: Request, operations: Operations | None, leader_address: str) -> Response:
+    """Begins, reads or cancels an operation. `operations` is None on other nodes than the leader. Raises ApiError."""
+    if operations is None:
+        raise not_leader(leader_address)
+    try:
+        operation = await _operation(request, operations)
+    except ScaleRefusal as refused:
+        raise ApiError(SCALE_STATUS.get(refused.code, 409), str(refused), code=refused.code, param=_param(refused)) from None
+    status = 200 if request.method in ("GET", "HEAD") else 202
+    return Response(operation.model_dump_json(), status, media_type="application/json")
+
+
+async def _operation(request: Request, operations: Operations) -> Operation:
+    if request.method == "PUT":
+        return operations.put(await _scale_request(request))
+    name = request.query_params.get("operation")
+    if not name:
+        raise ApiError(400, "operation: give the id of one, as ?operation=ID", param="operation", code="invalid_value")
+    return operations.cancel(name) if request.method == "DELETE" else operations.get(name)
+
+
+async def _scale_request(request: Request) -> ScaleRequest:
+    try:
+        return ScaleRequest.model_validate_json(await request.body())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else None
+        code = "invalid_target" if field == "data" else "invalid_value"
+        raise ApiError(400, f"{field or 'body'}: {first['msg']}", param=field, code=code) from None
+
+
+def _param(refused: ScaleRefusal) -> str | None:
+    return {"invalid_target": "data", "unknown_operation": "operation"}.get(refused.code)

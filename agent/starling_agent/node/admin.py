@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from starling_agent.group.leader import Leader
-from starling_agent.group.operations import Operations
-from starling_agent.group.routes import answer_group, answer_scale
+from starling_agent.group.leader import Leader, answer_group
+from starling_agent.group.operations import Operations, answer_scale
 from starling_agent.http.auth import bearer
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.errors import ApiError

@@ -1,4 +1,4 @@
-"""What all ranks of a core send, gathered: one result of each step, one reply to each command. Imports no torch."""
+"""Gathers what all ranks of a core send: one result of each step, one reply to each command. Imports no torch."""
 
 import time
 from collections import deque

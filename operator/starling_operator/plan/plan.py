@@ -7,8 +7,8 @@ from starling_operator.plan import names
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
 from starling_operator.plan.disruption import disruption_budget, min_available
+from starling_operator.plan.elastic.next_step import elastic_steps
 from starling_operator.plan.elastic.parallelism_scale import desired_size, scale_status
-from starling_operator.plan.elastic.turns import elastic_steps
 from starling_operator.plan.events import condition_of, events
 from starling_operator.plan.failure import broken_cause
 from starling_operator.plan.gangs import gang_release

@@ -1,21 +1,26 @@
-"""Next step of one group towards the wanted size. At most one thing is done at a time.
+"""Next step of each elastic group towards the wanted size. At most one thing is done at a time.
 
     more pods -> operation stored in the status -> call to the leader -> operation followed -> pods that left are removed
 
 A step that was cut short is decided again from what is observed. The leader is called only with an operation that the status holds.
 A call without an answer is repeated: the leader knows its id again.
+
+Groups change size one after the other, the lowest number first. So a size that cannot be had is tried on one group only, while the
+others serve. And two groups that grow never wait for each other's nodes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import OperationStatus
 
 from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.elastic.elastic_state import ElasticState, ended, follow, serial_number, with_phase
+from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group
-from starling_operator.plan.observed import LeaderRefusal, Pod
+from starling_operator.plan.observed import LeaderRefusal, Observed, Pod
 from starling_operator.plan.timestamps import read_time, rfc3339
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
@@ -62,6 +67,49 @@ class ElasticDecision:
     waits: str = ""
     gave_up: bool = False
     requeue_after: float | None = None
+
+
+def elastic_steps(
+    observed: Observed,
+    spec: InferenceServiceSpec,
+    desired: Desired | None,
+    kept: Iterable[Group],
+    serves: Callable[[Group], bool],
+    at_wanted_size: Callable[[Group], bool],
+) -> Mapping[str, ElasticDecision]:
+    """Returns steps by name, of elastic groups that stay. Groups of an old revision keep their size until they are replaced."""
+    groups = [group for group in kept if group.elastic is not None]
+    data = desired.data if desired is not None else None
+    has_turn = _whose_turn(groups, data)
+    steps = {}
+    for group in groups:
+        turn = ElasticInput(
+            desired=data if group.target else None,
+            resizes=group.name == has_turn,
+            serves=serves(group),
+            at_wanted_size=at_wanted_size(group),
+            drain=spec.drain,
+            recovery=spec.recovery,
+            now=observed.now,
+            answers=observed.answers,
+        )
+        steps[group.name] = next_step(group, turn)
+    return steps
+
+
+def _whose_turn(groups: list[Group], desired: int | None) -> str:
+    """Returns the group that changes size now, else the first whose size differs from the wanted one."""
+    sizes = [(group, group.elastic) for group in groups if group.elastic is not None]
+    busy = (group.name for group, state in sizes if _is_resizing(state))
+    others = (group.name for group, state in sizes if group.target and state.effective not in (0, desired))
+    return next(busy, "") or next(others, "")
+
+
+def _is_resizing(state: ElasticState) -> bool:
+    return state.is_changing and state.stored is not None and state.stored.source.data > 0
+
+
+# ---- one group ----
 
 
 def next_step(group: Group, turn: ElasticInput) -> ElasticDecision:
