@@ -171,9 +171,9 @@ class CoreClient:
         if self.failure is not None:
             raise EngineDead(self.failure)
 
-    async def prepare(self, plan: EpochPlan) -> Prepared:
+    async def prepare(self, epoch_plan: EpochPlan) -> Prepared:
         """Waits until the core's ranks can switch to an epoch. Raises EpochFailed where they cannot, EngineDead when it died."""
-        reply = await self._call(Prepare(plan))
+        reply = await self._call(Prepare(epoch_plan))
         if isinstance(reply, Unprepared):
             if PeerLost.is_reported_by(reply.error):
                 await self._cause_of_group()

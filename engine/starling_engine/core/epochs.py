@@ -82,11 +82,11 @@ class CoreEpochs:
         return self._scheduler.hand_over()
 
     def _switch(self, number: int) -> None:
-        plan, self._next = self._next, None
-        assert plan is not None and plan.number == number, "only an epoch that was prepared is switched to"
+        epoch_plan, self._next = self._next, None
+        assert epoch_plan is not None and epoch_plan.number == number, "only an epoch that was prepared is switched to"
         self._scheduler.epoch = number
-        self.taking = plan.dp is not None
+        self.taking = epoch_plan.dp is not None
         layout = replace(self.membership.layout, data=1)
-        workers = tuple(core * layout.world_size + rank for core in plan.cores for rank in range(layout.world_size))
-        self.membership = EpochMembership(number, replace(layout, data=plan.data), workers)
+        workers = tuple(core * layout.world_size + rank for core in epoch_plan.cores for rank in range(layout.world_size))
+        self.membership = EpochMembership(number, replace(layout, data=epoch_plan.data), workers)
         self._outbox.notify(EpochNotice(self.membership, self.taking))

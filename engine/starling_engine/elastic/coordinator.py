@@ -117,15 +117,15 @@ class Coordinator:
             cores = (self.cores + joiners)[: change.target]
             leavers = self.cores[change.target :]
             change.enter("preparing")
-            plan = await self._prepare(change, cores, leavers)
+            epoch_plan = await self._prepare(change, cores, leavers)
         except BaseException:
             await self._release(joiners)
             raise
-        await run_to_end(self._finish(change, plan, cores, leavers))
+        await run_to_end(self._finish(change, epoch_plan, cores, leavers))
 
-    async def _finish(self, change: SizeChange, plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
+    async def _finish(self, change: SizeChange, epoch_plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
         change.enter("committing")
-        await self._commit(plan, cores, leavers)
+        await self._commit(epoch_plan, cores, leavers)
         change.enter("releasing")
         await self._release(leavers)
         change.end_stage()
@@ -149,9 +149,9 @@ class Coordinator:
         """Makes all ready to switch. Where it raises, nothing has changed."""
         self._last_epoch += 1
         placement = self._space.place(self._placement_now(), len(cores))
-        plans = make_plans(self._last_epoch, cores, placement, self._patience, served=self.data)
-        calls = [core.client.prepare(plan) for core, plan in zip(cores, plans, strict=True)]
-        calls += [core.client.prepare(leaving_plan(plans[0])) for core in leavers]
+        epoch_plans = make_plans(self._last_epoch, cores, placement, self._patience, served=self.data)
+        calls = [core.client.prepare(epoch_plan) for core, epoch_plan in zip(cores, epoch_plans, strict=True)]
+        calls += [core.client.prepare(leaving_plan(epoch_plans[0])) for core in leavers]
         try:
             prepared = await gather_or_cancel(calls)
         except BaseException as error:
@@ -161,7 +161,7 @@ class Coordinator:
             raise
         change.loaded = merge_loaded(each.loaded for each in prepared)
         _log_loaded(self._last_epoch, change.loaded)
-        return plans[0]
+        return epoch_plans[0]
 
     def _placement_now(self) -> Placement | None:
         """Returns the epoch's first placement, with the layers that were rearranged since; None before the first epoch."""
@@ -171,17 +171,17 @@ class Coordinator:
         rearranged = self.cores[0].client.rearranged.get(self.epoch, {})
         return Placement(first.num_experts, tuple(rearranged.get(row, layer) for row, layer in enumerate(first.layers)))
 
-    async def _commit(self, plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
+    async def _commit(self, epoch_plan: EpochPlan, cores: list[EpochCore], leavers: list[EpochCore]) -> None:
         """Switches all. There is no way back: ranks that have switched wait for those that have not."""
         try:
-            await gather_or_cancel([core.client.commit(plan.number) for core in cores + leavers])
+            await gather_or_cancel([core.client.commit(epoch_plan.number) for core in cores + leavers])
         except BaseException as error:
-            self._failure = f"epoch {plan.number} was not reached: {error or type(error).__name__}"
+            self._failure = f"epoch {epoch_plan.number} was not reached: {error or type(error).__name__}"
             if isinstance(error, StarlingError):
                 raise EngineDead(self._failure) from error
             raise
-        self.cores, self.epoch, self.placement = cores, plan.number, plan.placement
-        logger.info("epoch %d serves with %d data parallel ranks", plan.number, len(cores))
+        self.cores, self.epoch, self.placement = cores, epoch_plan.number, epoch_plan.placement
+        logger.info("epoch %d serves with %d data parallel ranks", epoch_plan.number, len(cores))
 
     async def _abandon(self, number: int, cores: list[EpochCore]) -> None:
         for core in cores:

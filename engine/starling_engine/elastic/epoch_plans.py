@@ -97,9 +97,9 @@ def make_plans(number: int, cores: Sequence[EpochCore], placement: Placement, pa
     ]
 
 
-def leaving_plan(plan: EpochPlan) -> EpochPlan:
-    """Makes the plan for a core that is not in the epoch of `plan`."""
-    return msgspec.structs.replace(plan, dp=None)
+def leaving_plan(epoch_plan: EpochPlan) -> EpochPlan:
+    """Makes the plan for a core that is not in the epoch of `epoch_plan`."""
+    return msgspec.structs.replace(epoch_plan, dp=None)
 
 
 def count_nodes(hosts: Sequence[str]) -> int:

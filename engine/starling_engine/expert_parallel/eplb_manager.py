@@ -87,9 +87,9 @@ class EplbManager:
         paused, self._paused = self._paused, False
         return paused
 
-    def begin_epoch(self, plan: EpochPlan, server_addresses: Sequence[str]) -> None:
+    def begin_epoch(self, epoch_plan: EpochPlan, server_addresses: Sequence[str]) -> None:
         """Starts again in an epoch that all its ranks have entered; `server_addresses` of their ExpertServers."""
-        self._epoch, self._nodes, self._server_addresses = plan.number, plan.nodes, server_addresses
+        self._epoch, self._nodes, self._server_addresses = epoch_plan.number, epoch_plan.nodes, server_addresses
         self._search = self._found = self._active = None
         self._paused = self._cancelled = False
         if self._ranks.window is not None:

@@ -167,22 +167,22 @@ class ExpertPublisher:
     def address(self) -> str:
         return self._server.address
 
-    def publish(self, plan: EpochPlan) -> None:
+    def publish(self, epoch_plan: EpochPlan) -> None:
         """Adds an entry with the experts that are here, if any. Raises RankLost when nobody serves the epoch's store."""
         holds = self._server.holds()
         if any(holds.values()):
-            self._directory(plan).add(ExpertPeer(self.address, holds))
+            self._directory(epoch_plan).add(ExpertPeer(self.address, holds))
 
-    def find_peers(self, plan: EpochPlan) -> FindPeers | None:
+    def find_peers(self, epoch_plan: EpochPlan) -> FindPeers | None:
         """Returns what finds the ranks that serve before the epoch; None where there are none."""
-        expected = plan.served * self._layout.tensor
+        expected = epoch_plan.served * self._layout.tensor
         if not expected:
             return None
 
         def find(cancelled: Callable[[], bool]) -> list[ExpertPeer]:
-            return self._directory(plan).read(expected, cancelled)
+            return self._directory(epoch_plan).read(expected, cancelled)
 
         return find
 
-    def _directory(self, plan: EpochPlan) -> PeerDirectory:
-        return PeerDirectory(join_store(plan.rendezvous), plan.stage_name(self._stage))
+    def _directory(self, epoch_plan: EpochPlan) -> PeerDirectory:
+        return PeerDirectory(join_store(epoch_plan.rendezvous), epoch_plan.stage_name(self._stage))

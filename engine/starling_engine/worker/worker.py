@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import msgspec
 import torch
-import zmq
-from torch.distributed import DistError
 
 from starling_engine.config import WorkerConfig
-from starling_engine.errors import PeerLost
 from starling_engine.expert_parallel.eplb_manager import EplbManager
-from starling_engine.expert_parallel.epoch import Epoch, LoadProgress, wait_for_loads
+from starling_engine.expert_parallel.epoch import EpochJoiner
 from starling_engine.expert_parallel.peers import ExpertPublisher
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
@@ -24,13 +20,12 @@ from starling_engine.kv_offload.orders import TierStatus, TransferDone, Transfer
 from starling_engine.kv_offload.transfers import TransferThreads, open_tiers
 from starling_engine.ledger import Ledger
 from starling_engine.models.decoder import Decoder
-from starling_engine.parallel.gloo import join_store
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import MemoryOrder, MemoryOrderDone
 from starling_engine.step import NewRequest, StepPlan, StepResult
 from starling_engine.tokens import pack
-from starling_engine.topology.epoch import Balance, EpochPlan, Rearranged
+from starling_engine.topology.epoch import Balance, Rearranged
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.guarded_step import GuardedStep
 from starling_engine.worker.host.batch import InputBatch
@@ -218,27 +213,14 @@ class Worker:
         assert self._model is not None, "prepare() comes first"
         return ExpertPublisher(self._config, self._model.experts)
 
+    def epoch_joiner(self, publisher: ExpertPublisher) -> EpochJoiner:
+        """Makes what joins epochs for this rank."""
+        return EpochJoiner(self._config, publisher, self._tick, self._device)
+
     def eplb_manager(self, rearrangement: Rearrangement, publish: Callable[[Balance | Rearranged], None]) -> EplbManager:
         """Makes the rank's part in EPLB."""
         assert self._model is not None and self._model.config.moe is not None and self._expert_ranks is not None
         return EplbManager(self._config, self._model.config.moe, self._expert_ranks, rearrangement, publish)
-
-    def join_epoch(self, plan: EpochPlan, loaded: LoadProgress, cancelled: Callable[[], bool], address: str) -> Epoch:
-        """Meets the other ranks of an epoch when all have loaded. Raises as `wait_for_loads`. `address`: its ExpertServer's."""
-        layout, rendezvous = self._config.layout, self._config.rendezvous
-        assert rendezvous is not None, "the executor says where this rank can be reached"
-        plan = msgspec.structs.replace(plan, rendezvous=replace(plan.rendezvous, address=rendezvous.address))
-        coordinates = layout.coordinates(self._config.rank)
-        try:
-            wait_for_loads(join_store(plan.rendezvous), plan, layout, coordinates, loaded, cancelled)
-            return Epoch(plan, layout, coordinates, zmq.Context.instance(), self._tick, address, self._device)
-        except DistError as error:
-            raise PeerLost(f"the rank that serves the rendezvous is gone: {error}") from error
-
-    def expert_rank(self, dp: int) -> int:
-        """Returns this rank's number among those that share the experts of its stage, in a core of that data parallel rank."""
-        layout = self._config.layout
-        return dp * layout.tensor + layout.coordinates(self._config.rank).tp
 
     @property
     def num_stages(self) -> int:

@@ -340,7 +340,7 @@ async def test_another_size_in_the_middle_cancels(cluster: Cluster, groups: Grou
 
 
 async def test_a_failure_is_reported_and_tried_again(cluster: Cluster, groups: Groups, start_operator: StartOperator) -> None:
-    await start_operator(altered=["starling_operator.plan.elastic.pauses:FIRST_BACKOFF=4"])
+    await start_operator(altered=["starling_operator.plan.elastic.next_step:FIRST_BACKOFF=4"])
     await cluster.apply(elastic(2))
     await cluster.ready("chat")
     groups.failures = 1

@@ -2,14 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 import zmq
 
 from starling_engine.errors import RankLost
 from starling_engine.expert_parallel.dp_sync import DpSync, SyncDecision
-from starling_engine.expert_parallel.epoch import Epoch, EpochPreparation, EpochPreparer
+from starling_engine.expert_parallel.epoch import EpochPreparation, EpochPreparer
 from starling_engine.step import StepPlan
 from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
 from starling_engine.worker.commands import CommandHandler, Idle
@@ -40,6 +39,7 @@ class DpSyncLoop:
         self._rank = rank
         self._sync = DpSync()
         self._publisher = worker.expert_publisher()
+        self._joiner = worker.epoch_joiner(self._publisher)
         self._rearrangement = worker.rearrangement()
         self._eplb = worker.eplb_manager(self._rearrangement, send)
         self._plans: deque[StepPlan] = deque()
@@ -47,7 +47,7 @@ class DpSyncLoop:
         """True until the core sends Idle: it will have more plans."""
         self._stopped = False
         self._commands = CommandHandler(worker, send)
-        self._preparer = EpochPreparer(zmq.Context.instance(), self._join)
+        self._preparer = EpochPreparer(zmq.Context.instance(), self._joiner, self._load_progress)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._preparer.socket, zmq.POLLIN)
@@ -127,8 +127,8 @@ class DpSyncLoop:
     def _prepare(self, epoch_plan: EpochPlan) -> None:
         self._eplb.pause()
         if epoch_plan.dp is not None:
-            rank = self._worker.expert_rank(epoch_plan.dp)
-            self._rearrangement.start(epoch_plan.placement, rank, find_peers=self._publisher.find_peers(epoch_plan))
+            rank, peers = self._joiner.rank_in(epoch_plan), self._publisher.find_peers(epoch_plan)
+            self._rearrangement.start(epoch_plan.placement, rank, find_peers=peers)
         self._preparer.start(epoch_plan)
 
     def _commit(self, number: int) -> None:
@@ -140,15 +140,6 @@ class DpSyncLoop:
         self._sync.abandon()
         if self._eplb.resume():
             self._rearrangement.cancel()
-
-    def _join(self, epoch_plan: EpochPlan, cancelled: Callable[[], bool]) -> Epoch | None:
-        """Joins an epoch, in a thread of the preparer's; None where this core leaves."""
-        if epoch_plan.dp is None:
-            with suppress(RankLost):  # ranks that need the experts here miss the rendezvous, too, and know for whom they wait
-                self._publisher.publish(epoch_plan)
-            return None
-        self._publisher.publish(epoch_plan)
-        return self._worker.join_epoch(epoch_plan, self._load_progress, cancelled, self._publisher.address)
 
     def _load_progress(self) -> tuple[int, bool]:
         """Returns the experts that are loaded, and whether those are all.
