@@ -141,8 +141,9 @@ class EpochJoiner:
         epoch_plan = msgspec.structs.replace(epoch_plan, rendezvous=replace(epoch_plan.rendezvous, address=self._address))
         try:
             wait_for_loads(join_store(epoch_plan.rendezvous), epoch_plan, self._layout, self._coordinates, progress, cancelled)
-            context, server = zmq.Context.instance(), self._publisher.address
-            return Epoch(epoch_plan, self._layout, self._coordinates, context, self._tick, server, self._device)
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+            at, server = self._coordinates, self._publisher.address
+            return Epoch(epoch_plan, self._layout, at, context, self._tick, server, self._device)
         except DistError as error:
             raise PeerLost(f"the rank that serves the rendezvous is gone: {error}") from error
 
