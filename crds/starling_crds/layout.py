@@ -51,14 +51,9 @@ class GroupLayout:
         return self.data % self.data_step == 0
 
     @property
-    def tensor_fits_nodes(self) -> bool:
-        """True if one of `tensor` and `per_node` divides the other."""
-        return _one_divides_other(self.tensor, self.per_node)
-
-    @property
     def core_fits_nodes(self) -> bool:
         """True if every engine core fills whole nodes, or every node holds whole engine cores."""
-        return _one_divides_other(self.core_ranks, self.per_node)
+        return self.core_ranks % self.per_node == 0 or self.per_node % self.core_ranks == 0
 
     def with_data(self, data: int) -> "GroupLayout":
         return replace(self, data=data)
@@ -67,7 +62,3 @@ class GroupLayout:
         """Returns the data parallel sizes from `least` to `most` that fill whole nodes."""
         step = self.data_step
         return tuple(range(-(-least // step) * step, most + 1, step))
-
-
-def _one_divides_other(one: int, other: int) -> bool:
-    return one % other == 0 or other % one == 0

@@ -48,10 +48,10 @@ def _check_expert(field: str, expert: int, tensor: int) -> None:
 
 
 def _checked(layout: GroupLayout) -> GroupLayout:
-    if not layout.tensor_fits_nodes:
+    if not layout.core_fits_nodes:
         raise ValueError(
-            f"accelerators.perNode: of parallelism.tensor ({layout.tensor}) and perNode ({layout.per_node}) one must divide the"
-            " other"
+            f"accelerators.perNode: must divide the {layout.core_ranks} ranks of a data parallel rank (pipeline {layout.pipeline}"
+            f" * tensor {layout.tensor}) or be a multiple of them, got {layout.per_node}"
         )
     if not layout.fills_nodes:
         ranks = layout.ranks

@@ -36,6 +36,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "no replicas": service({"replicas": 0, "suspend": True}),
     "tensor": service({"parallelism.tensor": 4, "accelerators": {"type": "nvidia.com/gpu", "perNode": 4}}),
     "tensor over nodes": service({"parallelism.tensor": 16, "accelerators.perNode": 8}),
+    "a node's ranks are no multiple of tensor": service({"parallelism": {"tensor": 2, "pipeline": 3}, "accelerators.perNode": 3}),
     "data over nodes": service({"parallelism": {"tensor": 2, "pipeline": 2, "data": 4}, "accelerators.perNode": 8}),
     "expert": service({"parallelism": {"tensor": 2, "expert": 8}, "accelerators.perNode": 4}),
     "elastic expert": service({"parallelism": {"expert": 4, "elastic": {"min": 1, "max": 8}}}),

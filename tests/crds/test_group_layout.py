@@ -23,6 +23,17 @@ def test_pods_of_a_group(data, nodes):
     assert (layout.nodes, layout.ranks, layout.expert) == (nodes, 2 * data, 2 * data)
 
 
-def test_a_core_may_span_nodes_where_its_tensor_ranks_do_not():
-    layout = GroupLayout(tensor=2, pipeline=3, data=2, per_node=4)
-    assert layout.fills_nodes and layout.tensor_fits_nodes and not layout.core_fits_nodes
+@pytest.mark.parametrize(("tensor", "pipeline", "per_node"), list(itertools.product(SIZES, (1, 2, 3), SIZES)))
+def test_cores_fit_nodes_where_no_node_holds_parts_of_two(tensor, pipeline, per_node):
+    layout = GroupLayout(tensor=tensor, pipeline=pipeline, data=per_node, per_node=per_node)
+    cores = [rank // layout.core_ranks for rank in range(layout.ranks)]
+    nodes = [cores[first : first + per_node] for first in range(0, layout.ranks, per_node)]
+    assert layout.core_fits_nodes == all(_is_part_of_one_core(node) or _has_whole_cores(node, layout.core_ranks) for node in nodes)
+
+
+def _is_part_of_one_core(node):
+    return len(set(node)) == 1
+
+
+def _has_whole_cores(node, core_ranks):
+    return all(node.count(core) == core_ranks for core in node)

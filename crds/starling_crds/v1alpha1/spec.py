@@ -15,7 +15,7 @@ from starling_crds.v1alpha1.overlay import PodOverlay
 from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
 from starling_crds.v1alpha1.strings import ClassName, Image
 
-_TENSOR, _PER_NODE = "self.parallelism.tensor", "self.accelerators.perNode"
+_CORE_RANKS, _PER_NODE = "self.parallelism.pipeline * self.parallelism.tensor", "self.accelerators.perNode"
 _DATA = (
     "(has(self.parallelism.data) ? self.parallelism.data"
     " : has(self.parallelism.expert) ? self.parallelism.expert / self.parallelism.tensor : 1)"
@@ -24,7 +24,7 @@ _TIERS = "has(self.kvCache.tiers) && (has(self.kvCache.tiers.cpu) || has(self.kv
 
 
 def _whole_nodes(data: str) -> str:
-    return f"{data} * self.parallelism.pipeline * {_TENSOR} % {_PER_NODE} == 0"
+    return f"{data} * {_CORE_RANKS} % {_PER_NODE} == 0"
 
 
 def _layout(spec: "InferenceServiceSpec", size: int | None = None) -> GroupLayout:
@@ -59,9 +59,12 @@ class InferenceServiceSpec(ApiModel):
     RULES = (
         Rule(
             field="accelerators.perNode",
-            cel=f"{_TENSOR} % {_PER_NODE} == 0 || {_PER_NODE} % {_TENSOR} == 0",
-            holds=lambda spec: _layout(spec).tensor_fits_nodes,
-            message="must divide parallelism.tensor ({parallelism.tensor}) or be a multiple of it, got {accelerators.perNode}",
+            cel=f"{_CORE_RANKS} % {_PER_NODE} == 0 || {_PER_NODE} % ({_CORE_RANKS}) == 0",
+            holds=lambda spec: _layout(spec).core_fits_nodes,
+            message=(
+                "must divide parallelism.pipeline ({parallelism.pipeline}) * parallelism.tensor ({parallelism.tensor})"
+                " or be a multiple of it, got {accelerators.perNode}"
+            ),
         ),
         Rule(
             field="accelerators.perNode",

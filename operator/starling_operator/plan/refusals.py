@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from starling_crds.spec_layout import group_layout, layout_at
+from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError
@@ -56,14 +56,6 @@ def check_spec(spec: InferenceServiceSpec) -> None:
 
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:
     """Yields fields that the schema has and the engine of this release cannot carry out."""
-    parallelism = spec.parallelism
-    layout = layout_at(parallelism, 1, spec.accelerators.per_node)
-    if not layout.core_fits_nodes:
-        yield (
-            "accelerators.perNode: in this release no node holds a part of two data parallel ranks, so perNode must divide the"
-            f" {layout.core_ranks} ranks of one (tensor {parallelism.tensor} * pipeline {parallelism.pipeline}) or be a multiple"
-            f" of them, got {layout.per_node}"
-        )
     if spec.accelerators.type not in DEVICES:
         yield f"accelerators.type: this release runs on {' and '.join(DEVICES)}, got {spec.accelerators.type}"
     if spec.model.trust_remote_code:

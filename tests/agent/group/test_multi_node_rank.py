@@ -54,6 +54,16 @@ def test_a_model_on_two_nodes_survives_the_loss_of_a_worker_and_of_a_pod(start_n
         another_pod_replaces_one_that_was_killed(start_node, first, second, layout)
 
 
+def test_the_first_node_has_a_stage_and_half_of_another(start_node: Callable[..., Agent]) -> None:
+    layout: dict[str, Any] = {"layout": {"tensor": 2, "pipeline": 3, "per_node": 3}}
+    second = start_node(1, first := start_node(0, **layout), **layout)
+    for agent in (first, second):
+        wait_for_ranks(agent, 1)
+        assert complete(agent).status_code == 200
+    assert len(pids_of(first.core_pid(), "starling_engine.worker")) == 3
+    assert len(pids_of(second.process.pid, "starling_engine.worker")) == 3
+
+
 def another_pod_replaces_one_that_was_killed(
     start_node: Callable[..., Agent], first: Agent, second: Agent, layout: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from starling_agent.group.node_layout import NodeLayout
         ({"data": 4, "per_node": 2}, [(0, 1), (2, 3)]),
         ({"data": 2, "tensor": 2, "per_node": 2}, [(0,), (1,)]),
         ({"tensor": 4, "per_node": 2}, [(0,), ()]),
+        ({"tensor": 2, "pipeline": 3, "per_node": 3}, [(0,), ()]),
         ({"data": 2, "pipeline": 2}, [(0,), (), (1,), ()]),
     ],
 )
@@ -28,6 +29,7 @@ def test_cores_run_on_the_node_of_their_first_worker(layout: dict[str, int], cor
         ({"data": 3}, [(), (), ()]),
         ({"tensor": 2}, [(), ((0, 1),)]),
         ({"tensor": 4, "per_node": 2}, [(), ((0, 2), (0, 3))]),
+        ({"tensor": 2, "pipeline": 3, "per_node": 3}, [(), ((0, 3), (0, 4), (0, 5))]),
         ({"data": 2, "pipeline": 2}, [(), ((0, 1),), (), ((1, 1),)]),
     ],
 )
