@@ -16,7 +16,7 @@ from starling_agent.drain import Drain
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.memory import freeze_objects, give_large_blocks_back
+from starling_agent.server.process_memory import freeze_objects, give_large_blocks_back
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 

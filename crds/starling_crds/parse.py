@@ -1,16 +1,16 @@
 """An InferenceService's manifest, parsed as the API server would: all its problems, each with the path of its field."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from starling_crds.errors import model_in, problems_of
+from starling_crds.errors import joined, model_in, problems_of
 from starling_crds.manifest import GROUP, KIND, VERSION
-from starling_crds.problems import problems
 from starling_crds.rules import Problem
+from starling_crds.v1alpha1.base import ApiModel, ShapedBy
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.strings import SERVICE_NAME
 
@@ -49,7 +49,7 @@ def parse_spec(spec: Mapping[str, Any]) -> Parsed:
         )
     except ValidationError as error:
         return Parsed(None, tuple(problems_of(error, InferenceServiceSpec, "spec")))
-    found = problems(made)
+    found = _broken_rules(made)
     return Parsed(None, tuple(found)) if found else Parsed(made)
 
 
@@ -66,6 +66,32 @@ def _name_problems(body: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(name, str):
         return [Problem("metadata.name", "is required")]
     return [] if SERVICE_NAME.holds(name) else [Problem("metadata.name", SERVICE_NAME.explain(name))]
+
+
+def _broken_rules(spec: ApiModel, path: str = "spec") -> list[Problem]:
+    """Returns the broken rules of this object and of those in it. Rules about changes need an API server."""
+    found = [Problem(joined(path, rule.field), rule.explain(spec)) for rule in spec.RULES if not rule.holds(spec)]
+    for name, info in type(spec).model_fields.items():
+        found += _inside(getattr(spec, name), info, joined(path, info.alias or name))
+    return found
+
+
+def _inside(value: Any, info: FieldInfo, path: str) -> Iterator[Problem]:
+    if isinstance(value, ApiModel):
+        yield from _broken_rules(value, path)
+    elif isinstance(value, list):
+        for position, element in enumerate(value):
+            if isinstance(element, ApiModel):
+                yield from _broken_rules(element, f"{path}[{position}]")
+    for shape in (entry for entry in info.metadata if isinstance(entry, ShapedBy)):
+        yield from _problems_of_shape(value, shape.model(), path)
+
+
+def _problems_of_shape(value: dict[str, Any], model: type[ApiModel], path: str) -> list[Problem]:
+    try:
+        return _broken_rules(model.model_validate(value, strict=True, by_alias=True, by_name=False), path)
+    except ValidationError as error:
+        return problems_of(error, model, path)
 
 
 def _without_nulls(value: Any, model: type[BaseModel]) -> Any:

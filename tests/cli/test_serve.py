@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from starling_cli.commands.failures import fix_for
-from starling_cli.commands.values import parse_rate
+from starling_cli.commands.serve import parse_rate
 from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel, WeightError
 
 REPOSITORY = Path(__file__).parents[2]

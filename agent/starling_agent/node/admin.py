@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starling_engine import AsyncEngine
 
 from starling_agent.group.leader import Leader, answer_group
 from starling_agent.group.operations import Operations, answer_scale
@@ -16,11 +17,29 @@ from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
-from starling_agent.node.deadline import Deadline
+from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.pin import Pin
-from starling_agent.node.sleep_admin import SleepAdmin
+from starling_agent.openai.sleeping import put_to_sleep, sleep_answer, wake
 from starling_agent.report_state import ReportState
 from starling_agent.settings import MIB, READ_SECONDS
+
+
+class SleepRoutes:
+    """Sleep for the engine that serves now; the admin endpoint is there before it, and outlives it."""
+
+    def __init__(self) -> None:
+        self.engine: AsyncEngine | None = None
+
+    async def answer(self, request: Request) -> Response:
+        """Answers one of the three routes. Raises ApiError."""
+        if self.engine is None:
+            raise ApiError(503, "no engine serves now", kind="server_error", code="engine_not_ready", headers={"Retry-After": "2"})
+        match request.url.path.rpartition("/")[2]:
+            case "sleep":
+                return await put_to_sleep(self.engine, request)
+            case "wake_up":
+                return await wake(self.engine, request)
+        return sleep_answer(self.engine)
 
 
 def create_admin(
@@ -29,9 +48,9 @@ def create_admin(
     leader: Leader | None,
     leader_address: str,
     operations: Operations | None,
-    sleep_admin: SleepAdmin,
+    sleep_routes: SleepRoutes,
     pin: Pin,
-    deadline: Deadline,
+    deadline: DrainDeadline,
 ) -> Starlette:
     """Makes the application. Probes need no token: the kubelet has none. `leader` and `operations` are None on other nodes."""
 
@@ -64,7 +83,7 @@ def create_admin(
 
     async def sleep(request: Request) -> Response:
         _check_token(request, token)
-        return await sleep_admin.answer(request)
+        return await sleep_routes.answer(request)
 
     routes = [
         Route("/live", live),

@@ -16,7 +16,7 @@ from starling_agent.logs import configure_logs
 from starling_agent.node.configuration import Configuration, read_configuration
 from starling_agent.node.failures import FAILED_EXIT_CODE, UNREADABLE_EXIT_CODE, Unreadable
 from starling_agent.node.node import Ending, run_node
-from starling_agent.server.memory import give_large_blocks_back
+from starling_agent.server.process_memory import give_large_blocks_back
 
 log = structlog.get_logger("starling.agent")
 

@@ -22,16 +22,15 @@ from starling_agent.group.local_share import LocalShare
 from starling_agent.group.membership import GroupMembership, make_member
 from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape
-from starling_agent.node.admin import create_admin
+from starling_agent.node.admin import SleepRoutes, create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.certificates import watch_certificate
 from starling_agent.node.configuration import Configuration
-from starling_agent.node.deadline import Deadline
+from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, local_url
 from starling_agent.node.pin import Pin
 from starling_agent.node.secrets import wait_for_secrets
-from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.node.supervisor import Supervisor
 from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.report_state import ReportState
@@ -59,15 +58,15 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
     state = ReportState(first_report(configuration, identity), lambda: len(work))
     config = configuration.config
     leader_parts = make_leader_parts(config, identity, state) if config is not None else None
-    sleep_admin, pin = SleepAdmin(), Pin(_path(config.model.pin_file) if config is not None else None)
-    deadline = Deadline()
-    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_admin, pin, deadline):
+    sleep_routes, pin = SleepRoutes(), Pin(_path(config.model.pin_file) if config is not None else None)
+    deadline = DrainDeadline()
+    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_routes, pin, deadline):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
             if not await wait_for_secrets(config.endpoint, state):
                 return Ending(0)
-            node = _Node(config, identity, state, work, leader_parts, sleep_admin, pin)
+            node = _Node(config, identity, state, work, leader_parts, sleep_routes, pin)
             deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
@@ -97,9 +96,9 @@ async def _admin_server(
     state: ReportState,
     leader_parts: LeaderParts | None,
     leader_address: str,
-    sleep_admin: SleepAdmin,
+    sleep_routes: SleepRoutes,
     pin: Pin,
-    deadline: Deadline,
+    deadline: DrainDeadline,
 ) -> AsyncIterator[None]:
     """Serves the admin endpoint before everything else starts, and until after it has ended."""
     try:
@@ -108,7 +107,7 @@ async def _admin_server(
         raise ConfigError(f"admin.{error}") from None
     leader, operations = (leader_parts.leader, leader_parts.operations) if leader_parts is not None else (None, None)
     token = AdminToken(Path(admin.token_file))
-    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_admin, pin, deadline))
+    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_routes, pin, deadline))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -145,7 +144,7 @@ class _Node:
         state: ReportState,
         work: OpenWork,
         leader_parts: LeaderParts | None,
-        sleep_admin: SleepAdmin,
+        sleep_routes: SleepRoutes,
         pin: Pin,
     ) -> None:
         endpoint = config.endpoint
@@ -175,7 +174,7 @@ class _Node:
             token,
             url,
             self._stop_serving,
-            sleep_admin,
+            sleep_routes,
             pin,
         )
         self._shutdown = SignalShutdown(self._server, settings, app.drain, work, self._supervisor.begin_drain)

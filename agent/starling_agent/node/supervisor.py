@@ -23,7 +23,8 @@ from starling_agent.contract.identity import Identity
 from starling_agent.group.connections import CoreConnections
 from starling_agent.group.local_share import LocalShare
 from starling_agent.group.size_controller import SizeController
-from starling_agent.node.digest import weights_digest
+from starling_agent.node.admin import SleepRoutes
+from starling_agent.node.configuration import layout_error
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.first_token import FirstToken
@@ -31,12 +32,10 @@ from starling_agent.node.pin import Pin, pinned
 from starling_agent.node.progress import ProgressReporter
 from starling_agent.node.readback import read_back, without_engine
 from starling_agent.node.recovery import Restart, after_failure
-from starling_agent.node.refusals import refusal
-from starling_agent.node.sleep_admin import SleepAdmin
 from starling_agent.node.switchable_app import SwitchableApp
-from starling_agent.node.weights import obtain
+from starling_agent.node.weights import obtain, weights_digest
 from starling_agent.report_state import ReportState
-from starling_agent.server.memory import freeze_objects
+from starling_agent.server.process_memory import freeze_objects
 
 WATCH_SECONDS = 0.2
 LOADING_SILENCE_SECONDS = 600.0
@@ -48,7 +47,7 @@ EXPECTED_ERRORS = (StarlingError, NodeFailure, OSError)
 
 
 class Supervisor:
-    """Runs one engine after the other; `refusals` and `recovery` decide. `stop_serving` ends the endpoint's server."""
+    """Runs one engine after the other; `recovery` decides what follows a failure. `stop_serving` ends the endpoint's server."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Supervisor:
         token: FirstToken,
         local_url: str,
         stop_serving: Callable[[], None],
-        sleep_admin: SleepAdmin,
+        sleep_routes: SleepRoutes,
         pin: Pin,
     ) -> None:
         self._config = config
@@ -76,7 +75,7 @@ class Supervisor:
         self._token = token
         self._local_url = local_url
         self._stop_serving = stop_serving
-        self._sleep_admin = sleep_admin
+        self._sleep_routes = sleep_routes
         self._pin = pin
         self._progress = ProgressReporter(state)
         self._restarts: list[float] = []
@@ -128,9 +127,9 @@ class Supervisor:
 
     async def _prepare(self) -> EngineArgs:
         """Refuses what can be refused, then downloads the model. Raises NodeFailure."""
-        refused = refusal(self._config, self._identity)
-        if refused is not None:
-            raise fatal(refused)
+        wrong = layout_error(self._config, self._identity)
+        if wrong is not None:
+            raise fatal(wrong)
         args = engine_args(self._config)
         model = await pinned(self._config.model, self._pin, self._state)
         folder = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
@@ -150,7 +149,7 @@ class Supervisor:
         except EXPECTED_ERRORS as error:
             return self._after_failure(error)
         finally:
-            self._engine = self._sleep_admin.engine = None
+            self._engine = self._sleep_routes.engine = None
             self._local_share.withdraw()
             self._app.close()
             await engine.shutdown()
@@ -188,7 +187,7 @@ class Supervisor:
         try:
             await _first_of(proof, *loops)
             self._become_ready()
-            self._sleep_admin.engine = engine
+            self._sleep_routes.engine = engine
             await _first_of(*loops)
             raise AssertionError("these loops end only by raising")
         finally:

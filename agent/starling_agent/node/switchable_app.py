@@ -12,8 +12,7 @@ from starling_agent.http.errors import ApiError
 from starling_agent.http.open_work import OpenWork
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.node.metrics import AgentCollector
-from starling_agent.node.totals import EngineTotals
+from starling_agent.node.metrics import AgentCollector, EngineTotals
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.waiting import create_waiting_app

@@ -1,13 +1,15 @@
-"""Finds the folder of `model.source` on this machine; a repository of the hub is downloaded."""
+"""Finds the folder of `model.source` on this machine, where a repository of the hub is downloaded, and its digest."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import structlog
 from starling_engine.errors import ModelError
-from starling_engine.weights.hub import split_name
+from starling_engine.weights.hub import ALLOWED, split_name
 
 from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.download import Download
@@ -16,6 +18,11 @@ from starling_agent.node.progress import OnProgress
 
 ATTEMPTS = 5
 FIRST_DELAY, MAX_DELAY = 1.0, 16.0
+_WEIGHTS = ".safetensors"
+_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header, little-endian."""
+_MAX_BYTES = 64 << 20
+"""The most that is read of one file; a header, or a tokenizer, is smaller."""
 log = structlog.get_logger("starling.agent")
 
 
@@ -77,3 +84,25 @@ async def _retried(
         await asyncio.sleep(delay)
         delay = min(2 * delay, MAX_DELAY)
     raise AssertionError("the last attempt returns or raises")
+
+
+def weights_digest(folder: Path) -> str:
+    """Returns a text that differs between two checkpoints, made without reading their weights.
+
+    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError.
+    """
+    digest = hashlib.sha256()
+    for path in _files(folder):
+        with path.open("rb") as content:
+            length = _MAX_BYTES
+            if path.suffix == _WEIGHTS:
+                length = min(_LENGTH_BYTES + int.from_bytes(content.read(_LENGTH_BYTES), "little"), _MAX_BYTES)
+                content.seek(0)
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            digest.update(content.read(length))
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields the files that a download would bring, in the order of their names."""
+    return (path for path in sorted(folder.iterdir()) if path.is_file() and any(fnmatch(path.name, each) for each in ALLOWED))

@@ -5,7 +5,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
-from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.chunks import CHAT
 from starling_agent.openai.collecting import Choice, Collected
 from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
@@ -16,6 +15,7 @@ from starling_agent.openai.messages import assistant_text, template_messages
 from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.rendering import render
+from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine.outputs import TokenLogprobs
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
-from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.chunks import COMPLETION
 from starling_agent.openai.collecting import Choice, Collected
 from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint_of
@@ -16,6 +15,7 @@ from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.make_generation import make_generation
 from starling_agent.openai.protocol.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
 from starling_agent.openai.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["OpenAI"])
 

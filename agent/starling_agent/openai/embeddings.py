@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, unique_id
 from starling_agent.openai.protocol.answers import Embedding, Embeddings, make_usage
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
+from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -7,12 +7,12 @@ from fastapi.responses import JSONResponse
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.body import body_of, body_schema
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.messages import template_messages
 from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from starling_agent.openai.rendering import render
+from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["tokens"])
 

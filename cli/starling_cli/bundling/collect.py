@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from starling_operator.plan.admin_token import VOLUME
 from starling_operator.plan.config import TOKEN_KEY
-from starling_operator.plan.token import VOLUME
 
 from starling_cli.bundling.redact import redacted
 from starling_cli.cluster.client import SERVICE_LABEL, Cluster, ClusterError, Object

@@ -1,6 +1,7 @@
 """`starling kv`: the folder of the filesystem tier, for people. Engines may use it meanwhile."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from starling_cli.commands.failures import fail
-from starling_cli.commands.values import format_bytes, parse_age
 
 if TYPE_CHECKING:
     from starling_engine.kv_offload.secondary.folder.inspect import CachedModel
+
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+
+
+def parse_age(text: str) -> float:
+    """Returns the seconds of 7d, 12h, 30m, 2w or 90s. Raises ValueError with what is possible."""
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no age; write it like 7d, 12h or 30m")
+    return float(match[1]) * _AGES[match[2]]
+
 
 app = typer.Typer(help="Look after a folder of cached keys and values (--kv-fs-path).", no_args_is_help=True)
 
@@ -111,6 +123,14 @@ def _table(models: "list[CachedModel]") -> Iterator[str]:
         yield f"{model.fingerprint:<18}{model.objects:>9}{format_bytes(model.bytes):>12}  {oldest:<18}{newest:<18}{name}"
     objects, held = sum(model.objects for model in models), sum(model.bytes for model in models)
     yield f"{'total':<18}{objects:>9}{format_bytes(held):>12}"
+
+
+def format_bytes(size: int) -> str:
+    """Returns a text like 1.50 GiB, 12.00 KiB or 300 B."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size} B"
 
 
 @contextmanager

@@ -4,20 +4,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from starling_crds import rate
 from starling_engine.args import ARGUMENTS, EngineArgs
 from starling_engine.errors import StarlingError
 from starling_engine.sizes import parse_bytes
 
 from starling_cli.commands.engine_flags import with_engine_flags
 from starling_cli.commands.failures import fail, fix_for
-from starling_cli.commands.values import parse_rate
 
 if TYPE_CHECKING:
-    from starling_agent.settings import ServerSettings
+    from starling_agent.settings import RateLimit, ServerSettings
 
 
 def _option(flag: str, text: str, **further: Any) -> Any:
     return typer.Option(flag, help=text, rich_help_panel="Endpoint", **further)
+
+
+def parse_rate(text: str) -> "RateLimit":
+    """Parses 10/s, 600/m or 100/30s. Raises ValueError with what is possible."""
+    from starling_agent.settings import RateLimit
+
+    return RateLimit(*rate.parse_rate(text))
 
 
 @with_engine_flags

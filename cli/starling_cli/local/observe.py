@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+from starling_operator.plan.admin_token import token_of
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.pod_report import with_report
-from starling_operator.plan.token import token_of
 
 from starling_cli.local.pod import LocalPod
 from starling_cli.local.ports import LOCALHOST

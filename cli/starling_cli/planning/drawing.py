@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from starling_crds.layout import GroupLayout
 from starling_crds.spec_layout import elastic_sizes
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.observed import Manifest
 
 from starling_cli.planning.planned import PlannedGroup, PlannedService
-from starling_cli.planning.ranks import Rank, ranks_of
 
 MAX_NODES, MAX_GROUPS, MAX_SIZES = 16, 16, 16
 """Largest numbers that are drawn one by one; the rest looks the same, and is a count."""
@@ -33,6 +33,31 @@ class Branch:
             first, *rest = branch.lines()
             yield f"{'└── ' if is_last else '├── '}{first}"
             yield from (f"{'    ' if is_last else '│   '}{line}" for line in rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Coordinates of one worker; data parallel is outermost. `expert` counts within its pipeline stage."""
+
+    number: int
+    node: int
+    data: int
+    pipeline: int
+    tensor: int
+    expert: int
+
+    def __str__(self) -> str:
+        return f"rank {self.number}: dp {self.data}, pp {self.pipeline}, tp {self.tensor}, ep {self.expert}"
+
+
+def ranks_of(layout: GroupLayout) -> tuple[Rank, ...]:
+    return tuple(_rank(layout, number, number // layout.per_node) for number in range(layout.ranks))
+
+
+def _rank(layout: GroupLayout, number: int, node: int) -> Rank:
+    rest, tensor = divmod(number, layout.tensor)
+    data, pipeline = divmod(rest, layout.pipeline)
+    return Rank(number, node, data, pipeline, tensor, data * layout.tensor + tensor)
 
 
 def draw(planned: PlannedService) -> Branch:

@@ -5,11 +5,11 @@ from starling_crds.v1alpha1.route import RouteSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
+from starling_operator.plan.admin_token import with_token
 from starling_operator.plan.decision import Delete
-from starling_operator.plan.manifest import child
+from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 from starling_operator.plan.revision import Revision
-from starling_operator.plan.token import with_token
 
 _PORT_NAME = "http"
 _PODS_PORT_NAME = "pods"

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 
 from starling_operator.plan import labels
 from starling_operator.plan.group import Group, Groups
-from starling_operator.plan.manifest import child
+from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.plan.rollout import Ready, RolloutStep, WantedGroups
 

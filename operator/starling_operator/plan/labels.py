@@ -1,6 +1,8 @@
-"""Labels of children: to whom they belong, and by which Services and policies select pods."""
+"""Metadata of children: the owner, and labels by which Services and policies select pods."""
 
-from starling_operator.plan.observed import Service
+from typing import Any
+
+from starling_operator.plan.observed import Manifest, Service
 
 API_VERSION = "serving.starling.dev/v1alpha1"
 KIND = "InferenceService"
@@ -47,3 +49,30 @@ def serving_selector_text(service: Service) -> str:
 def leader_selector(service: Service) -> str:
     """Selects one pod of each group: an autoscaler averages over these."""
     return f"{SERVICE}={service.name},{ORDINAL}=0"
+
+
+def child(
+    service: Service, api_version: str, kind: str, name: str, *, revision: str | None = None, group: str | None = None
+) -> Manifest:
+    """Returns apiVersion, kind and metadata. blockOwnerDeletion is false: no deletion waits for an operator that is gone."""
+    all_labels = common(service)
+    if revision is not None:
+        all_labels[REVISION] = revision
+    if group is not None:
+        all_labels[GROUP] = group
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": service.namespace,
+        "labels": all_labels,
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": service.name,
+                "uid": service.uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

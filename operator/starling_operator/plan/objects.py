@@ -3,6 +3,7 @@
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
+from starling_operator.plan.admin_token import token_secret
 from starling_operator.plan.children import group_children, revision_children, route_deletion, service_children
 from starling_operator.plan.decision import Delete
 from starling_operator.plan.disruption import disruption_budget
@@ -13,7 +14,6 @@ from starling_operator.plan.pin import new_pin
 from starling_operator.plan.recovery import lost_pod_deletions, restart_deletions, unlabelled_pod_deletions, unseen_pod_deletions
 from starling_operator.plan.revision import Revision, Revisions, outdated
 from starling_operator.plan.status_inputs import StatusInputs
-from starling_operator.plan.token import token_secret
 
 
 def created_objects(observed: Observed, inputs: StatusInputs, revisions: Revisions) -> tuple[Manifest, ...]:

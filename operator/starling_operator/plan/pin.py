@@ -13,7 +13,7 @@ from starling_agent.contract.config import is_pinned
 from starling_operator.plan import names
 from starling_operator.plan.config import PIN_KEY
 from starling_operator.plan.group import Group
-from starling_operator.plan.manifest import child
+from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service
 from starling_operator.plan.revision import Revision
 

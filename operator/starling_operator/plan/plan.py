@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from starling_operator.plan import names
+from starling_operator.plan.admin_token import secret_name
 from starling_operator.plan.conditions import conditions
 from starling_operator.plan.decision import Decision
 from starling_operator.plan.disruption import disruption_budget, min_available
@@ -25,7 +26,6 @@ from starling_operator.plan.rollout import RolloutStep, WantedGroups, rollout_st
 from starling_operator.plan.status import make_status
 from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.timestamps import read_time
-from starling_operator.plan.token import secret_name
 from starling_operator.plan.verdict import verdict
 
 

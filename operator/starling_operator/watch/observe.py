@@ -9,9 +9,9 @@ from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
+from starling_operator.plan.admin_token import token_of
 from starling_operator.plan.observed import LeaderRefusal, Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.pod_report import with_report
-from starling_operator.plan.token import token_of
 from starling_operator.watch.cache import Cache
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from starling_agent.contract.config import AgentConfig
 from starling_agent.contract.identity import read_identity
-from starling_agent.node.configuration import read_configuration
+from starling_agent.node.configuration import layout_error, read_configuration
 from starling_agent.node.engine_args import engine_args, possible_names
 from starling_agent.node.failures import NodeFailure, Unreadable
-from starling_agent.node.refusals import refusal
 from starling_agent.node.weights import local_folder, obtain
 
 from tests.agent.node.conftest import MODEL, configuration
@@ -121,7 +120,7 @@ def test_fields_of_a_later_release_are_ignored(tmp_path: Path):
 def test_a_layout_or_node_that_cannot_be_is_refused_with_the_reason(
     pod: str, layout: dict[str, int], words: str | None, tmp_path: Path
 ):
-    answer = refusal(config(tmp_path, layout=layout), read_identity({"STARLING_POD_NAME": pod}))
+    answer = layout_error(config(tmp_path, layout=layout), read_identity({"STARLING_POD_NAME": pod}))
     assert answer is None if words is None else re.search(words, answer or "")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 from starling_agent.contract.report import PHASES, Phase, Progress
+from starling_agent.node.metrics import added
 from starling_agent.node.switchable_app import waiting_error
-from starling_agent.node.totals import added
 from starling_engine.delta import Stats
 
 from tests.agent.node.reports import starting_report

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
-from starling_cli.commands.values import format_bytes, parse_age
+from starling_cli.commands.kv import format_bytes, parse_age
 from starling_engine.kv_offload.secondary.base import ChunkPart
 from starling_engine.kv_offload.secondary.folder.object_file import encode_header, read_header
 

@@ -1,7 +1,7 @@
 """Coordinates of ranks: data parallel outermost, tensor parallel innermost."""
 
 import pytest
-from starling_cli.planning.ranks import ranks_of
+from starling_cli.planning.drawing import ranks_of
 from starling_crds.layout import GroupLayout
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starling_operator.plan.admin_token import secret_name, token_of
 from starling_operator.plan.decision import Decision
 from starling_operator.plan.observed import Manifest, Settings
 from starling_operator.plan.plan import plan
-from starling_operator.plan.token import secret_name, token_of
 
 from tests.operator.plan.building import SETTINGS, TOKEN, conditions_of, decoded, make_observed, make_service, make_spec, message_of
 from tests.operator.plan.world import World

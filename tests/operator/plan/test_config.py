@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from starling_agent.contract.config import AgentConfig
+from starling_operator.plan.admin_token import secret_name, with_token
 from starling_operator.plan.config import agent_config
 from starling_operator.plan.podtemplate import pod_template
 from starling_operator.plan.resources import MIB, shm_bytes
-from starling_operator.plan.token import secret_name, with_token
 
 from tests.operator.plan.building import SETTINGS, TOKEN, make_service, make_spec
 

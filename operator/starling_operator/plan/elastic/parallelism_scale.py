@@ -15,7 +15,7 @@ from starling_crds.v1alpha1.status import Condition, ConditionStatus
 
 from starling_operator.plan import labels
 from starling_operator.plan.decision import Delete
-from starling_operator.plan.manifest import child
+from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.timestamps import rfc3339
 

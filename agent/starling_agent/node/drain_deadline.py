@@ -10,7 +10,7 @@ MARGIN_SECONDS = 5.0
 log = structlog.get_logger("starling.agent")
 
 
-class Deadline:
+class DrainDeadline:
     """The operator sends it, since a kubelet sends its pods only SIGTERM. `end` ends all open streams."""
 
     def __init__(self) -> None:

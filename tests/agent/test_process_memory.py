@@ -4,11 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from starling_agent.server.memory import give_large_blocks_back
+from starling_agent.server.process_memory import give_large_blocks_back
 
 BODIES = """
 import ctypes, resource, sys
-from starling_agent.server.memory import give_large_blocks_back
+from starling_agent.server.process_memory import give_large_blocks_back
 
 if sys.argv[1] == "given back":
     give_large_blocks_back()

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 
 from starling_operator.plan.config import TOKEN_KEY
-from starling_operator.plan.manifest import child
+from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Service
 
 VOLUME = "admin"
