@@ -2,9 +2,12 @@
 
 kopf's handlers of creation, change and deletion, its daemons and its timers are not used: they need finalizers and annotations.
 
-    watch -> cache -> wake      here, operator.py, cache.py     agents' reports -> wake     reports.py
-    when                        reconciler.py                   who                         lease.py
-    observe -> plan             observe.py, plan/               apply -> status -> events   applier.py, status.py, events.py
+    watch -> cache -> wake up   main.py, operator.py, watch/cache.py
+    agents' reports -> wake up  agents/reports.py
+    which service, and when     reconciler.py
+    which replica may write     cluster/lease.py
+    observe -> plan             watch/observe.py, plan/
+    apply -> status -> events   apply/applier.py, apply/status.py, apply/events.py
 """
 
 import asyncio

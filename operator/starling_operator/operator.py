@@ -125,9 +125,9 @@ class Operator:
         observed = observe(self.cache, self._reports, settings, key, self._key, answers, self.settings.class_name)
         if observed is None:
             return None
-        pods, refused = self._nodes.with_lost(observed.pods, observed.now), self._pod_errors.messages(key)
+        pods, errors = self._nodes.with_lost(observed.pods, observed.now), self._pod_errors.messages(key)
         children = self._applier.refused(key)
-        return replace(observed, pods=pods, refused_pods=refused, refused_children=children, cordoned=self._cordons.names)
+        return replace(observed, pods=pods, pod_creation_errors=errors, refused_children=children, cordoned=self._cordons.names)
 
     def _wake_pods_on(self, nodes: Iterable[str]) -> None:
         """Wakes the services that have pods on these nodes."""

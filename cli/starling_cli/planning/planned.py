@@ -71,7 +71,7 @@ def _refusal(decision: Decision) -> tuple[str, str]:
 
 
 def _grown(service: Service, settings: Settings) -> Children:
-    """Returns the children once every pod has found a node: groups of several nodes are made one after the other."""
+    """Returns the children once every pod has found a node: groups of several nodes are created one after the other."""
     children: Children = {}
     while True:
         decision = plan(_observed(service, settings, children), _everything_is_supported)

@@ -116,5 +116,6 @@ class InferenceServiceStatus(ApiModel):
     # One writer needs no keys, by which the API server would keep a second copy of all fields' names.
     groups: list[GroupStatus] = Field(default_factory=list, description="Each group.")
     gang_released_at: str = Field(
-        default="", description="When a group that had only some of its nodes let go of them for another service's, RFC 3339."
+        default="",
+        description="When a partly scheduled group released its nodes for a group of another service, RFC 3339.",
     )

@@ -48,5 +48,5 @@ def _read(secret: Manifest) -> bytes:
     key = base64.b64decode((secret.get("data") or {}).get(FIELD, ""))
     if len(key) < BYTES:
         name = f"{secret['metadata']['namespace']}/{NAME}"
-        raise ValueError(f"Secret {name} has no key of at least {BYTES} bytes in {FIELD!r}; delete it, and another one is made")
+        raise ValueError(f"Secret {name} has no key of at least {BYTES} bytes in {FIELD!r}; delete it, and another one is created")
     return key

@@ -7,7 +7,8 @@ is the children, the pods and the last status. So an operator that was killed at
     service, children, pods, agents' reports,  ────▶  create, apply, delete, status, events,
     cordoned nodes, other services' gangs, now        calls to leaders, requeue_after
 
-A group is one copy of the model: a StatefulSet of `nodes` pods and a headless Service. Groups are made and removed, never updated.
+A group is one copy of the model: a StatefulSet of `nodes` pods and a headless Service. Groups are created and deleted, never
+updated.
 A group is a gang if its nodes hold ranks that step together: a pod that fails or drains then takes the others along.
 The target revision is that of the present spec. `current` groups are of it, `old` groups are of another one.
 
@@ -20,9 +21,9 @@ Steps of `plan`, each in the module of that name:
                  weights and topology, and a token through their endpoint and through the Service. Old ones: Ready pods.
     failure      Finds failures that a restart can heal, and groups that do not come up by themselves. The target revision is broken
                  while one of its groups does not.
-    rollout      Decides which groups to make and which to remove: scaling, revisions, evictions. See the formulas.
-    gangs        A group with nodes for some of its pods gives them back when a gang of another service waits as well.
-    recovery     Deletes pods of a failed group, so that they are made again: all of a gang, else one. Pauses of 0, 10, 20, 40, ...
+    rollout      Decides which groups to create and which to remove: scaling, revisions, evictions. See the formulas.
+    gangs        A group of which only some pods are scheduled releases their nodes when a gang of another service waits as well.
+    recovery     Deletes pods of a failed group, so that they are recreated: all of a gang, else one. Pauses of 0, 10, 20, 40, ...
                  300 s, at most restartBudget times in windowSeconds.
     elastic      Takes the next step of each elastic group towards the wanted size, one group after the other.
     disruption   Opens and closes the PodDisruptionBudget.
@@ -32,7 +33,7 @@ Steps of `plan`, each in the module of that name:
 Formulas, with R = replicas (0 if suspended), S = maxSurge, U = maxUnavailable. A group drains when a pod of it was evicted:
 
     keep(n)      groups (or pods) of n that evictions leave: 1 if n = 1, U = 0 and cordons are seen; else max(0, n - max(1, U))
-    E            groups made ahead of an eviction: min(S, max(0, cordoned + keep(R) - R)); 0 if R = 0 or old groups exist
+    E            groups created ahead of an eviction: min(S, max(0, cordoned + keep(R) - R)); 0 if R = 0 or old groups exist
     create       min(R + E - current, R + S - all); `all` counts groups that are being removed, `current` leaves out those that
                  drain. 0 if the target revision is broken and old groups exist. Groups of several nodes: one at a time, and none
                  while another one has a pod without a node
@@ -48,7 +49,7 @@ Groups go in this order: not ready, on a cordoned node, fewest open streams, you
 
 Invariants:
 
-- Groups are made up to R + S in all. A rollout leaves R - U ready groups, if there were as many; R while its revision is broken.
+- Groups are created up to R + S in all. A rollout leaves R - U ready groups, if there were as many; R while its revision is broken.
 - A settled service gets an empty decision: nothing to create, delete, call or report, and nothing that differs to apply.
 - Each deletion names the UID that was seen. Each call to a leader is of an operation that the status held when it was read.
 - Only the status is written back: the spec belongs to the user and to autoscalers.

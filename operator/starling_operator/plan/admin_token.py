@@ -30,7 +30,7 @@ def token_secret(service: Service, token: str) -> Manifest:
 
 
 def with_token(service: Service, template: Manifest, token: str) -> Manifest:
-    """Adds the token's Secret to a template. It is no part of a revision: pods that are made again mount the present one."""
+    """Adds the token's Secret to a template. It is no part of a revision: pods that are recreated mount the present one."""
     source = {"secretName": secret_name(service.name, token), "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}
     volumes = [volume for volume in template["spec"].get("volumes") or () if volume["name"] != VOLUME]
     mounted = {"name": VOLUME, "secret": source}

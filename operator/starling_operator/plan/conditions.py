@@ -9,17 +9,18 @@ from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.timestamps import rfc3339
 from starling_operator.plan.verdict import Verdict
 
-SETTLED = ("Settled", "nothing is on the way")
-NOT_STALLED = ("NotStalled", "nothing waits for somebody to mend it")
+SETTLED = ("Settled", "nothing is being reconciled")
+NOT_STALLED = ("NotStalled", "nothing needs a person")
 
 
 def conditions(inputs: StatusInputs, judged: Verdict) -> list[Condition]:
     """Ready, Reconciling, Stalled, Available, Progressing, ModelLoaded."""
-    moving, stalled = judged.state == "moving", judged.state == "stalled"
+    reconciling, stalled = judged.state == "reconciling", judged.state == "stalled"
+    present = (judged.reason, judged.message)
     made = [
-        _condition("Ready", judged.state == "ready", judged.reason, judged.message),
-        _condition("Reconciling", True, judged.reason, judged.message) if moving else _condition("Reconciling", False, *SETTLED),
-        _condition("Stalled", True, judged.reason, judged.message) if stalled else _condition("Stalled", False, *NOT_STALLED),
+        _condition("Ready", judged.state == "ready", *present),
+        _condition("Reconciling", reconciling, *(present if reconciling else SETTLED)),
+        _condition("Stalled", stalled, *(present if stalled else NOT_STALLED)),
         _available(inputs),
         _progressing(inputs, judged),
         _model_loaded(inputs),
@@ -36,7 +37,7 @@ def _available(inputs: StatusInputs) -> Condition:
 
 def _progressing(inputs: StatusInputs, judged: Verdict) -> Condition:
     text = f"{len(inputs.ready)} of {inputs.replicas} groups ready"
-    if judged.state == "moving":
+    if judged.state == "reconciling":
         waits = inputs.rollout.waits
         return _condition("Progressing", True, judged.reason, f"{text}; {waits}" if waits else text)
     return _condition("Progressing", False, "Complete" if judged.state == "ready" else judged.reason, text)
@@ -55,7 +56,7 @@ def _model_loaded(inputs: StatusInputs) -> Condition:
         pod = min(loading, key=_distance)
         assert pod.report is not None
         return _condition("ModelLoaded", False, pod.report.phase.capitalize(), f"{pod.name}: {phase_text(pod.report)}")
-    return _condition("ModelLoaded", False, "Waiting", pod_message(behind[0]) if behind else "its pods are still to be made")
+    return _condition("ModelLoaded", False, "Waiting", pod_message(behind[0]) if behind else "its pods are still to be created")
 
 
 def _distance(pod: Pod) -> tuple[int, float]:

@@ -40,14 +40,14 @@ def min_available(
     kept = groups.without(change.remove).all
     leaving = (pod for pod in groups.leaving if pod.deleted_at is None)
     live = [*leaving, *(pod for group in groups.all for pod in group.live)]
-    spare = _spare(kept, wanted, ready)
-    if spare <= 0 and any(group.cordoned for group in kept) and not _coming(kept, change, ready, broken, now):
-        # No group comes that would be worth a wait, and a node that has to be emptied must not wait for ever.
+    spare = _evictable(kept, wanted, ready)
+    if spare <= 0 and any(group.cordoned for group in kept) and not _is_starting(kept, change, ready, broken, now):
+        # No group comes that would be worth a wait, and a node's drain must not wait for ever.
         spare = 1
     return max(0, sum(pod.ready for pod in live) - spare) if spare > 0 else len(live)
 
 
-def _spare(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
+def _evictable(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
     """Groups that may go; in pods, where each pod serves by itself."""
     if all(group.drains_as_one for group in kept):
         return sum(map(ready, kept)) - wanted.kept_by_evictions(wanted.replicas)
@@ -55,7 +55,7 @@ def _spare(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
     return serving - wanted.kept_by_evictions(wanted.replicas * wanted.nodes)
 
 
-def _coming(kept: Sequence[Group], change: RolloutStep, ready: Ready, broken: Container[str], now: float) -> bool:
+def _is_starting(kept: Sequence[Group], change: RolloutStep, ready: Ready, broken: Container[str], now: float) -> bool:
     """True if a group is about to serve."""
     starting = (group for group in kept if not ready(group))
     return bool(change.create) or any(group.name not in broken and not _is_stuck(group, now) for group in starting)
@@ -63,4 +63,4 @@ def _coming(kept: Sequence[Group], change: RolloutStep, ready: Ready, broken: Co
 
 def _is_stuck(group: Group, now: float) -> bool:
     waits = (pod for pod in group.live if pod.waiting.startswith("Unschedulable"))
-    return group.overdue or bool(group.refused) or any(now - pod.created_at >= SCHEDULING_SECONDS for pod in waits)
+    return group.overdue or bool(group.pod_creation_error) or any(now - pod.created_at >= SCHEDULING_SECONDS for pod in waits)

@@ -48,7 +48,7 @@ def _created(inputs: StatusInputs) -> tuple[Event, ...]:
 
 
 def _nodes_released(inputs: StatusInputs) -> tuple[Event, ...]:
-    return (Event("Normal", "LetGo", inputs.rollout.waits),) if inputs.rollout.released else ()
+    return (Event("Normal", "NodesReleased", inputs.rollout.waits),) if inputs.rollout.released else ()
 
 
 def _pods(nodes: int) -> str:
@@ -65,8 +65,8 @@ def _restarted(inputs: StatusInputs) -> tuple[Event, ...]:
 
 def _drained(inputs: StatusInputs) -> tuple[Event, ...]:
     """Events of groups that drain. They are removed by the same decision, so each is sent once."""
-    text = "{}: a pod of it is taken away; all of it drains, and another group takes its place"
-    return tuple(Event("Normal", "MovingAway", text.format(group.name)) for group in inputs.rollout.remove if group.draining)
+    text = "{}: a pod of it is being terminated; all of it drains, and another group replaces it"
+    return tuple(Event("Normal", "Draining", text.format(group.name)) for group in inputs.rollout.remove if group.draining)
 
 
 def _resized(inputs: StatusInputs) -> tuple[Event, ...]:

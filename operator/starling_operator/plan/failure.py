@@ -60,10 +60,10 @@ def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
         # A lost pod of a group that is not a gang is only deleted: see `deleted_pods`.
         if pod.lost and group.nodes > 1 and group.is_gang:
             yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
-        elif pod.deleted_at is None and not pod.drains and (pod.phase in ("Failed", "Succeeded") or _may_try_again(pod)):
+        elif pod.deleted_at is None and not pod.drains and (pod.phase in ("Failed", "Succeeded") or _may_recover(pod)):
             yield Failure(pod_message(pod), _restart_set(group, pod))
     for pod in group.live:
-        if pod.number >= group.gang_size and _may_try_again(pod):
+        if pod.number >= group.gang_size and _may_recover(pod):
             yield Failure(pod_message(pod), (pod,))
     if has_served(group):
         yield from _failures_in_service(group, silent_after)
@@ -115,7 +115,7 @@ def _all_gang_pods(group: Group) -> tuple[Pod, ...]:
     return tuple(pod for pod in group.pods if pod.number < group.gang_size)
 
 
-def _may_try_again(pod: Pod) -> bool:
+def _may_recover(pod: Pod) -> bool:
     """True if its agent has failed but may succeed in a new pod. It stays in phase `failed`, so that its message can be read."""
     return pod.report is not None and pod.report.phase == "failed" and not pod.report.fatal
 

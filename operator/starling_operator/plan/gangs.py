@@ -1,8 +1,8 @@
 """Groups of several pods that wait for nodes, over all services. Two that each hold nodes for the other would wait for ever.
 
-Kubernetes schedules pods one by one. So a group with nodes for some of its pods only gives them back after `gang_patience`
-seconds, if other groups wait as well. The earliest such group has twice the time. A group that gave its nodes back is made again
-when no other service's group holds some, or after twice the time.
+Kubernetes schedules pods one by one. So a group of which only some pods are scheduled releases their nodes after
+`gang_patience` seconds, if other groups wait as well. The earliest such group has twice the time. A group that released its nodes
+is recreated when no other service's group holds some, or after twice the time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from starling_operator.plan.observed import Gang, Observed, Pod
 
 _EARLIEST_PATIENCE = 2.0
-"""Times `gang_patience` that the earliest waiting group has, and that one waits which gave its nodes back."""
+"""Times `gang_patience` that the earliest waiting group has, and that a group waits which released its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangRelease:
-    """`groups` of this service that give their nodes back now, and `why`. `hold`: why no new group may be made now, or ""."""
+    """`groups` of this service that release their nodes now, and `why`. `hold`: why no new group may be created now, or ""."""
 
     groups: frozenset[str] = frozenset()
     why: str = ""
@@ -30,21 +30,21 @@ def waiting_gangs(service: tuple[str, str], pods: Iterable[Pod]) -> list[Gang]:
         if pod.deleted_at is None and not pod.lost:
             groups.setdefault(pod.group, []).append(pod)
     return [
-        Gang(service, name, since=max(pod.created_at for pod in its), held=sum(pod.scheduled for pod in its))
+        Gang(service, name, since=max(pod.created_at for pod in its), scheduled=sum(pod.scheduled for pod in its))
         for name, its in sorted(groups.items())
         if len(its) > 1 and not any(pod.ready for pod in its) and not all(pod.scheduled for pod in its)
     ]
 
 
 def gang_release(observed: Observed, released_at: float) -> GangRelease:
-    """Returns the groups that give their nodes back. `released_at`: when one last did, in seconds since the epoch; 0: never."""
+    """Returns the groups that release their nodes. `released_at`: when one last did, in seconds since the epoch; 0: never."""
     service, now, patience = observed.service, observed.now, observed.settings.gang_patience
     own = [gang for gang in observed.gangs if gang.service == (service.namespace, service.name)]
     others = [gang for gang in observed.gangs if gang not in own]
     gone = frozenset(gang.group for gang in own if _gives_up(gang, others, now, patience))
-    first = min((other for other in others if other.held), key=_order, default=None)
+    first = min((other for other in others if other.scheduled), key=_order, default=None)
     if gone:
-        return GangRelease(gone, f"{min(gone)} lets go of its nodes after {patience:.0f} s: {_named(others)} waits for nodes too")
+        return GangRelease(gone, f"{min(gone)} releases its nodes after {patience:.0f} s: {_named(others)} waits for nodes too")
     if first is not None and now - released_at < _EARLIEST_PATIENCE * patience:
         return GangRelease(hold=f"waits for its turn: {_named([first])} has some of its nodes, and comes first")
     return GangRelease()
@@ -52,8 +52,8 @@ def gang_release(observed: Observed, released_at: float) -> GangRelease:
 
 def _gives_up(gang: Gang, others: Sequence[Gang], now: float, patience: float) -> bool:
     age = now - gang.since
-    later = any(other.held and _order(other) < _order(gang) for other in others)
-    return gang.held > 0 and bool(others) and age >= (patience if later else _EARLIEST_PATIENCE * patience)
+    later = any(other.scheduled and _order(other) < _order(gang) for other in others)
+    return gang.scheduled > 0 and bool(others) and age >= (patience if later else _EARLIEST_PATIENCE * patience)
 
 
 def _order(gang: Gang) -> tuple[float, tuple[str, str]]:

@@ -19,17 +19,17 @@ from starling_operator.plan.revision import Revision
 class Group:
     """One group that exists.
 
-    nodes      pods that its StatefulSet asks for
-    target     true if it is of the revision that the spec asks for
-    pods       by number, also those that are being deleted
-    refused    Kubernetes' words about pods that it does not make; "" if it makes them, or gives no reason
-    previous   its record in the last status; None for a new group
-    was_ready  the last status was of this generation and called it ready. Counts until its agents have answered this operator
+    nodes           pods that its StatefulSet asks for
+    target          true if it is of the revision that the spec asks for
+    pods            by number, also those that are being deleted
+    pod_creation_error   Kubernetes' message why it does not create some pods; "" if it creates them, or gives no reason
+    previous        its record in the last status; None for a new group
+    was_ready       the last status was of this generation and called it ready. Counts until its agents have answered this operator
     progressed_at   time of its last progress, in seconds since the epoch
-    overdue    that time is longer ago than the spec allows
-    is_gang    its nodes hold ranks that step together: one that fails takes the others along
-    elastic    state of its size, where that changes while it serves; None for all other groups
-    cordoned   a pod of it is on a cordoned node, and so about to be evicted
+    overdue         that time is longer ago than the spec allows
+    is_gang         its nodes hold ranks that step together: one that fails takes the others along
+    elastic         state of its size, where that changes while it serves; None for all other groups
+    cordoned        a pod of it is on a cordoned cluster node, and so about to be evicted
     """
 
     name: str
@@ -38,7 +38,7 @@ class Group:
     nodes: int
     target: bool
     pods: tuple[Pod, ...] = ()
-    refused: str = ""
+    pod_creation_error: str = ""
     previous: GroupStatus | None = None
     was_ready: bool = False
     progressed_at: float = 0.0
@@ -53,7 +53,7 @@ class Group:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of pods that its StatefulSet has yet to make. It cannot while a pod of that name drains."""
+        """Names of pods that its StatefulSet has yet to create. It cannot while a pod of that name drains."""
         return missing_pods(self.name, self.nodes, self.pods)
 
     @property
@@ -93,7 +93,7 @@ class Group:
 
     @property
     def draining(self) -> bool:
-        """True if a pod is taken away on purpose, so that all of the group drains. A lost node is a failure instead."""
+        """True if a pod is terminated on purpose, so that all of the group drains. A lost node is a failure instead."""
         drains = any(pod.drains for pod in self.pods if pod.number < self.gang_size)
         return self.drains_as_one and drains and not any(pod.lost for pod in self.pods)
 
@@ -136,6 +136,11 @@ class Groups:
     @property
     def all(self) -> tuple[Group, ...]:
         return self.old + self.current
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """All pods, also those that drain after their group was removed."""
+        return tuple(pod for group in self.all for pod in group.pods) + self.leaving
 
     def without(self, gone: Iterable[Group]) -> "Groups":
         names_gone = {group.name for group in gone}
@@ -204,7 +209,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         nodes=int(live["spec"].get("replicas", 1)),
         target=revision == target,
         pods=tuple(sorted(pods, key=lambda pod: (pod.number, pod.created_at))),
-        refused=observed.refused_pods.get(name, ""),
+        pod_creation_error=observed.pod_creation_errors.get(name, ""),
         previous=previous,
         was_ready=same and previous is not None and previous.ready,
         progressed_at=progressed_at,

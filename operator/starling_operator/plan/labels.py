@@ -33,7 +33,7 @@ def of_revision(service: Service, revision: str) -> dict[str, str]:
 
 
 def of_pods(service: Service, revision: str) -> dict[str, str]:
-    """Labels of all pods of a revision. The label of the group is added where the group is made."""
+    """Labels of all pods of a revision. The label of the group is added where the group is created."""
     return of_revision(service, revision) | {ROLE: SERVING}
 
 

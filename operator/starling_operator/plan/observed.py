@@ -53,24 +53,24 @@ class Pod:
     """One pod of a group. Times are Unix times, in seconds.
 
     group, number   its group, and its index in it
-    owner           UID of the StatefulSet that made it
+    owner           UID of the StatefulSet that created it
     host            its cluster node
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
     scheduled       it is bound to a cluster node
     ready           the Ready condition
     unlabelled      it lost a label by which its Service or its revision selects it
     deleted_at      when its deletion was requested: deletionTimestamp minus the grace period; None: it is not being deleted
-    due_at          when its grace period ends and it is killed: deletionTimestamp; None: it is not being deleted
+    grace_ends_at   when its grace period ends and it is killed: deletionTimestamp; None: it is not being deleted
     drains          it is being terminated on purpose, with time to end its streams: evicted, preempted, deleted by a person, or
                     its cluster node is shutting down
     lost            its cluster node is gone, so it never terminates by itself
-    evicted         a NoExecute taint evicts it: its cluster node is gone, or is alive and being emptied
+    evicted         a NoExecute taint evicts it: its cluster node is gone, or is alive and being drained
     unreported_since   when the node controller set Ready to False because its kubelet stopped reporting; None: it did not
-    tolerates       seconds that it stays on a cluster node that is not ready (tolerationSeconds)
+    toleration_seconds   how long it stays on a cluster node that is not ready
     restarts        restarts of its containers
     waiting         reason and message of a container that waits or has ended: "ImagePullBackOff: ...", "OOMKilled"; or of a pod
                     that is not scheduled: "Unschedulable: ..."
-    last_log        the agent's last words, from the termination message
+    last_log        the agent's last log lines, from the termination message
     report          the agent's last report; None if there is no valid one
     report_age      seconds since the agent last answered; None: it never did
     report_error    why its last answer is not valid; `report` is then None
@@ -91,12 +91,12 @@ class Pod:
     unlabelled: bool = False
     created_at: float = 0.0
     deleted_at: float | None = None
-    due_at: float | None = None
+    grace_ends_at: float | None = None
     drains: bool = False
     lost: bool = False
     evicted: bool = False
     unreported_since: float | None = None
-    tolerates: float = 0.0
+    toleration_seconds: float = 0.0
     restarts: int = 0
     waiting: str = ""
     last_log: str = ""
@@ -110,14 +110,14 @@ class Pod:
 class Gang:
     """A group, of any service, not all of whose pods are scheduled yet.
 
-    held    how many are
-    since   creation time of its newest pod
+    since       creation time of its newest pod
+    scheduled   how many of its pods are
     """
 
     service: tuple[str, str]
     group: str
     since: float
-    held: int
+    scheduled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,9 @@ class Observed:
 
     children           live objects that the service owns, except pods, by (kind, name)
     pods               pods of all groups, also those that are being deleted
-    refused_pods       Kubernetes' message why it does not create a group's pods, by group
+    pod_creation_errors   Kubernetes' message why it does not create a group's pods, by group
     refused_children   names of wanted children that the API server refuses
-    cordoned           names of cordoned cluster nodes, soon to be emptied; None: the operator has no permission to list them
+    cordoned           names of cordoned cluster nodes, soon to be drained; None: the operator has no permission to list them
     answers            refusals of leaders, by operation
     gangs              groups of all services that wait for nodes
     now                Unix time, in seconds
@@ -146,7 +146,7 @@ class Observed:
     service: Service
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
-    refused_pods: Mapping[str, str] = field(default_factory=dict)
+    pod_creation_errors: Mapping[str, str] = field(default_factory=dict)
     refused_children: frozenset[str] = frozenset()
     cordoned: frozenset[str] | None = None
     answers: Mapping[str, LeaderRefusal] = field(default_factory=dict)

@@ -85,7 +85,8 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     )
     created = tuple(map(named, rollout.create))
     status = make_status(inputs, conditions(inputs, verdict(inputs)))
-    sized = scale_status(observed, desired, inputs.effective, condition_of(status, "Ready")) if desired is not None else None
+    size = min((group.elastic.effective for group in inputs.current if group.elastic is not None), default=0)
+    sized = scale_status(observed, desired, size, condition_of(status, "Ready")) if desired is not None else None
     return Decision(
         create=created_objects(observed, inputs, revisions),
         apply=applied_objects(observed, spec, inputs, revisions, created),
@@ -100,7 +101,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
 
 
 def _refused(observed: Observed, refused: Refusal) -> Decision:
-    """Reports a refused spec in the status, and lets nodes be emptied meanwhile: drained groups come back under their own names."""
+    """Reports a refused spec in the status, and lets nodes be drained meanwhile: evicted groups keep their names."""
     groups = read_groups(observed, target="", revisions=stored_revisions(observed))
     unready = {group.name: waiting_reason(group) for group in groups.all}
     broken = [group.name for group in groups.all if broken_cause(group)]

@@ -17,7 +17,7 @@ CONTAINER = "agent"
 _USER = 65532
 _EXIT_MARGIN = 15
 """Seconds that an agent has left to end its processes after the last stream."""
-_LOST_NODE_SECONDS = 30
+_TOLERATION_SECONDS = 30
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
@@ -46,7 +46,7 @@ def grace_seconds(spec: InferenceServiceSpec) -> int:
 
 def _base(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> dict[str, Any]:
     mounted = volumes(service.name, spec, revision)
-    pod = _pod(service, spec, settings, mounted) | {"topologySpreadConstraints": _spread(service, revision)}
+    pod = _pod(service, spec, settings, mounted) | {"topologySpreadConstraints": _topology_spread(service, revision)}
     # Else the cluster autoscaler keeps a node for volumes that any pod can make again.
     scratch = ",".join(volume.name for volume in mounted if "emptyDir" in volume.source)
     annotations = {"kubectl.kubernetes.io/default-container": CONTAINER, _SAFE_TO_EVICT: scratch}
@@ -69,7 +69,7 @@ def _add_requests(template: dict[str, Any], wanted: Mapping[str, str]) -> None:
         resources["requests"] = {**(resources.get("requests") or {}), **missing}
 
 
-def _spread(service: Service, revision: str) -> list[dict[str, Any]]:
+def _topology_spread(service: Service, revision: str) -> list[dict[str, Any]]:
     """Spreads groups over nodes and zones where there is room. Each group counts by its leader's pod."""
     leaders = {labels.SERVICE: service.name, labels.REVISION: revision, labels.ORDINAL: "0"}
     return [
@@ -111,7 +111,7 @@ def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mount
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_devices_taint(spec)],
+        "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_device_tolerations(spec)],
         "containers": [_container(spec, settings, mounted)],
         "volumes": [volume.volume() for volume in mounted if volume.source],
     }
@@ -189,16 +189,16 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, 
     }
 
 
-def _devices_taint(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+def _device_tolerations(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     """Tolerates the taint by which most clouds keep pods without devices off nodes with some. It is named as the resource."""
     device = spec.accelerators.type
     return [] if device == "cpu" else [{"key": device, "operator": "Exists", "effect": "NoSchedule"}]
 
 
-def _toleration(trouble: str) -> dict[str, Any]:
+def _toleration(condition: str) -> dict[str, Any]:
     return {
-        "key": f"node.kubernetes.io/{trouble}",
+        "key": f"node.kubernetes.io/{condition}",
         "operator": "Exists",
         "effect": "NoExecute",
-        "tolerationSeconds": _LOST_NODE_SECONDS,
+        "tolerationSeconds": _TOLERATION_SECONDS,
     }

@@ -30,7 +30,7 @@ def progress_text(progress: Progress | None) -> str:
 
 
 def _is_further(pod: Pod, known: GroupNode | None) -> bool:
-    """True if the pod got a node, or its agent reached a phase or a part of one. A pod that was made again is no further."""
+    """True if the pod got a node, or its agent reached a phase or a part of one. A pod that was recreated is no further."""
     if known is None:
         return pod.scheduled
     if pod.scheduled and not known.host:

@@ -67,9 +67,9 @@ def is_at_wanted_size(group: Group, expected: ExpectedReports) -> bool:
 
 def waiting_reason(group: Group) -> str:
     """Returns the pod that keeps the group from serving, with its cause: of several, the one that most needs a person."""
-    if group.refused:
-        return f"{group.name}: {len(group.missing)} of {group.nodes} pods are not made: {group.refused}"
-    for pod in sorted(group.live, key=_trouble):
+    if group.pod_creation_error:
+        return f"{group.name}: {len(group.missing)} of {group.nodes} pods are not created: {group.pod_creation_error}"
+    for pod in sorted(group.live, key=_urgency):
         if not pod.ready or pod.waiting:
             return pod_message(pod)
     leaving = [pod for pod in group.pods if pod not in group.live]
@@ -77,7 +77,7 @@ def waiting_reason(group: Group) -> str:
         return f"{leaving[0].name}: " + (f"its node {leaving[0].host} is gone" if leaving[0].lost else "is being deleted")
     missing = group.nodes - len(group.live)
     if missing > 0:
-        return f"{group.name}: {missing} of {group.nodes} pods are still to be made"
+        return f"{group.name}: {missing} of {group.nodes} pods are still to be created"
     return ""
 
 
@@ -157,7 +157,7 @@ def _topology_differs(pod: Pod, report: Report, expected: ExpectedReports | None
     )
 
 
-def _trouble(pod: Pod) -> tuple[int, int]:
+def _urgency(pod: Pod) -> tuple[int, int]:
     """Sort key: pods that a person has to look at come first."""
     failed = pod.report is not None and (pod.report.fatal or pod.report.phase == "failed" or not pod.report.healthy)
     return (0 if failed else 1 if pod.waiting or pod.phase == "Failed" else 2, pod.number)
@@ -170,13 +170,13 @@ def _state(pod: Pod) -> str:
         return f"container agent failed: {words or 'its agent gives no cause'}"
     if pod.waiting:
         where = "" if pod.waiting.startswith("Unschedulable") else "container agent: "
-        return f"{where}{pod.waiting}" + (f"; its last words: {words}" if words else "")
+        return f"{where}{pod.waiting}" + (f"; its last log: {words}" if words else "")
     if pod.phase in ("Failed", "Succeeded"):
         return f"ended as {pod.phase}" + (f": {words}" if words else "")
     if not pod.scheduled:
-        return "waits for a node"
+        return "is not scheduled yet"
     if pod.report_error:
-        return f"its agent is not believed: {pod.report_error}"
+        return f"its agent's report is rejected: {pod.report_error}"
     if pod.refuses_token:
         return "its agent refuses the operator's token"
     if report is None:

@@ -1,4 +1,4 @@
-"""Recovery of failed groups: which pods are deleted, so that they are made again, when, and when to give up."""
+"""Recovery of failed groups: which pods are deleted, so that they are recreated, when, and when to give up."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _GRACE_SECONDS = 10
 class RecoveryDecision:
     """Action on a failure, or on a drain.
 
-    delete      pods to delete now; their StatefulSet makes them again
+    delete      pods to delete now; their StatefulSet recreates them
     counted     a restart happened, or is made now
     wait        seconds until the restart may be made; 0: no restart waits
     drains      nothing failed: the pods get their whole grace period for their streams
-    exhausted   the restart budget is used up: the group is left alone
+    exhausted   the restart budget is used up: the group is not restarted again
     """
 
     cause: str
@@ -65,7 +65,7 @@ def recovery_decision(group: Group, recovery: RecoverySpec, now: float) -> Recov
 def drain_decision(group: Group) -> RecoveryDecision | None:
     """Deletes the other pods of a group of which one drains. That is no failure, and costs no restart."""
     members = group.gang_pods if group.draining else ()
-    return RecoveryDecision(cause="a pod of it is taken away", delete=members, drains=True) if members else None
+    return RecoveryDecision(cause="a pod of it is being terminated", delete=members, drains=True) if members else None
 
 
 def restart_times(group: Group, recovery: RecoverySpec, now: float) -> list[float]:
@@ -88,14 +88,14 @@ def restart_deletions(decision: RecoveryDecision) -> tuple[Delete, ...]:
 
 
 def lost_pod_deletions(pods: Iterable[Pod]) -> tuple[Delete, ...]:
-    """Deletes pods on lost nodes at once. Until then their StatefulSet cannot make them again. That costs no restart."""
+    """Deletes pods on lost nodes at once. Until then their StatefulSet cannot recreate them. That costs no restart."""
     return tuple(Delete("Pod", pod.name, pod.uid, grace_seconds=0, why="its node is gone") for pod in pods if pod.lost)
 
 
 def unlabelled_pod_deletions(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     """Deletes pods that lost a label: they get no new requests, and drain their open ones."""
     found = (pod for pod in pods if pod.unlabelled and pod.deleted_at is None)
-    return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and another is made with them") for pod in found)
+    return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and is recreated with them") for pod in found)
 
 
 def unseen_pod_deletions(groups: Iterable[Group], decisions: Mapping[str, RecoveryDecision]) -> tuple[Delete, ...]:
@@ -104,7 +104,7 @@ def unseen_pod_deletions(groups: Iterable[Group], decisions: Mapping[str, Recove
     No NetworkPolicy protects such a pod. If it is truly gone, the request does nothing. A record that is kept for a restart that
     waits does not count.
     """
-    why = "nobody sees it any more: it may have lost its labels"
+    why = "it is no longer observed: it may have lost its labels"
     kept = (group for group in groups if group.previous is not None and not _waits(decisions.get(group.name)))
     return tuple(Delete("Pod", node.pod, node.uid, why=why) for group in kept for node in _unseen(group))
 

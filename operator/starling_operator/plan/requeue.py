@@ -9,8 +9,8 @@ from starling_operator.plan.status_inputs import StatusInputs
 
 _MARGIN = 0.5
 """Seconds past the moment itself, so that it has surely come."""
-_UNWATCHED = 4.0
-"""Seconds between two looks at what no watch shows: a node, and why no pod is made."""
+_POLL_SECONDS = 4.0
+"""Seconds between two looks at what no watch shows: a node, and why no pod is created."""
 
 
 def requeue_after(inputs: StatusInputs) -> float | None:
@@ -19,17 +19,17 @@ def requeue_after(inputs: StatusInputs) -> float | None:
 
 
 def _moments(inputs: StatusInputs) -> Iterator[float]:
-    yield from _unplanned(inputs)
-    spec = inputs.spec
+    yield from _node_moments(inputs)
+    spec = inputs.service.spec
     if spec is None or inputs.refusal is not None:
         return
     if any(group.missing for group in inputs.kept):
-        yield _UNWATCHED
+        yield _POLL_SECONDS
     if inputs.nodes > 1 and any(not group.scheduled for group in inputs.kept):
         # Other services' gangs change the queue for nodes.
-        yield _UNWATCHED
+        yield _POLL_SECONDS
     if inputs.rollout.waits and inputs.service.status.gang_released_at:
-        yield _UNWATCHED
+        yield _POLL_SECONDS
     yield from (step.requeue_after for step in inputs.elastic_steps.values() if step.requeue_after is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
     for group in inputs.kept:
@@ -50,10 +50,10 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
                 yield limit - pod.report_age
 
 
-def _unplanned(inputs: StatusInputs) -> Iterator[float]:
+def _node_moments(inputs: StatusInputs) -> Iterator[float]:
     """Yields the moments of lost and cordoned nodes, which count also while the spec is refused."""
-    if any(pod.evicted and not pod.lost for pod in inputs.pods):
-        yield _UNWATCHED
+    if any(pod.evicted and not pod.lost for pod in inputs.groups.pods):
+        yield _POLL_SECONDS
     if any(group.cordoned for group in inputs.kept):
-        unscheduled = (pod.created_at for pod in inputs.pods if pod.waiting.startswith("Unschedulable"))
+        unscheduled = (pod.created_at for pod in inputs.groups.pods if pod.waiting.startswith("Unschedulable"))
         yield from (left for since in unscheduled if (left := since + SCHEDULING_SECONDS - inputs.now) > 0)

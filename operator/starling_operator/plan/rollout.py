@@ -1,4 +1,4 @@
-"""Groups to make and to remove: by scaling, by a rollout, and where a node is emptied. The package's docstring has the formulas."""
+"""Groups to create and to remove: for scaling, rollouts and node drains. The package's docstring has the formulas."""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class WantedGroups:
 
     nodes          pods of each group
     broken         a group of the target revision does not come up, so the rollout must not go on
-    sees_cordons   the operator may list cordoned nodes, so an only group's eviction can wait for another group
+    sees_cordons   the operator may list cordoned nodes, so a single group's eviction can wait for another group
     """
 
     replicas: int
@@ -53,7 +53,7 @@ class WantedGroups:
         return self.replicas - (unavailable if surge or unavailable else 1)
 
     def kept_by_evictions(self, replicas: int) -> int:
-        """Returns how many of `replicas` evictions have to leave. One may always go, but an only one waits for another."""
+        """Returns how many of `replicas` evictions have to leave. One may always go, but a single one waits for another."""
         unavailable = self.rollout.max_unavailable
         if replicas == 1 and unavailable == 0 and self.sees_cordons:
             return 1
@@ -62,12 +62,12 @@ class WantedGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStep:
-    """Groups to make and to remove now.
+    """Groups to create and to remove now.
 
     create           numbers of new groups of the target revision
     remove           groups to delete; they drain
-    waits            why fewer groups than wanted are made now; ""
-    released         some removed groups only give their nodes back, for a group of another service
+    waits            why fewer groups than wanted are created now; ""
+    released         some groups are removed only to release their nodes for a group of another service
     eviction_surge   groups above `replicas`, which serve before others are evicted
     """
 
@@ -82,19 +82,19 @@ Ready = Callable[[Group], bool]
 
 
 def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, name: Callable[[int], str]) -> RolloutStep:
-    """Returns the groups to make and to remove. `name` names a group of the target revision by its number."""
-    # An old group stays while the target revision is broken: its pods are made again under its name, or nobody would serve.
+    """Returns the groups to create and to remove. `name` names a group of the target revision by its number."""
+    # An old group stays while the target revision is broken: its pods are recreated under its name, or nobody would serve.
     draining = tuple(group for group in groups.all if group.draining and (group.target or not wanted.broken))
     staying = groups.without(draining)
     eviction_surge = _eviction_surge(staying, wanted)
     surplus = _surplus(staying, wanted, ready, eviction_surge)
     remove = draining + surplus + _outdated(staying, wanted, ready, surplus)
-    count, waits = _room(groups, len(staying.current), wanted, remove, eviction_surge)
+    count, waits = _creatable(groups, len(staying.current), wanted, remove, eviction_surge)
     return RolloutStep(create=_free_numbers(groups, count, name), remove=remove, waits=waits, eviction_surge=eviction_surge)
 
 
 def with_gang_release(change: RolloutStep, groups: Groups, release: GangRelease, nodes: int) -> RolloutStep:
-    """Removes groups that give their nodes back, or holds new ones up. `nodes`: pods of a new group."""
+    """Removes groups that release their nodes, or delays new ones. `nodes`: pods of a new group."""
     gone = tuple(group for group in groups.all if group.name in release.groups and group not in change.remove)
     if gone:
         return replace(change, create=(), remove=change.remove + gone, waits=release.why, released=True)
@@ -109,7 +109,7 @@ def without_refused(change: RolloutStep, refused: Container[str], name: Callable
 
 
 def _eviction_surge(groups: Groups, wanted: WantedGroups) -> int:
-    """Groups to make before evictions: enough groups must be left when those on cordoned nodes are evicted."""
+    """Groups to create before evictions: enough groups must be left when those on cordoned nodes are evicted."""
     if groups.old or wanted.replicas == 0:
         return 0
     missing = sum(group.cordoned for group in groups.current) + wanted.kept_by_evictions(wanted.replicas) - wanted.replicas
@@ -144,8 +144,10 @@ def _outdated(groups: Groups, wanted: WantedGroups, ready: Ready, surplus: tuple
     return (*gone, *sorted(serving, key=lambda group: _removal_order(group, ready))[:spare])
 
 
-def _room(groups: Groups, staying: int, wanted: WantedGroups, remove: tuple[Group, ...], eviction_surge: int) -> tuple[int, str]:
-    """Returns how many groups may be made now, and why not more. A group that is being removed still counts.
+def _creatable(
+    groups: Groups, staying: int, wanted: WantedGroups, remove: tuple[Group, ...], eviction_surge: int
+) -> tuple[int, str]:
+    """Returns how many groups may be created now, and why not more. A group that is being removed still counts.
 
     `staying`: groups of the target revision that do not drain.
     """
@@ -153,20 +155,20 @@ def _room(groups: Groups, staying: int, wanted: WantedGroups, remove: tuple[Grou
     if missing <= 0:
         return 0, ""
     if wanted.broken and groups.old:
-        return 0, "the new revision fails; no more groups of it are made"
+        return 0, "the new revision fails; no more groups of it are created"
     room = min(missing, wanted.replicas + wanted.rollout.max_surge - len(groups.all))
     if room <= 0:
-        return 0, "waits for groups of the old revision to go"
+        return 0, "waits for groups of the old revision to terminate"
     if wanted.nodes == 1:
         return room, ""
     waiting = [group.name for group in groups.all if not group.scheduled and group not in remove]
     if waiting:
-        return 0, f"waits until all pods of {waiting[0]} have a node: two half-placed groups could wait for each other"
-    return 1, "" if missing == 1 else "groups of several nodes are made one after the other"
+        return 0, f"waits until all pods of {waiting[0]} are scheduled: two partly scheduled groups could wait for each other"
+    return 1, "" if missing == 1 else "groups of several nodes are created one after the other"
 
 
 def _free_numbers(groups: Groups, count: int, name: Callable[[int], str]) -> tuple[int, ...]:
-    """Returns the lowest free numbers. One whose pods still drain is not free: new pods of that name could not be made before."""
+    """Returns the lowest free numbers. One whose pods still drain is not free: their names are in use."""
     taken = {group.name for group in groups.all} | {pod.group for pod in groups.leaving}
     free = (number for number in range(names.MAX_INDEX + 1) if name(number) not in taken)
     return tuple(number for number, _ in zip(free, range(count), strict=False))

@@ -38,9 +38,9 @@ def make_status(inputs: StatusInputs, conditions: list[Condition]) -> InferenceS
         topology=", ".join(sorted({group.topology for group in groups if group.ready and group.topology})),
         url=service_url(inputs),
         endpoints=_endpoints(inputs)[:MOST_ENDPOINTS],
-        revision=RevisionStatus(current=_serving_revision(inputs), target=_target(inputs)),
+        revision=RevisionStatus(current=_serving_revision(inputs), target=_target_revision(inputs)),
         groups=summarised(groups),
-        gang_released_at=_released_at(inputs),
+        gang_released_at=_gang_released_at(inputs),
     )
 
 
@@ -51,7 +51,7 @@ def _endpoints(inputs: StatusInputs) -> list[str]:
 
 def service_url(inputs: StatusInputs) -> str:
     """Base URL of the OpenAI API inside the cluster; the last one known if the spec cannot be read."""
-    service, spec = inputs.service, inputs.spec
+    service, spec = inputs.service, inputs.service.spec
     if spec is None:
         return service.status.url
     scheme, usual = ("https", 443) if spec.endpoint.tls_secret else ("http", 80)
@@ -67,15 +67,15 @@ def topology_text(topology: Topology | None) -> str:
     return f"{text} EP{topology.expert}" if topology.expert > 1 else text
 
 
-def _released_at(inputs: StatusInputs) -> str:
-    """Time at which a group last gave its nodes back; "" once all groups exist again."""
+def _gang_released_at(inputs: StatusInputs) -> str:
+    """Time at which a group last released its nodes; "" once all groups exist again."""
     if inputs.rollout.released:
         return rfc3339(inputs.now)
     whole = len(inputs.groups.current) >= inputs.replicas
     return "" if whole else inputs.service.status.gang_released_at
 
 
-def _target(inputs: StatusInputs) -> str:
+def _target_revision(inputs: StatusInputs) -> str:
     return inputs.target_revision or inputs.service.status.revision.target
 
 
@@ -104,11 +104,11 @@ def _group(inputs: StatusInputs, group: Group) -> GroupStatus:
         **_sizes(inputs, group),
         nodes=_nodes(inputs, group),
         progressed_at="" if ready else rfc3339(group.progressed_at),
-        message=inputs.unready.get(group.name, "") or _changing(inputs, group),
+        message=inputs.unready.get(group.name, "") or _resize_text(inputs, group),
     )
 
 
-def _changing(inputs: StatusInputs, group: Group) -> str:
+def _resize_text(inputs: StatusInputs, group: Group) -> str:
     step = inputs.elastic_steps.get(group.name)
     operation = step.operation if step is not None else None
     return operation_text(inputs, operation) if operation is not None and not ended(operation) else ""
@@ -138,9 +138,9 @@ def _known_topology(group: Group) -> str:
 
 def _restarted_at(inputs: StatusInputs, group: Group) -> list[str]:
     """Times of restarts within the window; the newest of them if there are many."""
-    if inputs.spec is None:
+    if inputs.service.spec is None:
         return list(group.previous.restarted_at) if group.previous else []
-    recovery, decision = inputs.spec.recovery, inputs.recoveries.get(group.name)
+    recovery, decision = inputs.service.spec.recovery, inputs.recoveries.get(group.name)
     times = restart_times(group, recovery, inputs.now)
     if decision is not None and decision.counted:
         times.append(inputs.now)
@@ -152,8 +152,8 @@ def _nodes(inputs: StatusInputs, group: Group) -> list[GroupNode]:
     decision = inputs.recoveries.get(group.name)
     if decision is not None and decision.wait > 0 and group.previous is not None:
         return list(group.previous.nodes)
-    going = {pod.uid for pod in decision.delete} if decision is not None else set()
-    return [_node(pod) for pod in group.live if pod.uid not in going]
+    deleted = {pod.uid for pod in decision.delete} if decision is not None else set()
+    return [_node(pod) for pod in group.live if pod.uid not in deleted]
 
 
 def _node(pod: Pod) -> GroupNode:

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from starling_crds.v1alpha1.spec import InferenceServiceSpec
-
 from starling_operator.plan.elastic.next_step import ElasticDecision
 from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group, Groups
-from starling_operator.plan.observed import Pod, Service, Settings
+from starling_operator.plan.observed import Service, Settings
 from starling_operator.plan.readiness import ExpectedReports
 from starling_operator.plan.recovery import RecoveryDecision
 from starling_operator.plan.refusals import Refusal
@@ -26,7 +24,7 @@ class StatusInputs:
     expected          what agents of the target revision have to report
     unready           why a group is not ready; "" if it is. Has all groups
     broken            why a group does not come up by itself. Has only such groups
-    rollout           groups to make and to remove
+    rollout           groups to create and to remove
     recoveries        what is done about failed and drained groups. Has only such groups
     desired           wanted size of the groups; None if the service is not elastic
     elastic_steps     next step of each elastic group towards that size
@@ -51,13 +49,10 @@ class StatusInputs:
     token_secret: str = ""
 
     @property
-    def spec(self) -> InferenceServiceSpec | None:
-        return self.service.spec
-
-    @property
     def replicas(self) -> int:
         """Groups that the spec wants now."""
-        return 0 if self.spec is None or self.spec.suspend else self.spec.replicas
+        spec = self.service.spec
+        return 0 if spec is None or spec.suspend else spec.replicas
 
     @property
     def nodes(self) -> int:
@@ -74,16 +69,6 @@ class StatusInputs:
     def kept(self) -> tuple[Group, ...]:
         """Groups that exist and stay."""
         return tuple(group for group in self.groups.all if group not in self.rollout.remove)
-
-    @property
-    def pods(self) -> tuple[Pod, ...]:
-        """All pods: those of all groups, and those that drain after their group was removed."""
-        return tuple(pod for group in self.groups.all for pod in group.pods) + self.groups.leaving
-
-    @property
-    def effective(self) -> int:
-        """Smallest size, in data parallel ranks, at which a group of the target revision serves; 0 while one has none."""
-        return min((group.elastic.effective for group in self.current if group.elastic is not None), default=0)
 
     def is_ready(self, group: Group) -> bool:
         return not self.unready.get(group.name, "")

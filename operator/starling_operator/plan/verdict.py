@@ -13,7 +13,7 @@ from starling_operator.plan.timestamps import rfc3339
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`state`: "ready": as the spec asks; "moving": on the way there; "stalled": somebody must act; "off": on purpose."""
+    """`state`: "ready": as the spec asks; "reconciling": not yet; "stalled": somebody must act; "stopped": no groups are wanted."""
 
     state: str
     reason: str
@@ -27,16 +27,16 @@ def verdict(inputs: StatusInputs) -> Verdict:
         _broken,
         _exhausted,
         _not_resized,
-        _off,
+        _stopped,
         _token_refused,
         _overdue,
         _recovering,
         _pods_refused,
         _rolling,
-        _moving_away,
+        _draining,
         _scaling,
         _resizing,
-        _coming_up,
+        _starting,
     )
     found = next(filter(None, (rule(inputs) for rule in rules)), None)
     return found if found is not None else Verdict("ready", "Serving", _serving(inputs))
@@ -48,12 +48,12 @@ def _refused(inputs: StatusInputs) -> Verdict | None:
 
 
 def _exhausted(inputs: StatusInputs) -> Verdict | None:
-    assert inputs.spec is not None
-    recovery = inputs.spec.recovery
+    assert inputs.service.spec is not None
+    recovery = inputs.service.spec.recovery
     for name, decision in inputs.recoveries.items():
         if decision.exhausted:
-            tried = f"{recovery.restart_budget} restarts in {recovery.window_seconds} s did not heal it"
-            return Verdict("stalled", "RestartBudgetExhausted", f"{name} is left alone, {tried}: {decision.cause}")
+            tried = f"{recovery.restart_budget} restarts in {recovery.window_seconds} s did not help"
+            return Verdict("stalled", "RestartBudgetExhausted", f"{name} is not restarted again, {tried}: {decision.cause}")
     return None
 
 
@@ -69,7 +69,7 @@ def _broken(inputs: StatusInputs) -> Verdict | None:
 
 
 def _token_refused(inputs: StatusInputs) -> Verdict | None:
-    """Applies while an agent refuses the operator's token: it may serve, but gives no report until its pod is made again."""
+    """Applies while an agent refuses the operator's token: it may serve, but gives no report until its pod is recreated."""
     pod = next((pod for group in inputs.current for pod in group.live if pod.refuses_token), None)
     if pod is None:
         return None
@@ -81,9 +81,9 @@ def _overdue(inputs: StatusInputs) -> Verdict | None:
     """Applies to a group without progress. It is not given up, and may yet serve."""
     for group in inputs.current:
         if group.overdue and not inputs.is_ready(group):
-            limit = inputs.spec.rollout.progress_deadline_seconds if inputs.spec else 0
+            limit = inputs.service.spec.rollout.progress_deadline_seconds if inputs.service.spec else 0
             why = inputs.unready[group.name]
-            return Verdict("stalled", "ProgressDeadlineExceeded", f"{why}; {group.name} came no further for over {limit} s")
+            return Verdict("stalled", "ProgressDeadlineExceeded", f"{why}; {group.name} made no progress for over {limit} s")
     return None
 
 
@@ -92,15 +92,15 @@ def _first_restart(inputs: StatusInputs, group: Group) -> bool:
     return decision is not None and bool(decision.delete) and restart_count(group) == 0
 
 
-def _off(inputs: StatusInputs) -> Verdict | None:
+def _stopped(inputs: StatusInputs) -> Verdict | None:
     if inputs.replicas > 0:
         return None
-    suspended = inputs.spec is not None and inputs.spec.suspend
+    suspended = inputs.service.spec is not None and inputs.service.spec.suspend
     reason, why = ("Suspended", "spec.suspend is true") if suspended else ("ScaledToZero", "spec.replicas is 0")
     if inputs.groups.all or inputs.groups.leaving:
         left = len({pod.group for pod in inputs.groups.leaving} | {group.name for group in inputs.groups.all})
-        return Verdict("moving", reason, f"{why}; {left} groups drain")
-    return Verdict("off", reason, f"{why}; no group runs")
+        return Verdict("reconciling", reason, f"{why}; {left} groups drain")
+    return Verdict("stopped", reason, f"{why}; no group runs")
 
 
 def _recovering(inputs: StatusInputs) -> Verdict | None:
@@ -108,18 +108,18 @@ def _recovering(inputs: StatusInputs) -> Verdict | None:
         if decision.wait > 0:
             # A time: a number of seconds would be another status each time.
             when = rfc3339(inputs.now + decision.wait)
-            return Verdict("moving", "Recovering", f"{name} restarts at {when}: {decision.cause}")
+            return Verdict("reconciling", "Recovering", f"{name} restarts at {when}: {decision.cause}")
         if decision.counted:
-            return Verdict("moving", "Recovering", f"{name} restarts: {decision.cause}")
+            return Verdict("reconciling", "Recovering", f"{name} restarts: {decision.cause}")
     return None
 
 
 def _pods_refused(inputs: StatusInputs) -> Verdict | None:
     """Applies if a quota or an admission webhook refuses pods. Their StatefulSet tries again by itself."""
     for group in inputs.kept:
-        if group.refused:
+        if group.pod_creation_error:
             why = inputs.unready[group.name] or waiting_reason(group)
-            return Verdict("moving", "PodsRefused", f"{_count(inputs)} serve; {why}")
+            return Verdict("reconciling", "PodsRefused", f"{_count(inputs)} serve; {why}")
     return None
 
 
@@ -127,21 +127,22 @@ def _rolling(inputs: StatusInputs) -> Verdict | None:
     if not inputs.groups.old:
         return None
     done = sum(inputs.is_ready(group) for group in inputs.current)
-    text = f"{done} of {inputs.replicas} groups serve revision {inputs.target_revision}, {len(inputs.old)} older ones are left"
-    return Verdict("moving", "RollingOut", _with(text, _waits(inputs)))
+    text = f"{done} of {inputs.replicas} groups serve revision {inputs.target_revision}, {len(inputs.old)} older ones remain"
+    return Verdict("reconciling", "RollingOut", _with(text, _waits(inputs)))
 
 
-def _moving_away(inputs: StatusInputs) -> Verdict | None:
-    """Applies while a node is emptied, or is about to be and another group has yet to serve. After that, Ready is True again."""
+def _draining(inputs: StatusInputs) -> Verdict | None:
+    """Applies while a node is drained, or is about to be and another group has yet to serve. After that, Ready is True again."""
     draining = next((group for group in inputs.rollout.remove if group.draining), None)
     if draining is not None:
-        return Verdict("moving", "MovingAway", f"{_count(inputs)} serve; {draining.name} drains: a pod of it is taken away")
+        why = f"{draining.name} drains: a pod of it is being terminated"
+        return Verdict("reconciling", "Draining", f"{_count(inputs)} serve; {why}")
     cordoned = next((group for group in inputs.current if group.cordoned), None)
     whole = len(inputs.ready) >= inputs.replicas + inputs.rollout.eviction_surge
     if not inputs.rollout.eviction_surge or whole or cordoned is None:
         return None
-    text = f"{_count(inputs)} serve; {cordoned.name} is on a node that takes no new pods, so that another group comes first"
-    return Verdict("moving", "MovingAway", _with(text, _waits(inputs)))
+    text = f"{_count(inputs)} serve; {cordoned.name} is on a cordoned node; another group is created before it is evicted"
+    return Verdict("reconciling", "Draining", _with(text, _waits(inputs)))
 
 
 def _scaling(inputs: StatusInputs) -> Verdict | None:
@@ -149,7 +150,7 @@ def _scaling(inputs: StatusInputs) -> Verdict | None:
     if have == wanted and not inputs.rollout.remove:
         return None
     reason = "Scaling" if inputs.ready else "Progressing"
-    return Verdict("moving", reason, _with(f"{have} of {wanted} groups exist", _waits(inputs)))
+    return Verdict("reconciling", reason, _with(f"{have} of {wanted} groups exist", _waits(inputs)))
 
 
 def _not_resized(inputs: StatusInputs) -> Verdict | None:
@@ -173,10 +174,10 @@ def _resizing(inputs: StatusInputs) -> Verdict | None:
     joining = [pod for pod in group.live if pod.number >= group.gang_size and pod.waiting.startswith("Unschedulable")]
     left = f"; {len(found)} of {inputs.replicas} groups are to change" if inputs.replicas > 1 else ""
     named = f"{group.name}: {text}" if inputs.replicas > 1 else text
-    return Verdict("moving", "Unschedulable" if joining else "Scaling", f"{named}{left}")
+    return Verdict("reconciling", "Unschedulable" if joining else "Scaling", f"{named}{left}")
 
 
-def _coming_up(inputs: StatusInputs) -> Verdict | None:
+def _starting(inputs: StatusInputs) -> Verdict | None:
     waiting = [group for group in inputs.current if not inputs.is_ready(group)]
     if not waiting:
         return None
@@ -186,7 +187,7 @@ def _coming_up(inputs: StatusInputs) -> Verdict | None:
         reason = "Unschedulable"
     else:
         reason = "Recovering" if has_served(first) and not first.available else "Progressing"
-    return Verdict("moving", reason, _with(f"{_count(inputs)} serve; {cause}", first_size(inputs, first)))
+    return Verdict("reconciling", reason, _with(f"{_count(inputs)} serve; {cause}", first_size(inputs, first)))
 
 
 def _serving(inputs: StatusInputs) -> str:

@@ -24,7 +24,7 @@ _LATER: dict[str, Any] = {"optional": True}
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One volume and its only mount. Without a source the volume is no part of a revision: it is added where a group is made."""
+    """One volume and its only mount. Without a source the volume is no part of a revision: it is added where a group is created."""
 
     name: str
     source: dict[str, Any]

@@ -71,7 +71,7 @@ class Audit:
             return self._unseen.setdefault((kind, scope), set()) or {("", 0)}
         seen = self._cache.seen(kind, scope)
         for key in self._cache.drop_unlisted(kind, scope, listed, at):
-            log.info("a %s was deleted unseen", kind.name)
+            log.info("the watches missed that a %s was deleted", kind.name)
             self._wake(key)
         unseen = {(uid, version) for uid, version in listed.items() if seen.get(uid, -1) < version and not self._cache.is_gone(uid)}
         self._unseen[kind, scope] = unseen

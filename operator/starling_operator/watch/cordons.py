@@ -1,4 +1,4 @@
-"""Cordoned cluster nodes, which take no new pods. A node is cordoned before it is emptied; groups on it may be replaced early.
+"""Cordoned cluster nodes, which take no new pods. A node is cordoned before it is drained; groups on it may be replaced early.
 
 They are listed periodically. The API server selects them, so the answer is nearly always empty, and a node's many changes cost
 nothing. Where nodes may not be listed (an installation for some namespaces) they are unknown.
@@ -35,7 +35,7 @@ class Cordons:
             answer = await self._kube.get(NODE.path(None), {"fieldSelector": "spec.unschedulable=true", "resourceVersion": "0"})
         except KubeError as error:
             if error.status == 403:
-                log.info("nodes may not be listed here, so that groups are not preceded when a node is emptied")
+                log.info("nodes may not be listed here: no group is created ahead of a node's drain")
                 self.names = None
             else:
                 log.warning("cordoned nodes cannot be listed: %s", error)

@@ -1,6 +1,6 @@
 """Health of cluster nodes from which a taint evicts a pod. Nodes are read only then, and never listed.
 
-The taint alone does not say whether the node is gone. An administrator's NoExecute empties a live node, whose pods drain their
+The taint alone does not say whether the node is gone. An administrator's NoExecute taint drains a live node, whose pods drain their
 streams; on a dead one nobody ends them. Where nodes may not be read (an installation for some namespaces) only the pod is known.
 """
 
@@ -78,6 +78,6 @@ def is_lost(pod: Pod, health: NodeHealth | None, now: float) -> bool:
     down_since = pod.unreported_since if health is None else health.down_since
     if health is not None or down_since is not None:
         # A kubelet that is restarted is silent for a moment.
-        return down_since is not None and now - down_since >= pod.tolerates
+        return down_since is not None and now - down_since >= pod.toleration_seconds
     silent = pod.report_age is None or pod.report_age > OVERDUE
-    return silent and pod.due_at is not None and now - pod.due_at > OVERDUE
+    return silent and pod.grace_ends_at is not None and now - pod.grace_ends_at > OVERDUE

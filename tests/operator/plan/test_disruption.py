@@ -1,4 +1,4 @@
-"""Pods that are taken away on purpose: evictions, drained nodes. No stream is cut, and no node waits for ever."""
+"""Pods that are terminated on purpose: evictions, drained nodes. No stream is cut, and no node waits for ever."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def evictable(world: World) -> int:
 @pytest.mark.parametrize(
     ("changes", "pods"),
     [
-        # an only group is preceded by another one, whatever its size
+        # another group is created ahead of a single one, whatever its size
         ({}, 0),
         (PAIRS, 0),
         # unless nobody minds
@@ -98,8 +98,8 @@ def test_a_cordon_brings_another_group_and_its_end_sends_one_away(shape: dict[st
     before = world.available()
     world.cordon(world.pods[0])
     world.reconcile()
-    assert world.condition("Ready") == ("False", "MovingAway")
-    assert "takes no new pods" in world.message()
+    assert world.condition("Ready") == ("False", "Draining")
+    assert "is on a cordoned node" in world.message()
     world.settle()
     assert len(world.available()) == 2
     assert world.condition("Ready") == ("True", "Serving"), "who cordons may never evict"
@@ -204,8 +204,8 @@ def test_a_gang_drains_as_a_whole_and_another_takes_its_place(which: int) -> Non
     (new,) = names(world)
     assert new != old
     assert ("Service", old) in world.children, "its pods still have to find each other"
-    assert world.event_reasons() == ["MovingAway"]
-    assert world.condition("Ready") == ("False", "MovingAway")
+    assert world.event_reasons() == ["Draining"]
+    assert world.condition("Ready") == ("False", "Draining")
     world.settle()
     assert world.available() == [new]
     assert ("Service", old) not in world.children
@@ -220,7 +220,7 @@ def test_a_node_that_shuts_down_takes_the_whole_group_along(shape: dict[str, Any
     world.shut_down(world.pods[-1])
     decision = world.reconcile()
     assert [(deletion.kind, deletion.name) for deletion in decision.delete] == [("StatefulSet", old)]
-    assert world.condition("Ready") == ("False", "MovingAway")
+    assert world.condition("Ready") == ("False", "Draining")
     world.settle()
     assert len(world.available()) == 1
     assert world.available() != [old]

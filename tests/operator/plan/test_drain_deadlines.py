@@ -15,8 +15,15 @@ from tests.operator.plan.world import PAIRS
 ONE, OTHER = "chat-aaaaaaa-0", "chat-aaaaaaa-1"
 
 
-def pod(group: str, number: int, due_at: float | None) -> Pod:
-    return Pod(name=f"{group}-{number}", uid=f"{group[-1]}{number}", group=group, revision="aaaaaaa", number=number, due_at=due_at)
+def pod(group: str, number: int, end: float | None) -> Pod:
+    return Pod(
+        name=f"{group}-{number}",
+        uid=f"{group[-1]}{number}",
+        group=group,
+        revision="aaaaaaa",
+        number=number,
+        grace_ends_at=end,
+    )
 
 
 @pytest.mark.parametrize(

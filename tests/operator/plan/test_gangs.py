@@ -14,8 +14,8 @@ OWN, OTHER = ("prod", "chat"), ("blue", "talk")
 PATIENCE = SETTINGS.gang_patience
 
 
-def gang(service: tuple[str, str], age: float, held: int = 1) -> Gang:
-    return Gang(service, f"{service[1]}-aaaaaaa-0", NOW - age, held)
+def gang(service: tuple[str, str], age: float, scheduled: int = 1) -> Gang:
+    return Gang(service, f"{service[1]}-aaaaaaa-0", NOW - age, scheduled)
 
 
 def released(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
@@ -30,9 +30,9 @@ def released(*gangs: Gang, released_ago: float | None = None) -> GangRelease:
         ([gang(OWN, PATIENCE), gang(OTHER, PATIENCE + 9)], True),
         ([gang(OWN, PATIENCE + 9), gang(OTHER, PATIENCE)], False),
         ([gang(OWN, 2 * PATIENCE), gang(OTHER, 1)], True),
-        ([gang(OWN, 2 * PATIENCE), gang(OTHER, 1, held=0)], True),
-        ([gang(OWN, PATIENCE), gang(OTHER, PATIENCE + 9, held=0)], False),
-        ([gang(OWN, 9 * PATIENCE, held=0), gang(OTHER, 9 * PATIENCE)], False),
+        ([gang(OWN, 2 * PATIENCE), gang(OTHER, 1, scheduled=0)], True),
+        ([gang(OWN, PATIENCE), gang(OTHER, PATIENCE + 9, scheduled=0)], False),
+        ([gang(OWN, 9 * PATIENCE, scheduled=0), gang(OTHER, 9 * PATIENCE)], False),
     ],
     ids=[
         "alone",
@@ -50,10 +50,10 @@ def test_who_is_later_lets_go_first(gangs: Sequence[Gang], gone: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("released_ago", "held", "holds"), [(None, 1, False), (1.0, 1, True), (1.0, 0, False), (2 * PATIENCE, 1, False)]
+    ("released_ago", "scheduled", "holds"), [(None, 1, False), (1.0, 1, True), (1.0, 0, False), (2 * PATIENCE, 1, False)]
 )
-def test_who_let_go_waits_for_the_other(released_ago: float | None, held: int, holds: bool) -> None:
-    assert bool(released(gang(OTHER, 5, held), released_ago=released_ago).hold) == holds
+def test_a_group_that_released_its_nodes_waits_for_the_other(released_ago: float | None, scheduled: int, holds: bool) -> None:
+    assert bool(released(gang(OTHER, 5, scheduled), released_ago=released_ago).hold) == holds
 
 
 def test_a_gang_that_waits_has_pods_without_a_node_and_serves_nobody() -> None:
@@ -97,7 +97,7 @@ def test_two_services_with_room_for_one_group_are_served_one_after_the_other() -
     run([blue, green], 120)
     assert (served(blue), served(green)) == (1, 0) or (served(blue), served(green)) == (0, 1)
     first, second = (blue, green) if served(blue) else (green, blue)
-    assert second.event_reasons("LetGo") == ["LetGo"]
+    assert second.event_reasons("NodesReleased") == ["NodesReleased"]
     assert second.condition("Ready")[0] == "False"
     run([blue, green], 3 * PATIENCE)
     assert served(first) == 1, "who serves is left in peace"

@@ -31,7 +31,7 @@ def test_a_report_of_another_makes_nothing_ready_though_it_was(fields: dict[str,
     seen = with_report(make_pod(), "chat", make_report(**fields), age=1.0)
     assert seen.report is None
     reason = unready_reason(make_group(pods=[seen], was_ready=True), EXPECTED)
-    assert reason.startswith(f"chat-aaaaaaa-0-0: its agent is not believed: its report is of another {word} ")
+    assert reason.startswith(f"chat-aaaaaaa-0-0: its agent's report is rejected: its report is of another {word} ")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_agent_that_drains_though_nobody_deletes_its_pod_is_shut_down_with_it
 ) -> None:
     seen = with_report(make_pod(**pod), "chat", make_report(phase=phase), age=1.0)
     assert seen.drains is drains
-    assert not with_report(make_pod(**pod), "other", make_report(phase=phase), age=1.0).drains, "it is not believed"
+    assert not with_report(make_pod(**pod), "other", make_report(phase=phase), age=1.0).drains, "its report is rejected"
 
 
 def test_an_agent_that_refuses_the_token_is_reported_and_left_to_serve() -> None:

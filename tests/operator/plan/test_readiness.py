@@ -70,7 +70,7 @@ def test_a_token_has_to_come_through_the_service_where_there_is_one(seen: bool |
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        (pending(), "waits for a node"),
+        (pending(), "is not scheduled yet"),
         (pending(waiting="Unschedulable: 0/2 nodes are available"), "Unschedulable: 0/2 nodes are available"),
         (pending(scheduled=True), "its container starts"),
         (
@@ -80,11 +80,11 @@ def test_a_token_has_to_come_through_the_service_where_there_is_one(seen: bool |
         ({"ready": False, "report": None}, "its agent has not answered yet"),
         (
             {"ready": False, "report": None, "waiting": "CrashLoopBackOff: back-off 20s", "last_log": "no module torch"},
-            "container agent: CrashLoopBackOff: back-off 20s; its last words: no module torch",
+            "container agent: CrashLoopBackOff: back-off 20s; its last log: no module torch",
         ),
         (
             {"ready": False, "waiting": "CrashLoopBackOff: x", "report": make_report(last_error="rank 0 died")},
-            "container agent: CrashLoopBackOff: x; its last words: rank 0 died",
+            "container agent: CrashLoopBackOff: x; its last log: rank 0 died",
         ),
         ({"ready": False, "phase": "Failed", "report": None, "last_log": "killed"}, "ended as Failed: killed"),
         ({"lost": True, "host": "node-7"}, "its node node-7 is gone"),
@@ -105,9 +105,9 @@ def test_a_pod_that_is_not_ready_says_what_it_waits_for(fields: dict[str, Any], 
 
 
 def test_missing_pods_are_reported() -> None:
-    assert unready_reason(make_group(pods=[], nodes=2), EXPECTED) == "chat-aaaaaaa-0: 2 of 2 pods are still to be made"
+    assert unready_reason(make_group(pods=[], nodes=2), EXPECTED) == "chat-aaaaaaa-0: 2 of 2 pods are still to be created"
     one_of_two = make_group(pods=[make_pod()], nodes=2)
-    assert unready_reason(one_of_two, EXPECTED) == "chat-aaaaaaa-0: 1 of 2 pods are still to be made"
+    assert unready_reason(one_of_two, EXPECTED) == "chat-aaaaaaa-0: 1 of 2 pods are still to be created"
 
 
 def test_the_worst_pod_is_reported_first() -> None:

@@ -159,7 +159,7 @@ def test_a_restart_counts_once() -> None:
         ({}, HUNG, [0, 1]),
         ({}, SILENT, [0, 1]),
         ({"phase": "Failed", "ready": False}, {}, [0, 1]),
-        # the lost pod is deleted as lost; its peer is made again with it
+        # the lost pod is deleted as lost; its peer is recreated with it
         ({"lost": True, "ready": False}, {}, [1]),
         ({}, {"lost": True, "ready": False, "deleted_at": NOW - 40}, [0]),
         # a member that somebody deleted takes the others along

@@ -23,7 +23,7 @@ def test_pods_that_kubernetes_refuses_are_shown_in_its_words(shape: dict[str, An
     assert world.condition("Reconciling") == ("True", "PodsRefused")
     assert world.condition("Available") == ("True", "GroupsServe")
     count = 2 if shape else 1
-    assert world.message() == f"1 of 2 groups serve; {names(world)[1]}: {count} of {count} pods are not made: {QUOTA}"
+    assert world.message() == f"1 of 2 groups serve; {names(world)[1]}: {count} of {count} pods are not created: {QUOTA}"
     assert decision.requeue_after is not None and decision.requeue_after < 10, "no watch tells when it is over"
     world.quota = ""
     world.settle()

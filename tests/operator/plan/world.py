@@ -38,7 +38,7 @@ class Member:
 
     broken    message of its agent once that gave up; `passing`: not for good
     peers     pods that it serves with
-    drains    it was taken away on purpose
+    drains    it is terminated on purpose
     """
 
     name: str
@@ -120,7 +120,9 @@ class World:
             pods=tuple(self._seen(member) for member in self.pods),
             cordoned=self.cordoned,
             refused_children=frozenset(self.refused),
-            refused_pods={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)} if self.quota else {},
+            pod_creation_errors={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)}
+            if self.quota
+            else {},
             settings=self.settings,
             now=self.now,
             token=TOKEN,
@@ -343,7 +345,7 @@ class World:
     def _ready(self, member: Member) -> bool:
         well = not member.broken and not member.lost and member.silent_since is None
         going = member.deleted_at is not None or member.phase != "Running"
-        # A gang that lost a member hangs until all of it is made again.
+        # A gang that lost a member hangs until all of it is recreated.
         return well and not member.shut_down and member.stage == 4 and not going and member.peers == self._lives(member.group)
 
     def _seen(self, member: Member) -> Pod:

@@ -118,7 +118,7 @@ def test_groups_of_all_services_that_wait_for_nodes_stand_in_one_queue() -> None
             made["metadata"]["labels"] = {SERVICE_LABEL: name, GROUP_LABEL: name}
             if name != "solo" or number == 0:
                 cache.put(POD, made)
-    assert [(gang.service, gang.group, gang.held) for gang in cache.gangs()] == [
+    assert [(gang.service, gang.group, gang.scheduled) for gang in cache.gangs()] == [
         (("n", "chat"), "chat", 1),
         (("n", "talk"), "talk", 1),
     ]

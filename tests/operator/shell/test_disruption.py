@@ -83,7 +83,7 @@ async def test_an_only_group_is_evicted_when_another_serves(
     await cluster.ready("chat")
     [only] = await cluster.pods()
     assert not await evict(cluster, only)
-    kubelet.draining = True  # one that ends at once may be made again in its place before the operator has seen it go
+    kubelet.draining = True  # one that ends at once may be recreated in its place before the operator has seen it go
     await emptied(cluster, node, only)
 
     async def another_serves() -> bool:

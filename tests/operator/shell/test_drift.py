@@ -111,7 +111,7 @@ async def test_a_deleted_child_comes_back(cluster: Cluster, start_operator: Star
     for kind, name in deleted:
         await cluster.delete(f"{CHILD_PATHS[kind].format(cluster.namespace)}/{name}")
 
-    # A group is made again under another number, while the old one drains.
+    # A group is recreated under another number, while the old one drains.
     lasting = {key for key in deleted if "serving.starling.dev/group" not in before[key]["metadata"]["labels"]}
 
     async def is_back() -> bool:

@@ -19,7 +19,9 @@ from tests.operator.shell.kubelet import NODE, Kubelet
 from tests.operator.shell.proxy import Proxy
 
 NOW = 1_800_000_000.0
-EVICTED = Pod(name="p", uid="u", group="g", revision="r", number=0, host="n", evicted=True, tolerates=30.0, deleted_at=NOW - 40)
+EVICTED = Pod(
+    name="p", uid="u", group="g", revision="r", number=0, host="n", evicted=True, toleration_seconds=30.0, deleted_at=NOW - 40
+)
 SOON = {
     "spec": {
         "tolerations": [
@@ -34,18 +36,18 @@ SOON = {
     ("health", "fields", "lost"),
     [
         (NodeHealth(None), {}, False),
-        (NodeHealth(None), {"due_at": NOW - 1000, "unreported_since": NOW - 1000}, False),
+        (NodeHealth(None), {"grace_ends_at": NOW - 1000, "unreported_since": NOW - 1000}, False),
         (NodeHealth(NOW - 31), {}, True),
         (NodeHealth(NOW - 29), {}, False),
-        (NodeHealth(NOW - 29), {"tolerates": 0.0}, True),
+        (NodeHealth(NOW - 29), {"toleration_seconds": 0.0}, True),
         (NodeHealth(0.0), {"report_age": 0.5}, True),
         (None, {}, False),
         (None, {"unreported_since": NOW - 31}, True),
         (None, {"unreported_since": NOW - 29}, False),
-        (None, {"due_at": NOW - OVERDUE - 1}, True),
-        (None, {"due_at": NOW - OVERDUE - 1, "report_age": 1.0}, False),
-        (None, {"due_at": NOW - OVERDUE + 1}, False),
-        (None, {"due_at": NOW + 300, "report_age": 400.0}, False),
+        (None, {"grace_ends_at": NOW - OVERDUE - 1}, True),
+        (None, {"grace_ends_at": NOW - OVERDUE - 1, "report_age": 1.0}, False),
+        (None, {"grace_ends_at": NOW - OVERDUE + 1}, False),
+        (None, {"grace_ends_at": NOW + 300, "report_age": 400.0}, False),
     ],
 )
 def test_which_pods_are_lost(health: NodeHealth | None, fields: dict[str, Any], lost: bool) -> None:

@@ -72,7 +72,7 @@ def test_the_last_log_is_of_the_previous_end_when_it_runs_again() -> None:
         ({"deletionGracePeriodSeconds": 10}, {}, False),
         # an eviction with less than the pod's grace period
         ({"deletionGracePeriodSeconds": 10}, {"conditions": DISRUPTED}, True),
-        # its StatefulSet makes it again
+        # its StatefulSet recreates it
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed"}, False),
         ({"deletionGracePeriodSeconds": 140}, {"phase": "Failed", "conditions": DISRUPTED}, False),
         # its node shut down, which a kubelet reports without deleting the pod
@@ -92,7 +92,7 @@ def test_a_pod_drains_if_it_gets_its_grace_period(metadata: Manifest, status: Ma
 
 def test_deletion_was_requested_a_grace_period_before_its_time() -> None:
     pod = read_pod(body(deletionTimestamp="2026-01-01T00:01:00Z", deletionGracePeriodSeconds=60))
-    assert pod.deleted_at == pod.created_at and pod.due_at == pod.created_at + 60
+    assert pod.deleted_at == pod.created_at and pod.grace_ends_at == pod.created_at + 60
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def _with_tolerations(*tolerations: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_how_long_a_pod_stays_on_a_node_that_is_not_ready(pod: dict[str, Any], seconds: float) -> None:
-    assert read_pod(pod).tolerates == seconds
+    assert read_pod(pod).toleration_seconds == seconds

@@ -103,7 +103,7 @@ async def test_an_agent_is_notified_of_its_end_and_its_next_report_is_not_awaite
     reports.follow(KEY, seen(running))
     await until(lambda: _has(reports, "serving"), "the first report")
     # Its group's StatefulSet is gone by then.
-    going = seen(replace(running, deleted_at=time.time(), due_at=time.time() + 40))
+    going = seen(replace(running, deleted_at=time.time(), grace_ends_at=time.time() + 40))
     reports.follow(KEY, replace(going, children={}))
     began = time.monotonic()
     await reports.first_answers(KEY)
