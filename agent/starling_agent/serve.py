@@ -50,7 +50,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             server = HttpServer(
                 create_app(endpoint), None, named.read_seconds, named.connection_seconds, endpoint.metrics.responses
             )
-            shutdown = SignalShutdown(server, named, endpoint.drain, endpoint.work)
+            shutdown = SignalShutdown(server, named, endpoint.drain, endpoint.open_requests)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
             freeze_objects()

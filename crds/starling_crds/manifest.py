@@ -24,7 +24,7 @@ _NAME_RULE = Rule(
 def inferenceservice_crd() -> dict[str, Any]:
     names = {"kind": KIND, "plural": PLURAL, "shortNames": ["infsvc"]}
     text = "A large language model that is served by an OpenAI endpoint inside the cluster."
-    status = structural(InferenceServiceStatus, defaults=False) | {"default": _unseen()}
+    status = structural(InferenceServiceStatus, defaults=False) | {"default": _default_status()}
     schema = _resource(KIND, text, structural(InferenceServiceSpec), status)
     return _definition(names, {**schema, VALIDATIONS: [_NAME_RULE.validation()]}, _service_columns())
 
@@ -93,7 +93,7 @@ def _version(schema: Schema, columns: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _unseen() -> dict[str, Any]:
+def _default_status() -> dict[str, Any]:
     """Returns the status until an operator writes one, as in the Gateway API: it says that no operator has seen the service."""
     waiting = Condition(
         type="Ready",
@@ -136,7 +136,7 @@ def _scale_columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         _column("Unit", ".status.unit", "What the sizes count."),
-        _column("Asked", ".spec.replicas", "Size asked for.", type="integer"),
+        _column("Desired", ".spec.replicas", "Size asked for.", type="integer"),
         _column("Target", ".status.target", "Size that the groups go to.", type="integer"),
         _column("Effective", ".status.replicas", "Size that all groups serve at.", type="integer"),
         _column("Ready", f"{ready}.status", "Whether all groups serve at the target."),

@@ -69,7 +69,7 @@ class Rule:
         return value
 
 
-def form(pattern: str, message: str) -> Rule:
+def must_match(pattern: str, message: str) -> Rule:
     """The whole string must match. Rather than OpenAPI's `pattern`, whose error shows the expression and no example."""
     return Rule(
         cel=f"self.matches(r'{pattern}')",
@@ -78,7 +78,7 @@ def form(pattern: str, message: str) -> Rule:
     )
 
 
-def without(pattern: str, message: str) -> Rule:
+def must_not_match(pattern: str, message: str) -> Rule:
     """No part of the string may match."""
     return Rule(
         cel=f"!self.matches(r'{pattern}')",
@@ -87,7 +87,7 @@ def without(pattern: str, message: str) -> Rule:
     )
 
 
-def never(message: str) -> Rule:
+def forbidden(message: str) -> Rule:
     """Refuses a name that people try and that is set elsewhere: the message says where."""
     return Rule(cel="false", holds=lambda _: False, message=message)
 

@@ -43,7 +43,7 @@ class _Conversion:
         self._defaults = defaults
 
     def convert(self, node: Schema) -> Schema:
-        node = self._flat(node)
+        node = self._resolved(node)
         made: Schema = {"description": node["description"]} if "description" in node else {}
         made |= {"type": node["type"]} if "type" in node else {}
         made |= {"enum": [node["const"]]} if "const" in node else {}
@@ -52,15 +52,15 @@ class _Conversion:
             made["default"] = node["default"]
         return made | self._children(node)
 
-    def _flat(self, node: Schema) -> Schema:
+    def _resolved(self, node: Schema) -> Schema:
         """Resolves references and Optional. A description next to them wins; rules are added."""
         if "$ref" in node:
             beside = {key: value for key, value in node.items() if key != "$ref"}
-            return self._flat(_joined(self._definitions[node["$ref"].rpartition("/")[2]], beside))
+            return self._resolved(_joined(self._definitions[node["$ref"].rpartition("/")[2]], beside))
         if "anyOf" in node:
             beside = {key: value for key, value in node.items() if key != "anyOf"}
             (kind,) = (kind for kind in node["anyOf"] if kind.get("type") != "null")
-            return self._flat(_joined(kind, beside))
+            return self._resolved(_joined(kind, beside))
         return node
 
     def _children(self, node: Schema) -> Schema:
@@ -76,7 +76,7 @@ class _Conversion:
 
     def _property(self, node: Schema) -> Schema:
         made = self.convert(node)
-        if self._defaults and not made.get("required") and (filled := _filled(made)):
+        if self._defaults and not made.get("required") and (filled := _object_default(made)):
             made["default"] = filled
         return made
 
@@ -104,7 +104,7 @@ def _exclusive(node: Schema) -> Schema:
     return made
 
 
-def _filled(made: Schema) -> Schema:
+def _object_default(made: Schema) -> Schema:
     """Returns the default of an object: the defaults of its fields. So it always exists, and rules may read its fields.
 
     It is written out because the API server applies rules to a default before it fills in those of fields.

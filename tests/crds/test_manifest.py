@@ -223,7 +223,7 @@ def test_kubectl_scales_a_size(api: Api, ctl: Kubectl):
         scale = json.loads(ctl.output("get", "--raw", path))
         assert (scale["spec"], scale["status"]) == ({"replicas": 4}, {"replicas": 2, "selector": "a=b"})
         head, row = ctl.output("get", "pscale").splitlines()
-        assert head.split() == ["NAME", "UNIT", "ASKED", "TARGET", "EFFECTIVE", "READY", "AGE"]
+        assert head.split() == ["NAME", "UNIT", "DESIRED", "TARGET", "EFFECTIVE", "READY", "AGE"]
         assert row.split()[:5] == ["sized", "expert", "4", "4", "2"]
         refused = ctl.run("scale", "pscale", "sized", "--replicas=0")
         assert refused.returncode != 0

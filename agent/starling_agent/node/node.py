@@ -20,7 +20,7 @@ from starling_agent.group.leader import RemoteMembershipService
 from starling_agent.group.leader_parts import LeaderParts, make_leader_parts
 from starling_agent.group.local_share import LocalShare
 from starling_agent.group.membership import GroupMembership, make_member
-from starling_agent.http.open_work import OpenWork
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import SleepRoutes, create_admin
 from starling_agent.node.admin_token import AdminToken
@@ -45,17 +45,17 @@ log = structlog.get_logger("starling.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ExitStatus:
     """`cause` is there when the code is not 0."""
 
     code: int
     cause: str | None = None
 
 
-async def run_node(configuration: Configuration, identity: Identity) -> Ending:
+async def run_node(configuration: Configuration, identity: Identity) -> ExitStatus:
     """Runs until a signal. Raises ConfigError when the admin endpoint cannot listen."""
-    work = OpenWork()
-    state = ReportState(first_report(configuration, identity), lambda: len(work))
+    open_requests = OpenRequests()
+    state = ReportState(first_report(configuration, identity), lambda: len(open_requests))
     config = configuration.config
     leader_parts = make_leader_parts(config, identity, state) if config is not None else None
     sleep_routes, pin = SleepRoutes(), Pin(_path(config.model.pin_file) if config is not None else None)
@@ -65,8 +65,8 @@ async def run_node(configuration: Configuration, identity: Identity) -> Ending:
             return await _stay_failed(state, configuration.error or "")
         try:
             if not await wait_for_secrets(config.endpoint, state):
-                return Ending(0)
-            node = _Node(config, identity, state, work, leader_parts, sleep_routes, pin)
+                return ExitStatus(0)
+            node = _Node(config, identity, state, open_requests, leader_parts, sleep_routes, pin)
             deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
@@ -123,7 +123,7 @@ async def _admin_server(
             await serving
 
 
-async def _stay_failed(state: ReportState, cause: str) -> Ending:
+async def _stay_failed(state: ReportState, cause: str) -> ExitStatus:
     """Waits for a signal: no restart helps. The operator reads the cause, and ends this pod when it has another configuration."""
     log.error("failed", cause=cause, fatal=True)
     state.update(phase="failed", healthy=False, fatal=True, last_error=cause)
@@ -131,7 +131,7 @@ async def _stay_failed(state: ReportState, cause: str) -> Ending:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled.set)
     await signalled.wait()
-    return Ending(FAILED_EXIT_CODE, cause)
+    return ExitStatus(FAILED_EXIT_CODE, cause)
 
 
 class _Node:
@@ -142,7 +142,7 @@ class _Node:
         config: AgentConfig,
         identity: Identity,
         state: ReportState,
-        work: OpenWork,
+        open_requests: OpenRequests,
         leader_parts: LeaderParts | None,
         sleep_routes: SleepRoutes,
         pin: Pin,
@@ -152,9 +152,10 @@ class _Node:
         self._tls = _tls(config)
         given = config.engine.get
         cache = CacheShape(given("block_size", EngineArgs.block_size), given("kv_cache_dtype", EngineArgs.kv_cache_dtype))
-        app = SwitchableApp(settings, state, work, cache, *([leader_parts.operations.times] if leader_parts is not None else []))
+        times = [leader_parts.operations.times] if leader_parts is not None else []
+        app = SwitchableApp(settings, state, open_requests, cache, *times)
         self._state = state
-        self._work = work
+        self._open_requests = open_requests
         self._drain = app.drain
         self._server = HttpServer(app, self._tls, settings.read_seconds, settings.connection_seconds, app.metrics.responses)
         self.listener = bind(endpoint.host, endpoint.port)
@@ -177,9 +178,9 @@ class _Node:
             sleep_routes,
             pin,
         )
-        self._shutdown = SignalShutdown(self._server, settings, app.drain, work, self._supervisor.begin_drain)
+        self._shutdown = SignalShutdown(self._server, settings, app.drain, open_requests, self._supervisor.begin_drain)
 
-    async def run(self) -> Ending:
+    async def run(self) -> ExitStatus:
         self._shutdown.listen()
         serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
         supervising = asyncio.create_task(self._supervisor.run())
@@ -198,7 +199,7 @@ class _Node:
             for other in (supervising, *helpers):
                 other.cancel()
             await asyncio.gather(serving, supervising, *helpers, return_exceptions=True)
-        return self._ending()
+        return self._exit_status()
 
     def end_streams(self) -> None:
         """Ends all open streams at once, each with an error event."""
@@ -206,7 +207,7 @@ class _Node:
 
     async def _finish_for_others(self) -> None:
         """Waits for requests that frontends of other nodes have here, as long as for local clients."""
-        tasks = [asyncio.create_task(self._supervisor.finish_for_others()), asyncio.create_task(self._shutdown.cut.wait())]
+        tasks = [asyncio.create_task(self._supervisor.finish_for_others()), asyncio.create_task(self._shutdown.drain_over.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
@@ -224,14 +225,14 @@ class _Node:
         while True:
             await asyncio.sleep(COUNT_SECONDS)
             if self._drain.draining:
-                self._state.update(open_streams=len(self._work))
+                self._state.update(open_streams=len(self._open_requests))
 
-    def _ending(self) -> Ending:
+    def _exit_status(self) -> ExitStatus:
         if self._supervisor.failure is not None:
-            return Ending(FAILED_EXIT_CODE, self._supervisor.failure)
+            return ExitStatus(FAILED_EXIT_CODE, self._supervisor.failure)
         if self._shutdown.exit_code:
-            return Ending(self._shutdown.exit_code, "ended before all open requests had finished")
-        return Ending(0)
+            return ExitStatus(self._shutdown.exit_code, "ended before all open requests had finished")
+        return ExitStatus(0)
 
 
 def _settings(config: AgentConfig) -> ServerSettings:

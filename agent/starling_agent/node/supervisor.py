@@ -1,4 +1,4 @@
-"""The supervisor of a node's engine: prepare, then load, prove, serve; after a failure again, or give up.
+"""The supervisor of a node's engine: prepare, then load, get a first token, serve; after a failure again, or give up.
 
 starting -> downloading -> verifying -> loading -> warming -> serving
                                            ^                     |
@@ -26,11 +26,11 @@ from starling_agent.group.size_controller import SizeController
 from starling_agent.node.admin import SleepRoutes
 from starling_agent.node.configuration import layout_error
 from starling_agent.node.engine_args import engine_args
+from starling_agent.node.engine_report import report_of_engine, report_without_engine
 from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.first_token import FirstToken
 from starling_agent.node.pin import Pin, pinned
 from starling_agent.node.progress import ProgressReporter
-from starling_agent.node.readback import read_back, without_engine
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.node.weights import obtain, weights_digest
@@ -80,7 +80,7 @@ class Supervisor:
         self._progress = ProgressReporter(state)
         self._restarts: list[float] = []
         self._served = False
-        self._proven = False
+        self._first_token_seen = False
         """True once a token has come from the engine that runs now."""
         self._accepts = True
         """False while the group is about to shrink to a size without this node, or it would lose workers."""
@@ -183,34 +183,34 @@ class Supervisor:
         loops = [asyncio.create_task(self._watch(engine)), asyncio.create_task(connections.run())]
         if self._size_controller is not None:
             loops.append(asyncio.create_task(self._size_controller.run(engine)))
-        proof = asyncio.create_task(self._prove(engine, connections))
+        first_token = asyncio.create_task(self._get_first_token(engine, connections))
         try:
-            await _first_of(proof, *loops)
+            await _first_of(first_token, *loops)
             self._become_ready()
             self._sleep_routes.engine = engine
             await _first_of(*loops)
             raise AssertionError("these loops end only by raising")
         finally:
-            self._proven = False
-            for task in (proof, *loops):
+            self._first_token_seen = False
+            for task in (first_token, *loops):
                 task.cancel()
-            await asyncio.gather(proof, *loops, return_exceptions=True)
+            await asyncio.gather(first_token, *loops, return_exceptions=True)
 
     def _on_view(self, engine: AsyncEngine, view: GroupView) -> None:
         """Stops new requests while the group shrinks to a size without this node, or loses workers. Open streams go on."""
-        if self._proven and engine.cores.any_serving:
+        if self._first_token_seen and engine.cores.any_serving:
             self._accepts = self._local_share.is_within(view.target) and not self._local_share.is_losing_workers(view)
-            self._state.update(**self._readiness(engine), **read_back(engine))
+            self._state.update(**self._readiness(engine), **report_of_engine(engine))
 
     def _readiness(self, engine: AsyncEngine) -> dict[str, Any]:
         return {"ready": self._accepts and engine.is_awake, "asleep": engine.is_sleeping}
 
-    async def _prove(self, engine: AsyncEngine, connections: CoreConnections) -> None:
+    async def _get_first_token(self, engine: AsyncEngine, connections: CoreConnections) -> None:
         if engine.cores.any_serving:
             self._state.update(phase="warming", progress=None)
         await connections.complete.wait()
         self._app.open(engine)
-        self._state.update(phase="warming", progress=None, **read_back(engine))
+        self._state.update(phase="warming", progress=None, **report_of_engine(engine))
         await self._token.require(self._local_url)
 
     async def _watch(self, engine: AsyncEngine) -> Never:
@@ -219,18 +219,18 @@ class Supervisor:
             engine.check_health()
             if self._app.is_open and not engine.cores.any_serving and not self._app.drain.draining:
                 raise EngineDead(self._lost_core or "no engine core of the group takes requests now")
-            if self._proven and engine.cores.any_serving:
+            if self._first_token_seen and engine.cores.any_serving:
                 self._state.update(**self._readiness(engine))
             await asyncio.sleep(WATCH_SECONDS)
 
     def _on_cores_changed(self, engine: AsyncEngine, cause: str | None) -> None:
         self._lost_core = cause or self._lost_core
         if self._app.is_open and engine.cores.any_serving:
-            self._state.update(**read_back(engine), **({} if cause is None else {"last_error": cause}))
+            self._state.update(**report_of_engine(engine), **({} if cause is None else {"last_error": cause}))
 
     def _become_ready(self) -> None:
         freeze_objects()
-        self._served = self._proven = True
+        self._served = self._first_token_seen = True
         self._state.update(phase="serving", token_seen=True, ready=True)
         url = self._config.endpoint.service_url
         if url is not None and self._service_check is None:
@@ -240,7 +240,9 @@ class Supervisor:
     def _after_failure(self, error: Exception) -> Restart:
         """Reports the failure at once, before the engine's shutdown. Raises NodeFailure when there is to be no other start."""
         now, cause = time.monotonic(), str(error)
-        self._state.update(progress=None, ready=False, asleep=False, token_seen=False, **without_engine(self._state.report, cause))
+        self._state.update(
+            progress=None, ready=False, asleep=False, token_seen=False, **report_without_engine(self._state.report, cause)
+        )
         if self._app.drain.draining:
             self._stop_serving()
             raise transient(cause)

@@ -9,13 +9,13 @@ from starling_engine import AsyncEngine
 from starling_agent.contract.report import Report
 from starling_agent.drain import Drain
 from starling_agent.http.errors import ApiError
-from starling_agent.http.open_work import OpenWork
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector, EngineTotals
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.waiting import create_waiting_app
+from starling_agent.openai.unavailable_app import create_unavailable_app
 from starling_agent.report_state import ReportState
 from starling_agent.settings import ServerSettings
 
@@ -24,22 +24,24 @@ MAX_RETRY_SECONDS = 30
 
 
 class SwitchableApp:
-    """Work, metrics and totals belong to it, since they outlive each engine."""
+    """Open requests, metrics and totals belong to it, since they outlive each engine."""
 
     def __init__(
-        self, settings: ServerSettings, state: ReportState, work: OpenWork, cache: CacheShape, *collectors: Collector
+        self, settings: ServerSettings, state: ReportState, open_requests: OpenRequests, cache: CacheShape, *collectors: Collector
     ) -> None:
         """`collectors`: metrics of the agent's other parts."""
         self.drain = Drain()
         self._settings = settings
-        self._work = work
+        self._open_requests = open_requests
         self.metrics = RequestMetrics()
         self._totals = EngineTotals()
         names, totals = settings.served_model_names, self._totals
         engine = EngineCollector(totals.stats, names[0], cache, self.metrics, totals.sleep_level)
         self._exporter = Exporter(engine, AgentCollector(lambda: state.report), *collectors)
-        self._waiting = create_waiting_app(settings, self.drain, self.metrics, self._exporter, lambda: waiting_error(state.report))
-        self._app: ASGIApp = self._waiting
+        self._unavailable = create_unavailable_app(
+            settings, self.drain, self.metrics, self._exporter, lambda: unavailable_error(state.report)
+        )
+        self._app: ASGIApp = self._unavailable
         self._endpoint: Endpoint | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +55,7 @@ class SwitchableApp:
         """Directs new requests to this engine."""
         self._totals.begin(engine)
         self._endpoint = Endpoint(
-            engine, self._settings, self.drain, work=self._work, metrics=self.metrics, exporter=self._exporter
+            engine, self._settings, self.drain, open_requests=self._open_requests, metrics=self.metrics, exporter=self._exporter
         )
         self._endpoint.open()
         self._app = create_app(self._endpoint)
@@ -62,12 +64,12 @@ class SwitchableApp:
         """Answers new requests without an engine; open ones end with the engine that has them."""
         if self._endpoint is not None:
             self._totals.end()
-            self._app = self._waiting
+            self._app = self._unavailable
             self._endpoint.close()
             self._endpoint = None
 
 
-def waiting_error(report: Report) -> ApiError:
+def unavailable_error(report: Report) -> ApiError:
     """Makes a 503 with the phase. OpenAI's clients obey Retry-After, so it is the time after which another try makes sense."""
     message = f"the model is not being served now: {report.phase}"
     wait = RETRY_SECONDS

@@ -21,7 +21,7 @@ async def answer_whole(
     request: Request, endpoint: Endpoint, generation: Generation, build: Callable[[Collected], msgspec.Struct]
 ) -> Response:
     """Answers with the whole generation; cancels it when the client disconnects."""
-    collected = await endpoint.work.run(request.receive, collect(generation, endpoint.deltas(generation)))
+    collected = await endpoint.open_requests.run(request.receive, collect(generation, endpoint.deltas(generation)))
     return json_response(build(collected))
 
 
@@ -35,11 +35,11 @@ async def answer_stream(request: Request, endpoint: Endpoint, generation: Genera
         return await anext(chunks)
 
     try:
-        first = await endpoint.work.run(request.receive, first_chunk())
+        first = await endpoint.open_requests.run(request.receive, first_chunk())
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(first, chunks, endpoint.work)
+    return EventStream(first, chunks, endpoint.open_requests)
 
 
 def log_request(endpoint: Endpoint, generation: Generation, stream: bool) -> None:

@@ -18,11 +18,11 @@ from starling_agent.drain import Drain
 from starling_agent.http.allowed_hosts import AllowedHosts
 from starling_agent.http.auth import KeyCheck
 from starling_agent.http.body_limit import BodyLimit
-from starling_agent.http.envelope import Envelope
 from starling_agent.http.errors import ApiError, as_api_error
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.http.normalization import HeadAsGet, SlashNormalizer
-from starling_agent.http.open_work import ClientGone
+from starling_agent.http.open_requests import ClientGone
+from starling_agent.http.outermost import OutermostMiddleware
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
@@ -105,7 +105,7 @@ def middleware_stack(settings: ServerSettings, drain: Drain, metrics: RequestMet
     """Returns the middleware, outermost first. All is plain ASGI: BaseHTTPMiddleware would copy each chunk through a queue."""
     stack = [
         Middleware(SlashNormalizer),
-        Middleware(Envelope, drain=drain, responses=metrics.responses, access_log=settings.access_log),
+        Middleware(OutermostMiddleware, drain=drain, responses=metrics.responses, access_log=settings.access_log),
         Middleware(HeaderLimit),
     ]
     if settings.allowed_hosts:

@@ -32,7 +32,7 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
     caller = caller_of(request)
     answer_id = f"embd-{unique_id(body.request_id or caller.request_id)}"
     salt = caller.cache_salt(None)
-    vectors = await endpoint.work.run(request.receive, _embed_all(endpoint, prompts, params, answer_id, salt))
+    vectors = await endpoint.open_requests.run(request.receive, _embed_all(endpoint, prompts, params, answer_id, salt))
     as_text = body.encoding_format == "base64"
     return json_response(
         Embeddings(

@@ -1,4 +1,4 @@
-"""The endpoint, which all routes share: engine, settings, open work and metrics."""
+"""The endpoint, which all routes share: engine, settings, open requests and metrics."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ from starling_engine.outputs import StreamDelta
 
 from starling_agent.drain import Drain
 from starling_agent.http.errors import ApiError
-from starling_agent.http.open_work import OpenWork
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.generation import Generation, PromptDelta, merged
@@ -28,7 +28,7 @@ log = structlog.get_logger("starling.request")
 class Endpoint:
     """One model with one engine, under the names in `settings`, of which there is at least one.
 
-    `work`, `metrics` and `exporter` are given if they outlive the engine; otherwise the endpoint makes them.
+    `open_requests`, `metrics` and `exporter` are given if they outlive the engine; otherwise the endpoint makes them.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Endpoint:
         settings: ServerSettings,
         drain: Drain,
         *,
-        work: OpenWork | None = None,
+        open_requests: OpenRequests | None = None,
         metrics: RequestMetrics | None = None,
         exporter: Exporter | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class Endpoint:
         self.drain = drain
         self.created = int(time.time())
         self.names = settings.served_model_names
-        self.work = OpenWork() if work is None else work
+        self.open_requests = OpenRequests() if open_requests is None else open_requests
         self.batcher = StreamBatcher(engine.config.worker.device)
         self.metrics = RequestMetrics() if metrics is None else metrics
         self.vocab_size = engine.model_config.vocab_size

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from starling_engine.errors import StarlingError
 
 from starling_agent.http.errors import as_api_error
-from starling_agent.http.open_work import ClientGone, OpenWork
+from starling_agent.http.open_requests import ClientGone, OpenRequests
 
 ERROR_EVENT_SECONDS = 1.0
 """Time to send an error event to a client that reads slowly."""
@@ -30,14 +30,14 @@ class EventStream(Response):
         self,
         first: bytes,
         chunks: AsyncGenerator[bytes],
-        work: OpenWork,
+        open_requests: OpenRequests,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._first = first
         self._chunks = chunks
-        self._work = work
+        self._open_requests = open_requests
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._chunks):
@@ -47,7 +47,7 @@ class EventStream(Response):
     async def _stream(self, receive: Receive, send: Send) -> None:
         last = b""
         try:
-            await self._work.run(receive, self._pump(send))
+            await self._open_requests.run(receive, self._pump(send))
         except ClientGone:
             return
         except StarlingError as error:

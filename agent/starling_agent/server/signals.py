@@ -8,12 +8,12 @@ from typing import Any
 import structlog
 
 from starling_agent.drain import Drain
-from starling_agent.http.open_work import OpenWork
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import ServerSettings
 
-CUT_EXIT_CODE = 1
-ENDED = "the server is shutting down; send the request again"
+UNFINISHED_EXIT_CODE = 1
+SHUTDOWN_MESSAGE = "the server is shutting down; send the request again"
 log = structlog.get_logger("starling.server")
 
 
@@ -29,16 +29,16 @@ class SignalShutdown:
         server: HttpServer,
         settings: ServerSettings,
         drain: Drain,
-        work: OpenWork,
+        open_requests: OpenRequests,
         on_begin: Callable[[], None] | None = None,
     ) -> None:
         self.exit_code = 0
-        self.cut = asyncio.Event()
+        self.drain_over = asyncio.Event()
         """Set once open requests are no longer waited for."""
         self._server = server
         self._settings = settings
         self._drain_state = drain
-        self._work = work
+        self._open_requests = open_requests
         self._on_begin = on_begin
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,31 +61,31 @@ class SignalShutdown:
         """Ends the server without waiting for open requests."""
         self._begin(self._end_now())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, ending: Coroutine[Any, Any, None]) -> None:
         # The loop has only weak references to tasks; a drain that is garbage-collected would never end.
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(ending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, accept_seconds: float) -> None:
         self._drain_state.draining = True
         seconds = self._settings.drain_seconds
-        log.info("draining", accept_seconds=accept_seconds, drain_seconds=seconds, open=len(self._work))
+        log.info("draining", accept_seconds=accept_seconds, drain_seconds=seconds, open=len(self._open_requests))
         await asyncio.sleep(accept_seconds)
-        log.info("closed", open=len(self._work))
+        log.info("closed", open=len(self._open_requests))
         self._server.should_exit = True
         await asyncio.sleep(seconds)
         await self._end_now()
 
     async def _end_now(self) -> None:
         """Sends every open request an error, in its stream if that has begun; then stops the server."""
-        self.cut.set()
-        cut = len(self._work)
+        self.drain_over.set()
+        unfinished = len(self._open_requests)
         self._drain_state.draining = True
-        self._work.end_all(ENDED)
+        self._open_requests.end_all(SHUTDOWN_MESSAGE)
         self._server.should_exit = True
-        if cut:
-            self.exit_code = CUT_EXIT_CODE
-            log.warning("ended with requests open", open=cut)
+        if unfinished:
+            self.exit_code = UNFINISHED_EXIT_CODE
+            log.warning("ended with requests open", open=unfinished)
         await asyncio.sleep(2.0)
         self._server.force_exit = True

@@ -1,5 +1,5 @@
 """`starling up`: the plan of the operator with processes of this machine in place of pods.
 
-The children that the plan wants are files in a private folder (`store`). StatefulSets become agent processes (`workload`, `launch`,
-`pod`), whose reports are read as by the operator (`reports`). `observe` makes of all that the input of `plan`.
+The children that the plan wants are files in a private folder (`children`). StatefulSets become agent processes (`stateful_sets`,
+`launch`, `pod`), whose reports are read as by the operator (`reports`). `observe` makes of all that the input of `plan`.
 """

@@ -18,7 +18,7 @@ from starling_operator.plan.config import CACHE_PATH
 
 from starling_cli.local.ports import LOCALHOST
 from starling_cli.local.sources import FILE, PathMap, SourceError, map_path
-from starling_cli.local.variables import PodFacts, environment
+from starling_cli.local.variables import DownwardFields, environment
 from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path, mount_all
 
 CONTAINER = "agent"
@@ -64,21 +64,21 @@ def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place
     template = group["spec"]["template"]
     container = _container(template)
     # Downloads are kept, also where a cluster would keep them in a claim; a folder that the user named is used as it is.
-    lasting = {CACHE_PATH: placement.weights, "/tmp": placement.scratch}
-    mounts = mount_all(template, container, objects, placement.maps, placement.folder, lasting)
+    persistent = {CACHE_PATH: placement.weights, "/tmp": placement.scratch}
+    mounts = mount_all(template, container, objects, placement.maps, placement.folder, persistent)
     text = _config_text(mounts)
     local_text = _local_config(text, mounts, placement)
     config_file = placement.folder / "agent.json"
     config_file.write_text(local_text)
     meta = template.get("metadata", {})
     namespace = group["metadata"].get("namespace", "default")
-    facts = PodFacts(pod, namespace, uid, meta.get("labels") or {}, meta.get("annotations") or {}, socket.gethostname())
+    fields = DownwardFields(pod, namespace, uid, meta.get("labels") or {}, meta.get("annotations") or {}, socket.gethostname())
     return Launch(
         command=_command(container, mounts, config_file),
         environment={
             "TMPDIR": str(placement.scratch),
             LEADER: placement.leader,
-            **_as_this_user(environment(container, facts, objects, mounts)),
+            **_as_this_user(environment(container, fields, objects, mounts)),
         },
         token=_token(local_text),
         config_hash=hashlib.sha256(local_text.encode()).hexdigest(),

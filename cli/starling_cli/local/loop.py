@@ -102,7 +102,7 @@ class LocalService:
             self._wake.clear()
             self._display_status()
             await self._sleep(RESYNC_SECONDS)
-            self._machine.settle()
+            self._machine.reconcile_pods()
         return 1 if self._machine.pods else 0
 
     async def close(self) -> None:

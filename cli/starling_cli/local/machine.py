@@ -13,6 +13,7 @@ from starling_agent.client.agent_client import AgentClient
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Observed, Service, Settings
 
+from starling_cli.local.children import LocalChildren
 from starling_cli.local.launch import Launch, PodPlacement, launch
 from starling_cli.local.leaders import LocalLeaders
 from starling_cli.local.observe import observe
@@ -21,9 +22,8 @@ from starling_cli.local.ports import LOCALHOST, free_ports
 from starling_cli.local.proxy import LocalProxy
 from starling_cli.local.reports import CONNECT_SECONDS, follow_reports
 from starling_cli.local.sources import PathMap
-from starling_cli.local.store import Store
-from starling_cli.local.volumes import LaunchError, Object, Objects, bring_late
-from starling_cli.local.workload import MissingPod, missing_pods, surplus_pods
+from starling_cli.local.stateful_sets import MissingPod, missing_pods, surplus_pods
+from starling_cli.local.volumes import LaunchError, Object, Objects, add_late_config_maps
 
 SETTINGS = Settings(agent_image="this installation of starling")
 
@@ -51,7 +51,7 @@ class Machine:
     """Objects and pods of this machine. `changed` is called after everything that may change the plan."""
 
     def __init__(self, folders: MachineFolders, proxy: LocalProxy, changed: Callable[[], None]) -> None:
-        self.store = Store(folders.folder / "children")
+        self.children = LocalChildren(folders.folder / "children")
         self.manifest_objects = ManifestObjects()
         self.service_url = ""
         self._folders = folders
@@ -70,43 +70,43 @@ class Machine:
         return [runner.pod for runner in self._runners.values()]
 
     def observe(self, service: Service) -> Observed:
-        seen = observe(service, self.store.objects, self.pods, SETTINGS, socket.gethostname(), time.time(), self._key)
+        seen = observe(service, self.children.objects, self.pods, SETTINGS, socket.gethostname(), time.time(), self._key)
         return replace(seen, answers=self._leaders.answers)
 
     def carry_out(self, decision: Decision) -> None:
         """Carries out a decision in the order that a cluster would see."""
         for manifest in decision.create:
-            self.store.create(manifest)
+            self.children.create(manifest)
         for manifest in decision.apply:
-            self.store.apply(manifest)
+            self.children.apply(manifest)
         for delete in decision.delete:
             self._delete(delete)
         for call in decision.scale_calls:
             leader = self._runners.get(f"{call.group}-0")
             if leader is not None:
                 self._leaders.send(call, leader.pod)
-        self.settle()
+        self.reconcile_pods()
 
-    def settle(self) -> None:
+    def reconcile_pods(self) -> None:
         """Starts and stops pods as the StatefulSets say, and sends new connections to those that are ready."""
         for name in [name for name, runner in self._runners.items() if runner.is_gone]:
             del self._runners[name]
             self._readers.pop(name).cancel()
-        groups = self.store.of_kind("StatefulSet")
+        groups = self.children.of_kind("StatefulSet")
         for pod in surplus_pods(groups, self.pods):
             self._runners[pod.name].stop()
         for missing in missing_pods(groups, self.pods):
             self._start(missing)
         for pod in self.pods:
             if pod.group in groups:
-                bring_late(groups[pod.group]["spec"]["template"], self._objects(), pod.folder)
+                add_late_config_maps(groups[pod.group]["spec"]["template"], self._objects(), pod.folder)
         self._proxy.set_ready([(LOCALHOST, pod.endpoint_port) for pod in self.pods if _is_ready(pod)])
 
     def remove_all(self) -> None:
         """Removes everything that the service owns, as its deletion would; pods drain."""
-        for kind, name in list(self.store.objects):
-            self.store.delete(kind, name, self.store.objects[kind, name]["metadata"]["uid"])
-        self.settle()
+        for kind, name in list(self.children.objects):
+            self.children.delete(kind, name, self.children.objects[kind, name]["metadata"]["uid"])
+        self.reconcile_pods()
 
     def kill_all(self) -> None:
         for runner in self._runners.values():
@@ -125,7 +125,7 @@ class Machine:
 
     def _delete(self, delete: Delete) -> None:
         if delete.kind != "Pod":
-            self.store.delete(delete.kind, delete.name, delete.uid)
+            self.children.delete(delete.kind, delete.name, delete.uid)
             return
         runner = self._runners.get(delete.name)
         if runner is not None and runner.pod.uid == delete.uid:
@@ -155,7 +155,7 @@ class Machine:
 
     def _prepare(self, pod: LocalPod) -> Launch:
         """Prepares each start: ports may be taken by now, and the file may have a new Secret. Raises LaunchError."""
-        group = self.store.of_kind("StatefulSet").get(pod.group)
+        group = self.children.of_kind("StatefulSet").get(pod.group)
         if group is None:
             raise LaunchError(f"its StatefulSet {pod.group!r} is gone")
         pod.endpoint_port, pod.admin_port = free_ports(2)
@@ -178,8 +178,8 @@ class Machine:
 
     def _objects(self) -> Objects:
         return Objects(
-            secrets={**self.manifest_objects.secrets, **self.store.of_kind("Secret")},
-            config_maps={**self.manifest_objects.config_maps, **self.store.of_kind("ConfigMap")},
+            secrets={**self.manifest_objects.secrets, **self.children.of_kind("Secret")},
+            config_maps={**self.manifest_objects.config_maps, **self.children.of_kind("ConfigMap")},
             manifest=self._folders.manifest,
         )
 

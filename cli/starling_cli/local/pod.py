@@ -16,11 +16,11 @@ from starling_agent.contract.report import Report
 from starling_cli.local.launch import Launch
 from starling_cli.local.volumes import LaunchError
 
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
 PREPARE_PAUSE = 1.0
-CALM_SECONDS = 600.0
+BACKOFF_RESET_SECONDS = 600.0
 """Length of a run after which pauses start from the beginning, as under a kubelet."""
-LAST_WORDS = 2048
+TERMINATION_MESSAGE_BYTES = 2048
 """Bytes of the log's end that serve as termination message."""
 
 Prepare = Callable[[], Launch]
@@ -102,7 +102,7 @@ class PodRunner:
         while not self._stop.is_set():
             began = time.monotonic()
             started = await self._run_once()
-            pause = _next_pause(pause, time.monotonic() - began) if started else None
+            pause = _next_backoff(pause, time.monotonic() - began) if started else None
             await self._pause(PREPARE_PAUSE if pause is None else pause)
         self._changed()
 
@@ -124,16 +124,16 @@ class PodRunner:
         # What it left behind (an engine core that hangs) goes with it.
         self._signal(signal.SIGKILL)
         pod.pid, pod.report, pod.report_at = None, None, None
-        pod.last_log = _last_words(pod.log)
+        pod.last_log = _termination_message(pod.log)
         # The end of a pod that was stopped is no restart.
         pod.restarts += not self._stop.is_set()
-        pod.waiting = f"{_ended(code)}: {pod.last_log.splitlines()[-1] if pod.last_log.strip() else 'without a word'}"
+        pod.waiting = f"{_ended(code)}: {pod.last_log.splitlines()[-1] if pod.last_log.strip() else 'no log'}"
         self._changed()
         return True
 
     async def _pause(self, seconds: float) -> None:
         """Waits; `stop` ends the pause."""
-        if seconds >= FIRST_PAUSE:
+        if seconds >= FIRST_BACKOFF:
             self.pod.waiting = f"CrashLoopBackOff: next try in {seconds:.0f} s; {self.pod.waiting}"
             self._changed()
         with contextlib.suppress(TimeoutError):
@@ -151,11 +151,11 @@ class PodRunner:
                 os.kill(self.pod.pid, number)
 
 
-def _next_pause(before: float | None, ran: float) -> float:
+def _next_backoff(before: float | None, ran: float) -> float:
     """Returns 0 s for the first restart, then 10, 20, 40 .. 300 s. `before` is the last pause, None before the first."""
-    if before is None or ran >= CALM_SECONDS:
+    if before is None or ran >= BACKOFF_RESET_SECONDS:
         return 0.0
-    return min(LONGEST_PAUSE, before * 2 or FIRST_PAUSE)
+    return min(LONGEST_BACKOFF, before * 2 or FIRST_BACKOFF)
 
 
 async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
@@ -173,9 +173,9 @@ async def _start(pod: LocalPod, launch: Launch) -> asyncio.subprocess.Process:
         )
 
 
-def _last_words(log: Path) -> str:
+def _termination_message(log: Path) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LAST_WORDS))
+        file.seek(max(0, log.stat().st_size - TERMINATION_MESSAGE_BYTES))
         return file.read().decode(errors="replace").strip()
 
 

@@ -10,7 +10,7 @@ from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path
 
 
 @dataclass(frozen=True)
-class PodFacts:
+class DownwardFields:
     """Values of the downward API."""
 
     name: str
@@ -39,25 +39,25 @@ class PodFacts:
         return known[path]
 
 
-def environment(container: dict[str, Any], facts: PodFacts, objects: Objects, mounts: tuple[Mount, ...]) -> dict[str, str]:
+def environment(container: dict[str, Any], fields: DownwardFields, objects: Objects, mounts: tuple[Mount, ...]) -> dict[str, str]:
     """Returns the variables. Raises LaunchError naming the one that is not possible here."""
     values: dict[str, str] = {}
     for source in container.get("envFrom") or ():
         values |= _all_of(source, objects)
     for entry in container.get("env") or ():
-        value = _value(entry, facts, objects)
+        value = _value(entry, fields, objects)
         if value is not None:
             values[entry["name"]] = _path_here(value, mounts)
     return values
 
 
-def _value(entry: dict[str, Any], facts: PodFacts, objects: Objects) -> str | None:
+def _value(entry: dict[str, Any], fields: DownwardFields, objects: Objects) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
         return str(entry.get("value") or "")
     field = f"env[{entry['name']}]"
     if "fieldRef" in source:
-        return facts.field(source["fieldRef"]["fieldPath"])
+        return fields.field(source["fieldRef"]["fieldPath"])
     if "secretKeyRef" in source:
         return _key(objects.secret(source["secretKeyRef"]["name"], field), source["secretKeyRef"], field)
     if "configMapKeyRef" in source:

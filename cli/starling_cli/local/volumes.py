@@ -52,9 +52,9 @@ def mount_all(
     objects: Objects,
     maps: Sequence[PathMap],
     folder: Path,
-    lasting: Mapping[str, Path],
+    persistent: Mapping[str, Path],
 ) -> tuple[Mount, ...]:
-    """Fills folders below `folder` with the volumes' content. `lasting` gives folders for paths whose content outlives the pod.
+    """Fills folders below `folder` with the volumes' content. `persistent` gives folders for paths whose content outlives the pod.
 
     Raises LaunchError.
     """
@@ -66,8 +66,8 @@ def mount_all(
         if name not in volumes:
             raise LaunchError(f"volumeMounts: there is no volume {name!r}")
         path = entry["mountPath"].rstrip("/")
-        if path in lasting and "hostPath" not in volumes[name]:
-            mounts.append(Mount(path, lasting[path]))
+        if path in persistent and "hostPath" not in volumes[name]:
+            mounts.append(Mount(path, persistent[path]))
             continue
         if name not in made:
             made[name] = _materialize(volumes[name], objects, maps, folder / name)
@@ -85,10 +85,10 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], fold
         source = volume["configMap"]
         if source.get("optional") and source["name"] not in objects.config_maps:
             return _write(folder, {})
-        return _write(folder, _chosen(objects.config_map(source["name"], field), source))
+        return _write(folder, _selected_keys(objects.config_map(source["name"], field), source))
     if "secret" in volume:
         source = volume["secret"]
-        return _write(folder, _chosen(objects.secret(source["secretName"], field), source))
+        return _write(folder, _selected_keys(objects.secret(source["secretName"], field), source))
     if "hostPath" in volume:
         return _node_folder(volume["hostPath"], maps)
     if "persistentVolumeClaim" in volume:
@@ -100,7 +100,7 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], fold
     raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret and hostPath are")
 
 
-def bring_late(template: Object, objects: Objects, folder: Path) -> None:
+def add_late_config_maps(template: Object, objects: Objects, folder: Path) -> None:
     """Writes optional ConfigMaps that came after the pod, as a kubelet does; `folder` is the pod's."""
     for volume in template["spec"].get("volumes") or ():
         source = volume.get("configMap") or {}
@@ -116,7 +116,7 @@ def _node_folder(source: Object, maps: Sequence[PathMap]) -> Path:
     return found
 
 
-def _chosen(content: dict[str, bytes], source: Object) -> dict[str, bytes]:
+def _selected_keys(content: dict[str, bytes], source: Object) -> dict[str, bytes]:
     """Returns all keys, or those that `items` names, under the paths that it gives."""
     items = source.get("items")
     if items is None:

@@ -52,7 +52,7 @@ def plan_of(service: Service, agent_image: str) -> PlannedService:
     reason, message = _refusal(plan(_observed(service, settings, {})))
     if reason == "InvalidSpec":
         raise CannotPlan(message)
-    children = tuple(_grown(service, settings).values())
+    children = tuple(_all_children(service, settings).values())
     groups = [child["metadata"]["name"] for child in children if child["kind"] == "StatefulSet"]
     return PlannedService(
         service=service,
@@ -70,7 +70,7 @@ def _refusal(decision: Decision) -> tuple[str, str]:
     return (stalled.reason, stalled.message) if stalled is not None and stalled.status == "True" else ("", "")
 
 
-def _grown(service: Service, settings: Settings) -> Children:
+def _all_children(service: Service, settings: Settings) -> Children:
     """Returns the children once every pod has found a node: groups of several nodes are created one after the other."""
     children: Children = {}
     while True:
@@ -90,12 +90,12 @@ def _everything_is_supported(spec: InferenceServiceSpec) -> Iterator[str]:
 
 def _observed(service: Service, settings: Settings, children: Children) -> Observed:
     groups = [child for (kind, _), child in children.items() if kind == "StatefulSet"]
-    pods = tuple(_placed(group, number) for group in groups for number in range(group["spec"]["replicas"]))
+    pods = tuple(_scheduled_pod(group, number) for group in groups for number in range(group["spec"]["replicas"]))
     live = {key: {**child, "metadata": {**child["metadata"], "uid": "/".join(key)}} for key, child in children.items()}
     return Observed(service=service, children=live, pods=pods, settings=settings, now=0.0, token=TOKEN)
 
 
-def _placed(group: Manifest, number: int) -> Pod:
+def _scheduled_pod(group: Manifest, number: int) -> Pod:
     name, own = group["metadata"]["name"], group["metadata"]["labels"]
     return Pod(
         name=f"{name}-{number}",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 from starling_crds.errors import model_in
-from starling_crds.rules import look_up, never
+from starling_crds.rules import forbidden, look_up
 from starling_crds.v1alpha1.base import ApiModel, OpenModel
 
 
@@ -66,7 +66,7 @@ class _ExtraArguments(OpenModel):
 
 
 def _refused(typed: TypedArgument) -> Any:
-    refused = Annotated[typed.kind, never(f"is set by spec.{typed.field}; use that")]  # type: ignore[name-defined]
+    refused = Annotated[typed.kind, forbidden(f"is set by spec.{typed.field}; use that")]  # type: ignore[name-defined]
     return (refused | None, Field(default=None, description=f"Not possible here: spec.{typed.field} sets it."))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
-from starling_crds.rules import Rule, never
+from starling_crds.rules import Rule, forbidden
 from starling_crds.v1alpha1.base import ApiModel, OpenModel, map_by
 from starling_crds.v1alpha1.strings import LabelValue
 
@@ -82,14 +82,14 @@ class OverlayPodSpec(OpenModel):
         | None
     ) = Field(default=None, description="Not possible: agents listen on fixed ports.")
     restart_policy: Literal["Always"] | None = Field(default=None, description="Always; pods of a StatefulSet know no other.")
-    hostname: Annotated[str, never("is set by the StatefulSet: agents find each other by it; remove it")] | None = Field(
+    hostname: Annotated[str, forbidden("is set by the StatefulSet: agents find each other by it; remove it")] | None = Field(
         default=None, description="Not possible: agents find each other by the StatefulSet's names."
     )
-    subdomain: Annotated[str, never("is set by the StatefulSet: agents find each other by it; remove it")] | None = Field(
+    subdomain: Annotated[str, forbidden("is set by the StatefulSet: agents find each other by it; remove it")] | None = Field(
         default=None, description="Not possible: agents find each other by the StatefulSet's names."
     )
     termination_grace_period_seconds: (
-        Annotated[int, never("follows from spec.drain (acceptSeconds and seconds); use that")] | None
+        Annotated[int, forbidden("follows from spec.drain (acceptSeconds and seconds); use that")] | None
     ) = Field(default=None, description="Not possible here: it follows from spec.drain.")
 
 

@@ -5,14 +5,14 @@ from typing import Annotated
 from pydantic import Field
 from starling_crds.quantity import PATTERN as SIZE
 from starling_crds.rate import PATTERN as RATE
-from starling_crds.rules import form, without
+from starling_crds.rules import must_match, must_not_match
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _HUB_NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_STEPS_UP = without(r"(^|/)\.\.(/|$)", "must not climb by ..")
+_STEPS_UP = must_not_match(r"(^|/)\.\.(/|$)", "must not climb by ..")
 
-SERVICE_NAME = form(
+SERVICE_NAME = must_match(
     "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
     "must be at most 40 lowercase letters, digits and '-', begin with a letter and end with a letter or digit",
 )
@@ -21,49 +21,51 @@ SERVICE_NAME = form(
 ObjectName = Annotated[
     str,
     Field(min_length=1, max_length=253),
-    form(f"^{_SUBDOMAIN}$", "must be the name of an object: lowercase letters, digits, '-' and '.', such as my-secret"),
+    must_match(f"^{_SUBDOMAIN}$", "must be the name of an object: lowercase letters, digits, '-' and '.', such as my-secret"),
 ]
 ClassName = Annotated[
     str,
     Field(min_length=1, max_length=40),
-    form(f"^{_LABEL}$", "must be lowercase letters, digits and '-', such as blue"),
+    must_match(f"^{_LABEL}$", "must be lowercase letters, digits and '-', such as blue"),
 ]
 DataKey = Annotated[
     str,
     Field(min_length=1, max_length=253),
-    form("^[-._a-zA-Z0-9]+$", "must be a key of a Secret: letters, digits, '-', '_' and '.', such as api-keys"),
+    must_match("^[-._a-zA-Z0-9]+$", "must be a key of a Secret: letters, digits, '-', '_' and '.', such as api-keys"),
 ]
 Size = Annotated[
     str,
     Field(max_length=32),
-    form(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
-    form("^.*[1-9].*$", "must be above 0"),
+    must_match(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
+    must_match("^.*[1-9].*$", "must be above 0"),
 ]
-Rate = Annotated[str, Field(max_length=32), form(RATE, "must be a rate such as 10/s, 600/m or 100/30s")]
+Rate = Annotated[str, Field(max_length=32), must_match(RATE, "must be a rate such as 10/s, 600/m or 100/30s")]
 AbsolutePath = Annotated[
-    str, Field(max_length=1024), form("^/[^/].*$", "must be an absolute folder below /, such as /var/lib/starling"), _STEPS_UP
+    str, Field(max_length=1024), must_match("^/[^/].*$", "must be an absolute folder below /, such as /var/lib/starling"), _STEPS_UP
 ]
 ModelSource = Annotated[
     str,
     Field(max_length=1024),
-    form(
+    must_match(
         f"^(hf://{_HUB_NAME}/{_HUB_NAME}(@[A-Za-z0-9_./-]+)?|pvc://{_SUBDOMAIN}/[^/].*|file:///[^/].*)$",
         "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path",
     ),
     _STEPS_UP,
 ]
 ModelName = Annotated[
-    str, Field(min_length=1, max_length=256), form(r"^[^\s]+$", "must be a name without white space, such as chat or org/chat")
+    str,
+    Field(min_length=1, max_length=256),
+    must_match(r"^[^\s]+$", "must be a name without white space, such as chat or org/chat"),
 ]
 Image = Annotated[
     str,
     Field(min_length=1, max_length=1024),
-    form(r"^[^\s]+$", "must be an image without white space, such as ghcr.io/org/starling-agent:0.2.0"),
+    must_match(r"^[^\s]+$", "must be an image without white space, such as ghcr.io/org/starling-agent:0.2.0"),
 ]
 StoreUrl = Annotated[
     str,
     Field(max_length=1024),
-    form(
+    must_match(
         r"^mooncake://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(\?[^\s]*)?$",
         "must be mooncake://MASTER:PORT, such as mooncake://starling-mooncake.starling-system:50051",
     ),
@@ -71,27 +73,27 @@ StoreUrl = Annotated[
 Origin = Annotated[
     str,
     Field(max_length=512),
-    form(r"^(\*|https?://[^/\s]+)$", "must be * or an origin without a path, such as https://chat.example.org"),
+    must_match(r"^(\*|https?://[^/\s]+)$", "must be * or an origin without a path, such as https://chat.example.org"),
 ]
 HostName = Annotated[
     str,
     Field(min_length=1, max_length=253),
-    form(rf"^(\*\.)?{_SUBDOMAIN}$", "must be a name without scheme and port, such as chat.example.org or *.example.org"),
+    must_match(rf"^(\*\.)?{_SUBDOMAIN}$", "must be a name without scheme and port, such as chat.example.org or *.example.org"),
 ]
 ApiGroup = Annotated[
     str,
     Field(max_length=253),
-    form(f"^({_SUBDOMAIN})?$", "must be an API group, such as gateway.networking.k8s.io, or empty for the core's"),
+    must_match(f"^({_SUBDOMAIN})?$", "must be an API group, such as gateway.networking.k8s.io, or empty for the core's"),
 ]
 KindName = Annotated[
     str,
     Field(min_length=1, max_length=63),
-    form("^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", "must be a kind, such as Gateway"),
+    must_match("^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", "must be a kind, such as Gateway"),
 ]
 DeviceResource = Annotated[
     str,
     Field(min_length=1, max_length=253),
-    form(
+    must_match(
         f"^(cpu|{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$",
         "must be cpu or an extended resource with its domain, such as nvidia.com/gpu",
     ),
@@ -99,7 +101,7 @@ DeviceResource = Annotated[
 LabelValue = Annotated[
     str,
     Field(max_length=63),
-    form(
+    must_match(
         "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
         "must be a label's value: letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     ),

@@ -1,4 +1,4 @@
-"""A pod's process: restarts, last words, grace, and that nothing outlives it."""
+"""A pod's process: restarts, termination message, grace, and that nothing outlives it."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from starling_cli.local.launch import Launch
-from starling_cli.local.pod import LocalPod, PodRunner, _next_pause
+from starling_cli.local.pod import LocalPod, PodRunner, _next_backoff
 from starling_cli.local.volumes import LaunchError
 
 
@@ -153,10 +153,10 @@ async def test_a_missing_command_is_reported(run, tmp_path):
 def test_pauses_grow_to_their_limit_and_begin_again_after_a_calm_time():
     pauses, pause = [], None
     for _ in range(8):
-        pause = _next_pause(pause, ran=1.0)
+        pause = _next_backoff(pause, ran=1.0)
         pauses.append(pause)
     assert pauses == [0, 10, 20, 40, 80, 160, 300, 300]
-    assert _next_pause(300.0, ran=601.0) == 0
+    assert _next_backoff(300.0, ran=601.0) == 0
 
 
 async def test_an_agent_ends_with_its_parent(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from starling_operator.plan.observed import Manifest
 
 
-class Store:
+class LocalChildren:
     """Objects by (kind, name). Each is also a file in `folder`, for people to look at; nobody else writes there."""
 
     def __init__(self, folder: Path) -> None:

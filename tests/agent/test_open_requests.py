@@ -1,10 +1,10 @@
-"""Open work that is cancelled: its client disconnected, or the server must end."""
+"""Open requests that are cancelled: the client disconnected, or the server must end."""
 
 import asyncio
 
 import pytest
 from starling_agent.http.errors import ShuttingDown
-from starling_agent.http.open_work import ClientGone, OpenWork
+from starling_agent.http.open_requests import ClientGone, OpenRequests
 
 
 class FakeClient:
@@ -35,21 +35,21 @@ async def test_work_returns_its_result():
     async def four() -> int:
         return 4
 
-    assert await OpenWork().run(FakeClient().receive, four()) == 4
+    assert await OpenRequests().run(FakeClient().receive, four()) == 4
 
 
 async def test_work_raises_its_error():
     async def fails() -> None:
         raise ValueError("no")
 
-    work = OpenWork()
+    work = OpenRequests()
     with pytest.raises(ValueError, match="no"):
         await work.run(FakeClient().receive, fails())
     assert len(work) == 0
 
 
 async def test_a_disconnect_cancels_the_work():
-    log, client, work = [], FakeClient(), OpenWork()
+    log, client, work = [], FakeClient(), OpenRequests()
     running = asyncio.create_task(work.run(client.receive, forever(log)))
     await wait_until_begun(log)
     assert len(work) == 1
@@ -61,7 +61,7 @@ async def test_a_disconnect_cancels_the_work():
 
 
 async def test_the_end_of_the_server_cancels_all_work():
-    log, work = [], OpenWork()
+    log, work = [], OpenRequests()
     running = [asyncio.create_task(work.run(FakeClient().receive, forever(log))) for _ in range(3)]
     await wait_until_begun(log, 3)
     work.end_all("closing")
@@ -74,7 +74,7 @@ async def test_the_end_of_the_server_cancels_all_work():
 
 
 async def test_a_cancelled_handler_cancels_its_work():
-    log, work = [], OpenWork()
+    log, work = [], OpenRequests()
     running = asyncio.create_task(work.run(FakeClient().receive, forever(log)))
     await wait_until_begun(log)
     running.cancel()

@@ -8,7 +8,7 @@ from starling_engine.topology.layout import ParallelLayout
 from starling_agent.contract.report import KVLedger, RankHealth, Report, Topology, WorkerStart
 
 
-def read_back(engine: AsyncEngine) -> dict[str, Any]:
+def report_of_engine(engine: AsyncEngine) -> dict[str, Any]:
     """Returns the changes of the report while an engine runs."""
     cores = engine.cores
     membership, memory = cores.membership, cores.memory
@@ -40,7 +40,7 @@ def _expert_ranks(engine: AsyncEngine, layout: ParallelLayout) -> int:
     return layout.data * layout.tensor if worker.dp_sync else layout.tensor
 
 
-def without_engine(report: Report, cause: str) -> dict[str, Any]:
+def report_without_engine(report: Report, cause: str) -> dict[str, Any]:
     """Returns the changes when the engine has ended: its last ranks, each with the cause."""
     ranks = [rank.model_copy(update={"healthy": False, "error": cause}) for rank in report.ranks]
     return {"topology": None, "kv": None, "starts": [], "ranks": ranks, "last_error": cause}

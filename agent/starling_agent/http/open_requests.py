@@ -1,4 +1,4 @@
-"""Work for clients. It ends early when its client disconnects, and all of it when the server must end at once."""
+"""Open requests. One ends early when its client disconnects, and all of them when the server must end at once."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,8 +15,8 @@ class ClientGone(Exception):
     """The client has disconnected, so there is nothing to answer."""
 
 
-class OpenWork:
-    """The work of all open requests. Each runs as a task, which can be cancelled while it waits for the engine."""
+class OpenRequests:
+    """All open requests. The work of each is a task, which can be cancelled while it waits for the engine."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

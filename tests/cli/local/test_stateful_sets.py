@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from starling_cli.local.pod import LocalPod
-from starling_cli.local.workload import missing_pods, surplus_pods
+from starling_cli.local.stateful_sets import missing_pods, surplus_pods
 
 
 def group(name="g", replicas=1, uid="u"):

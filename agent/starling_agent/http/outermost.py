@@ -1,4 +1,4 @@
-"""The outer layer of each request: its id, `Connection: close` while draining, the log line, the 500."""
+"""The outermost middleware of each request: its id, `Connection: close` while draining, the log line, the 500."""
 
 import re
 import time
@@ -19,7 +19,7 @@ QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics")
 log = structlog.get_logger("starling.http")
 
 
-class Envelope:
+class OutermostMiddleware:
     """Counts answers in `responses` by (route, status)."""
 
     def __init__(self, app: ASGIApp, *, drain: Drain, responses: "Counter[tuple[str, int]]", access_log: bool) -> None:

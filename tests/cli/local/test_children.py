@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from starling_cli.local.store import Store
+from starling_cli.local.children import LocalChildren
 
 
 def manifest(name="a", kind="Service", **spec):
@@ -12,7 +12,7 @@ def manifest(name="a", kind="Service", **spec):
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path)
+    return LocalChildren(tmp_path)
 
 
 def version(store, name="a", kind="Service"):

@@ -15,17 +15,17 @@ from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 
 
-def create_waiting_app(
+def create_unavailable_app(
     settings: ServerSettings, drain: Drain, metrics: RequestMetrics, exporter: Exporter, reason: Callable[[], ApiError]
 ) -> ASGIApp:
     """Makes the application, with the middleware that it has with an engine: keys, limits, ids, logs."""
-    app: ASGIApp = _Waiting(exporter, reason)
+    app: ASGIApp = _Unavailable(exporter, reason)
     for layer in reversed(middleware_stack(settings, drain, metrics)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app
 
 
-class _Waiting:
+class _Unavailable:
     def __init__(self, exporter: Exporter, reason: Callable[[], ApiError]) -> None:
         self._exporter = exporter
         self._reason = reason
