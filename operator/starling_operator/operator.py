@@ -11,7 +11,7 @@ from starling_agent.client.agent_client import AgentClient
 
 from starling_operator import metrics
 from starling_operator.agents.leaders import Leaders
-from starling_operator.agents.reports import GRACE, AgentReports
+from starling_operator.agents.reports import ANSWER_GRACE_SECONDS, AgentReports
 from starling_operator.apply.applier import Applier
 from starling_operator.apply.events import post_events
 from starling_operator.apply.status import StatusThrottle, refusal_events, with_refusals, write_child_status, write_status
@@ -49,7 +49,7 @@ class Operator:
         self.reconciler = Reconciler(self.reconcile, settings.parallel)
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
-        self._agents = AgentClient(GRACE)
+        self._agents = AgentClient(ANSWER_GRACE_SECONDS)
         self._reports, self._leaders = AgentReports(self.reconciler.wake, self._agents), Leaders(lease.fence, self._agents)
         self._nodes, self._pod_errors = Nodes(kube), PodCreationErrors(kube)
         self._cordons = Cordons(kube, self._wake_pods_on)

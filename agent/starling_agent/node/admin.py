@@ -18,7 +18,7 @@ from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.drain_deadline import DrainDeadline
-from starling_agent.node.pin import Pin
+from starling_agent.node.pinned_commit import PinnedCommit
 from starling_agent.openai.sleeping import put_to_sleep, sleep_answer, wake
 from starling_agent.report_state import ReportState
 from starling_agent.settings import MIB, READ_SECONDS
@@ -49,7 +49,7 @@ def create_admin(
     leader_address: str,
     operations: Operations | None,
     sleep_routes: SleepRoutes,
-    pin: Pin,
+    pinned_commit: PinnedCommit,
     deadline: DrainDeadline,
 ) -> Starlette:
     """Makes the application. Probes need no token: the kubelet has none. `leader` and `operations` are None on other nodes."""
@@ -67,7 +67,7 @@ def create_admin(
     async def report(request: Request) -> Response:
         _check_token(request, token)
         after, seconds = _poll_query(request)
-        pin.choose(request.query_params.get("commit", ""))
+        pinned_commit.choose(request.query_params.get("commit", ""))
         if "ends_in" in request.query_params:
             deadline.set(_number(request.query_params["ends_in"], "ends_in"))
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)

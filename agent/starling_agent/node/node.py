@@ -29,7 +29,7 @@ from starling_agent.node.configuration import Configuration
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.failures import FAILED_EXIT_CODE
 from starling_agent.node.first_token import FirstToken, local_url
-from starling_agent.node.pin import Pin
+from starling_agent.node.pinned_commit import PinnedCommit
 from starling_agent.node.secrets import wait_for_secrets
 from starling_agent.node.supervisor import Supervisor
 from starling_agent.node.switchable_app import SwitchableApp
@@ -58,15 +58,15 @@ async def run_node(configuration: Configuration, identity: Identity) -> ExitStat
     state = ReportState(first_report(configuration, identity), lambda: len(open_requests))
     config = configuration.config
     leader_parts = make_leader_parts(config, identity, state) if config is not None else None
-    sleep_routes, pin = SleepRoutes(), Pin(_path(config.model.pin_file) if config is not None else None)
+    sleep_routes, pinned_commit = SleepRoutes(), PinnedCommit(_path(config.model.pin_file) if config is not None else None)
     deadline = DrainDeadline()
-    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_routes, pin, deadline):
+    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_routes, pinned_commit, deadline):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
             if not await wait_for_secrets(config.endpoint, state):
                 return ExitStatus(0)
-            node = _Node(config, identity, state, open_requests, leader_parts, sleep_routes, pin)
+            node = _Node(config, identity, state, open_requests, leader_parts, sleep_routes, pinned_commit)
             deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
@@ -97,7 +97,7 @@ async def _admin_server(
     leader_parts: LeaderParts | None,
     leader_address: str,
     sleep_routes: SleepRoutes,
-    pin: Pin,
+    pinned_commit: PinnedCommit,
     deadline: DrainDeadline,
 ) -> AsyncIterator[None]:
     """Serves the admin endpoint before everything else starts, and until after it has ended."""
@@ -107,7 +107,7 @@ async def _admin_server(
         raise ConfigError(f"admin.{error}") from None
     leader, operations = (leader_parts.leader, leader_parts.operations) if leader_parts is not None else (None, None)
     token = AdminToken(Path(admin.token_file))
-    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_routes, pin, deadline))
+    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_routes, pinned_commit, deadline))
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -145,7 +145,7 @@ class _Node:
         open_requests: OpenRequests,
         leader_parts: LeaderParts | None,
         sleep_routes: SleepRoutes,
-        pin: Pin,
+        pinned_commit: PinnedCommit,
     ) -> None:
         endpoint = config.endpoint
         settings = _settings(config)
@@ -176,7 +176,7 @@ class _Node:
             url,
             self._stop_serving,
             sleep_routes,
-            pin,
+            pinned_commit,
         )
         self._shutdown = SignalShutdown(self._server, settings, app.drain, open_requests, self._supervisor.begin_drain)
 

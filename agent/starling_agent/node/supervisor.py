@@ -29,7 +29,7 @@ from starling_agent.node.engine_args import engine_args
 from starling_agent.node.engine_report import report_of_engine, report_without_engine
 from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.first_token import FirstToken
-from starling_agent.node.pin import Pin, pinned
+from starling_agent.node.pinned_commit import PinnedCommit, pinned
 from starling_agent.node.progress import ProgressReporter
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.switchable_app import SwitchableApp
@@ -61,7 +61,7 @@ class Supervisor:
         local_url: str,
         stop_serving: Callable[[], None],
         sleep_routes: SleepRoutes,
-        pin: Pin,
+        pinned_commit: PinnedCommit,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -76,7 +76,7 @@ class Supervisor:
         self._local_url = local_url
         self._stop_serving = stop_serving
         self._sleep_routes = sleep_routes
-        self._pin = pin
+        self._pinned_commit = pinned_commit
         self._progress = ProgressReporter(state)
         self._restarts: list[float] = []
         self._served = False
@@ -131,7 +131,7 @@ class Supervisor:
         if wrong is not None:
             raise fatal(wrong)
         args = engine_args(self._config)
-        model = await pinned(self._config.model, self._pin, self._state)
+        model = await pinned(self._config.model, self._pinned_commit, self._state)
         folder = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
         commit = folder.name if model.source.startswith("hf://") else None
         self._state.update(commit=commit, weights=await asyncio.to_thread(weights_digest, folder))

@@ -18,7 +18,7 @@ def map_by(key: str) -> dict[str, JsonValue]:
 class ApiModel(BaseModel):
     """Python names in snake_case, the API's in camelCase; a field that is not known is an error; values never change.
 
-    RULES are what holds between fields. They go into the schema, and `problems` applies them; the constructor does not, so that
+    RULES are what holds between fields. They go into the schema, and `parse` applies them; the constructor does not, so that
     tests and tools can hold a value that is not possible.
     """
 
@@ -42,7 +42,7 @@ class OpenModel(ApiModel):
 
 @dataclass(frozen=True)
 class ShapedBy:
-    """Marks a dictionary that has the schema of a model, and is checked by `problems`; its nulls, which delete keys, are kept.
+    """Marks a dictionary that has the schema of a model, and is checked by `parse`; its nulls, which delete keys, are kept.
 
     The model comes from a function, since one of them is made of the whole spec.
     """

@@ -80,7 +80,7 @@ class CpuTier(ApiModel):
     )
 
 
-def _stays(field: str) -> Rule:
+def _immutable(field: str) -> Rule:
     """Forbids changes of a field: files in the old place would stay behind on every node, and nobody would own them."""
     return Rule(
         field=field,
@@ -113,8 +113,8 @@ class FilesystemTier(ApiModel):
             holds=lambda tier: (tier.path is None) != (tier.claim is None),
             message="needs exactly one of path (a folder on each node) and claim (a PersistentVolumeClaim)",
         ),
-        _stays("path"),
-        _stays("claim"),
+        _immutable("path"),
+        _immutable("claim"),
     )
 
     bytes: Annotated[Size, EngineArgument("kv_fs_bytes", kind=int)] = Field(

@@ -1,4 +1,4 @@
-"""`spec.rollout`, `spec.drain`, `spec.recovery`: how the service changes, ends and heals."""
+"""`spec.rollout`, `spec.drain`, `spec.recovery`: rollouts, drains and recovery."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ class RolloutSpec(ApiModel):
         default=600,
         ge=10,
         le=604_800,
-        description="A group that comes no further for so long makes the service Stalled; it is not given up.",
+        description="A group without progress for so long makes the service Stalled; it may still become ready.",
     )
 
 

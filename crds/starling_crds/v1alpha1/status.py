@@ -33,13 +33,13 @@ class PhaseSeconds(ApiModel):
     waiting: float = Field(default=0.0, description="Until the nodes that the target needs had joined.")
     preparing: float = Field(default=0.0, description="While the old epoch served.")
     committing: float = Field(default=0.0, description="The switch of all ranks.")
-    releasing: float = Field(default=0.0, description="Until those that left had handed back what they held.")
+    releasing: float = Field(default=0.0, description="Until the ranks that left had released their resources.")
 
 
 class OperationStatus(ApiModel):
     """A change of a live group's size. It is stored here before the group's leader is called."""
 
-    id: str = Field(description="By which the leader knows it: told twice, it is the same operation.")
+    id: str = Field(description="Id by which the leader knows it: sent twice, it is the same operation.")
     source: Size = Field(description="Size before; 0 when the group has none yet.")
     target: Size = Field(description="Size after.")
     phase: OperationPhase = Field(
@@ -58,7 +58,7 @@ class GroupNode(ApiModel):
     pod: str = Field(description="Name of the pod.")
     number: int = Field(description="Node number in the group.")
     host: str = Field(default="", description="Name of the Kubernetes node.")
-    phase: str = Field(default="", description="The agent's phase, or the pod's while the agent is silent.")
+    phase: str = Field(default="", description="The agent's phase, or the pod's while the agent does not answer.")
     progress: str = Field(default="", description="Of the phase, such as 3.2/7.6 GB.")
     uid: str = Field(default="", description="Of the pod, by which the operator notices that it was replaced.")
     restarts: int = Field(default=0, description="Of its containers, by which the operator notices the next one.")
@@ -71,7 +71,7 @@ class GroupStatus(ApiModel):
     revision: str = Field(description="Revision of its template.")
     index: int = Field(description="Number of the group in its revision.")
     ready: bool = Field(default=False, description="All its agents serve; while it changes size, those of its present size.")
-    served: bool = Field(default=False, description="It was ready once: a failure from then on is healed by a restart.")
+    served: bool = Field(default=False, description="It was ready once: from then on a failure restarts its pods.")
     topology: str = Field(default="", description="Effective layout as its leader reports it, such as TP2 PP1 DP4.")
     ranks: int = Field(default=0, description="Ranks in the serving epoch.")
     epoch: int = Field(default=0, description="Membership number.")
@@ -85,7 +85,7 @@ class GroupStatus(ApiModel):
     nodes: list[GroupNode] = Field(
         default_factory=list, description="Its pods. Of a service with more than 128 pods, only those of groups that do not serve."
     )
-    progressed_at: str = Field(default="", description="When it last came further while it was not ready, RFC 3339.")
+    progressed_at: str = Field(default="", description="When it last made progress while it was not ready, RFC 3339.")
     message: str = Field(default="", description="What it waits for, or its last error.")
 
 

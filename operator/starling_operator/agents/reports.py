@@ -1,4 +1,4 @@
-"""Reports of agents, by one long poll for each running pod. A quiet agent costs one request every WAIT seconds."""
+"""Reports of agents, by one long poll for each running pod. A quiet agent costs one request every WAIT_SECONDS seconds."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from starling_agent.contract.report import Report
 from starling_operator.logs import Key, about
 from starling_operator.plan.drain_deadlines import drain_deadlines
 from starling_operator.plan.observed import Observed
-from starling_operator.plan.pin import pin_of
+from starling_operator.plan.pinned_commit import pinned_commit
 from starling_operator.plan.pod_report import TOKEN_REFUSED
 
-WAIT = 30.0
+WAIT_SECONDS = 30.0
 """Well below the 60 s after which an agent that does not answer counts as silent."""
-GRACE = 10.0
+ANSWER_GRACE_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-FIRST_ANSWER = 1.0
-LEAST_PERIOD = 0.1
+FIRST_ANSWER_SECONDS = 1.0
+MIN_POLL_SECONDS = 0.1
 """Seconds between two polls of one agent, also where it answers again and again before there is news."""
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class AgentReports:
         """Waits a moment for agents that were never polled: an operator that starts knows their reports before it decides."""
         untried = [poll.tried.wait() for poll in self._polls[key].values() if not poll.tried.is_set()]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ANSWER):
+            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
                 await asyncio.gather(*untried)
 
     def forget(self, key: Key) -> None:
@@ -115,7 +115,7 @@ class AgentReports:
         sets = {live["metadata"]["uid"] for (kind, _), live in children.items() if kind == "StatefulSet"}
         polled = self._polls.get(key, {})
         return {
-            pod.uid: _Target(pod.address, observed.token, pin_of(key[1], pod.revision, children), ends.get(pod.uid))
+            pod.uid: _Target(pod.address, observed.token, pinned_commit(key[1], pod.revision, children), ends.get(pod.uid))
             for pod in pods
             if pod.phase == "Running" and pod.address and (pod.owner in sets or pod.uid in polled)
         }
@@ -148,7 +148,7 @@ class AgentReports:
             if failures:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            await asyncio.sleep(max(0.0, began + LEAST_PERIOD - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + MIN_POLL_SECONDS - time.monotonic()))
 
     def _reject(self, key: Key, uid: str, address: str, error: str) -> bool:
         """Drops the agent's last report, for its newest answer is none. Returns whether that is news."""
@@ -168,10 +168,10 @@ class AgentReports:
                 authority(target.address, ADMIN_PORT),
                 target.token,
                 known=before,
-                wait=WAIT,
+                wait=WAIT_SECONDS,
                 commit=target.commit,
                 ends_in=None if target.ends_at is None else target.ends_at - time.time(),
-                seconds=WAIT + GRACE,
+                seconds=WAIT_SECONDS + ANSWER_GRACE_SECONDS,
             )
         except AgentRefusal as refusal:
             if refusal.status == 401:

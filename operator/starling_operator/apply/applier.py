@@ -91,7 +91,7 @@ class Applier:
     async def _try_write(self, service: Service, manifest: Manifest, outcome: Outcome, create_only: bool) -> bool:
         """Returns whether the object is written. A refused one is sent again only when it changed or its time has come."""
         key = (service.namespace, service.name)
-        refused = self._refusals.standing(key, manifest)
+        refused = self._refusals.in_backoff(key, manifest)
         if refused is None:
             try:
                 await self._write(service, manifest, create_only)

@@ -15,9 +15,9 @@ _TRANSIENT_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class WriteRefusal:
-    """One object, refused `tries` times in a row in this form. `transient`: the cause may lie elsewhere."""
+    """One object, refused `tries` times in a row with this manifest. `transient`: the cause may lie elsewhere."""
 
-    form: str
+    manifest_digest: str
     message: str
     tries: int
     again_at: float
@@ -38,18 +38,18 @@ class WriteRefusals:
     def __init__(self) -> None:
         self._known: dict[Key, dict[tuple[str, str], WriteRefusal]] = {}
 
-    def standing(self, service: Key, manifest: Manifest) -> WriteRefusal | None:
-        """Returns the refusal of this object in this form while it is too early for another try."""
+    def in_backoff(self, service: Key, manifest: Manifest) -> WriteRefusal | None:
+        """Returns the refusal of this very manifest while it is too early for another try; else None."""
         known = self._known.get(service, {}).get(_key(manifest))
-        if known is None or known.form != digest(manifest) or known.seconds_left == 0.0:
+        if known is None or known.manifest_digest != digest(manifest) or known.seconds_left == 0.0:
             return None
         return known
 
     def add(self, service: Key, manifest: Manifest, message: str, transient: bool = False) -> WriteRefusal:
-        form, before = digest(manifest), self._known.get(service, {}).get(_key(manifest))
-        tries = before.tries + 1 if before is not None and before.form == form else 1
+        manifest_digest, before = digest(manifest), self._known.get(service, {}).get(_key(manifest))
+        tries = before.tries + 1 if before is not None and before.manifest_digest == manifest_digest else 1
         wait = min(MOST_SECONDS, FIRST_SECONDS * 2 ** (tries - 1))
-        refusal = WriteRefusal(form, message, tries, time.monotonic() + wait, transient)
+        refusal = WriteRefusal(manifest_digest, message, tries, time.monotonic() + wait, transient)
         self._known.setdefault(service, {})[_key(manifest)] = refusal
         return refusal
 

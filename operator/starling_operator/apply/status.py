@@ -55,7 +55,7 @@ class StatusThrottle:
     def wait(self, key: Key, old: InferenceServiceStatus, new: InferenceServiceStatus) -> float:
         """Returns the seconds until `new` may be written."""
         left = self._written.get(key, -math.inf) + PERIOD - time.monotonic()
-        return 0.0 if left <= 0 or _substance(old) != _substance(new) else left
+        return 0.0 if left <= 0 or _without_progress(old) != _without_progress(new) else left
 
     def record(self, key: Key) -> None:
         self._written[key] = time.monotonic()
@@ -64,15 +64,15 @@ class StatusThrottle:
         self._written.pop(key, None)
 
 
-def _substance(status: InferenceServiceStatus) -> InferenceServiceStatus:
+def _without_progress(status: InferenceServiceStatus) -> InferenceServiceStatus:
     """Returns the status without the pods' progress and without messages."""
     conditions = [condition.model_copy(update={"message": "", "last_transition_time": ""}) for condition in status.conditions]
-    nodes = {group.name: [_node_substance(node) for node in group.nodes] for group in status.groups}
+    nodes = {group.name: [_node_without_progress(node) for node in group.nodes] for group in status.groups}
     groups = [group.model_copy(update={"message": "", "progressed_at": "", "nodes": nodes[group.name]}) for group in status.groups]
     return status.model_copy(update={"conditions": conditions, "groups": groups})
 
 
-def _node_substance(node: GroupNode) -> GroupNode:
+def _node_without_progress(node: GroupNode) -> GroupNode:
     return node.model_copy(update={"phase": "", "progress": ""})
 
 

@@ -19,7 +19,7 @@ from starling_operator.plan.observed import Manifest
 
 DURATION, RENEW, MARGIN = 15.0, 2.0, 5.0
 """Values of Kubernetes' own controllers: 15 s of Lease, given up after 10 s without a renewal, one tried every 2 s."""
-ANSWER = 5.0
+REQUEST_SECONDS = 5.0
 """Seconds for one request. An API server under load may need longer than the time between two tries."""
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Lease:
             self._held = await self._write(kube, "POST" if self._held is None else "PUT", self._spec())
         except KubeError as error:
             if error.status != 409:
-                log.warning("the Lease %s/%s cannot be had: %s", self._namespace, self._name, error)
+                log.warning("the Lease %s/%s cannot be acquired: %s", self._namespace, self._name, error)
             return False
         self._until = sent + DURATION - MARGIN
         return True
@@ -139,7 +139,7 @@ class Lease:
 
     async def _read(self, kube: Kube) -> Manifest | None:
         try:
-            return await kube.request("GET", LEASE.path(self._namespace, self._name), seconds=ANSWER)
+            return await kube.request("GET", LEASE.path(self._namespace, self._name), seconds=REQUEST_SECONDS)
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -152,7 +152,7 @@ class Lease:
             metadata["resourceVersion"] = self._held["metadata"]["resourceVersion"]
         body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
         path = LEASE.path(self._namespace, self._name if method == "PUT" else "")
-        return await kube.request(method, path, None, body, seconds=ANSWER)
+        return await kube.request(method, path, None, body, seconds=REQUEST_SECONDS)
 
 
 async def run_in_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

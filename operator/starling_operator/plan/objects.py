@@ -10,7 +10,7 @@ from starling_operator.plan.disruption import disruption_budget
 from starling_operator.plan.elastic.parallelism_scale import scale_child, scale_deletion
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Manifest, Observed
-from starling_operator.plan.pin import new_pin
+from starling_operator.plan.pinned_commit import new_pinned_commit
 from starling_operator.plan.recovery import lost_pod_deletions, restart_deletions, unlabelled_pod_deletions, unseen_pod_deletions
 from starling_operator.plan.revision import Revision, Revisions, outdated
 from starling_operator.plan.status_inputs import StatusInputs
@@ -22,7 +22,7 @@ def created_objects(observed: Observed, inputs: StatusInputs, revisions: Revisio
     for identifier in sorted({inputs.target_revision} | {group.revision for group in inputs.kept}):
         revision = revisions.find(identifier)
         if revision is not None:
-            wanted += (*revision_children(observed.service, revision), *new_pin(observed, revision))
+            wanted += (*revision_children(observed.service, revision), *new_pinned_commit(observed, revision))
     return tuple(made for made in wanted if (made["kind"], made["metadata"]["name"]) not in observed.children)
 
 

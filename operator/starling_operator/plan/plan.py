@@ -16,7 +16,7 @@ from starling_operator.plan.gangs import gang_release
 from starling_operator.plan.group import read_groups
 from starling_operator.plan.objects import applied_objects, created_objects, deleted_objects, deleted_pods
 from starling_operator.plan.observed import Observed
-from starling_operator.plan.pin import commit_of, common_weights
+from starling_operator.plan.pinned_commit import commit_of, common_weights
 from starling_operator.plan.readiness import expected_reports, is_at_wanted_size, unready_reason, waiting_reason
 from starling_operator.plan.recovery import drain_decision, recovery_decisions
 from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_release, refusal

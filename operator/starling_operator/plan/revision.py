@@ -65,7 +65,7 @@ class Revision:
         return str(json.loads(self.config)["model"]["source"])
 
     @property
-    def awaits_pin(self) -> bool:
+    def awaits_pinned_commit(self) -> bool:
         """True if its agents wait until their weights are pinned to a commit. Those of earlier releases do not."""
         return json.loads(self.config)["model"].get("pin_file") is not None
 

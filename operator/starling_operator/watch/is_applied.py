@@ -7,7 +7,7 @@ from typing import Any
 from starling_operator.plan.observed import Manifest
 
 # Metadata of a live object that changes although nobody changed what was applied.
-_MOVING = ("resourceVersion", "generation", "managedFields", "creationTimestamp")
+_SERVER_METADATA = ("resourceVersion", "generation", "managedFields", "creationTimestamp")
 
 
 # Maps that the API server replaces as a whole: one key more selects other pods.
@@ -40,11 +40,11 @@ class AppliedObjects:
         self._known: dict[str, tuple[str, str]] = {}
 
     def remember(self, live: Manifest, wanted: Manifest) -> None:
-        self._known[live["metadata"]["uid"]] = (digest(wanted), _substance(live))
+        self._known[live["metadata"]["uid"]] = (digest(wanted), _without_server_metadata(live))
 
     def knows(self, live: Manifest, wanted: Manifest) -> bool:
         known = self._known.get(live["metadata"]["uid"])
-        return known is not None and known == (digest(wanted), _substance(live))
+        return known is not None and known == (digest(wanted), _without_server_metadata(live))
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
@@ -54,6 +54,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _substance(live: Manifest) -> str:
-    metadata = {key: value for key, value in live["metadata"].items() if key not in _MOVING}
+def _without_server_metadata(live: Manifest) -> str:
+    metadata = {key: value for key, value in live["metadata"].items() if key not in _SERVER_METADATA}
     return digest({**{key: value for key, value in live.items() if key != "status"}, "metadata": metadata})

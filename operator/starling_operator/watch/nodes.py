@@ -14,8 +14,8 @@ from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.plan.observed import Manifest, Pod
 from starling_operator.watch.pods import read_time
 
-READ_AGAIN = 4.0
-OVERDUE = 30.0
+READ_PERIOD = 4.0
+KILL_OVERDUE_SECONDS = 30.0
 """Seconds after the end of a pod's grace period. A kubelet that lives has killed the pod by then."""
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class NodeHealth:
 
 
 class Nodes:
-    """Reads each node at most every READ_AGAIN seconds, and only while a taint evicts one of our pods from it."""
+    """Reads each node at most every READ_PERIOD seconds, and only while a taint evicts one of our pods from it."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -38,8 +38,8 @@ class Nodes:
     async def refresh(self, pods: Iterable[Pod]) -> None:
         """Reads the nodes that are due. Raises KubeError."""
         for name in {pod.host for pod in pods if pod.evicted and pod.host}:
-            read_at, _ = self._known.get(name, (-READ_AGAIN, None))
-            if time.monotonic() - read_at >= READ_AGAIN:
+            read_at, _ = self._known.get(name, (-READ_PERIOD, None))
+            if time.monotonic() - read_at >= READ_PERIOD:
                 self._known[name] = (time.monotonic(), await self._read(name))
 
     def with_lost(self, pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
@@ -79,5 +79,5 @@ def is_lost(pod: Pod, health: NodeHealth | None, now: float) -> bool:
     if health is not None or down_since is not None:
         # A kubelet that is restarted is silent for a moment.
         return down_since is not None and now - down_since >= pod.toleration_seconds
-    silent = pod.report_age is None or pod.report_age > OVERDUE
-    return silent and pod.grace_ends_at is not None and now - pod.grace_ends_at > OVERDUE
+    silent = pod.report_age is None or pod.report_age > KILL_OVERDUE_SECONDS
+    return silent and pod.grace_ends_at is not None and now - pod.grace_ends_at > KILL_OVERDUE_SECONDS

@@ -16,7 +16,7 @@ from starling_operator.plan import labels
 from starling_operator.plan.group import missing_pods
 from starling_operator.plan.observed import Manifest, Observed
 
-PATIENCE, READ_AGAIN = 3.0, 8.0
+MISSING_SECONDS, READ_PERIOD = 3.0, 8.0
 _REFUSED, _MADE = "FailedCreate", "SuccessfulCreate"
 _BEFORE_CAUSE = "failed error: "
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class PodCreationErrors:
 
     async def _read_events(self, key: Key, uid: str, missing: Sequence[str], record: _MissingPods) -> None:
         now = time.monotonic()
-        if now - record.since < PATIENCE or now - record.read_at < READ_AGAIN:
+        if now - record.since < MISSING_SECONDS or now - record.read_at < READ_PERIOD:
             return
         record.read_at = now
         try:

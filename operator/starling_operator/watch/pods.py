@@ -9,7 +9,7 @@ from starling_operator.plan.observed import Manifest, Pod
 
 # States that every container goes through.
 _ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
-_NEEDED = ("revision", "role")
+_REQUIRED_LABELS = ("revision", "role")
 
 
 def read_pod(body: Manifest) -> Pod:
@@ -27,7 +27,7 @@ def read_pod(body: Manifest) -> Pod:
         phase=status.get("phase", "Pending"),
         scheduled=bool(spec.get("nodeName")),
         ready=_condition(body, "Ready").get("status") == "True",
-        unlabelled=any(f"{GROUP}/{name}" not in labels for name in _NEEDED),
+        unlabelled=any(f"{GROUP}/{name}" not in labels for name in _REQUIRED_LABELS),
         created_at=read_time(metadata["creationTimestamp"]),
         deleted_at=_deleted_at(metadata),
         grace_ends_at=read_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
@@ -35,7 +35,7 @@ def read_pod(body: Manifest) -> Pod:
         lost=status.get("reason") == "NodeLost",
         evicted=_is_evicted(body),
         unreported_since=_unreported_since(body),
-        toleration_seconds=_tolerates(spec.get("tolerations", ())),
+        toleration_seconds=_toleration_seconds(spec.get("tolerations", ())),
         restarts=sum(container.get("restartCount", 0) for container in _containers(status)),
         waiting=_waiting(body),
         last_log=_last_log(status),
@@ -100,7 +100,7 @@ def _unreported_since(body: Manifest) -> float | None:
     return read_time(ready["lastTransitionTime"]) if marked and "lastTransitionTime" in ready else None
 
 
-def _tolerates(tolerations: Iterable[Manifest]) -> float:
+def _toleration_seconds(tolerations: Iterable[Manifest]) -> float:
     """Returns the seconds that Kubernetes tolerates: the shortest of several tolerations; one without a time is for ever."""
     found = [entry for entry in tolerations if entry.get("effect", "NoExecute") == "NoExecute"]
 
@@ -121,9 +121,9 @@ def _waiting(body: Manifest) -> str:
             return _described(found["reason"], found.get("message") or _exit_code(found))
     if status.get("reason"):
         return _described(status["reason"], status.get("message", ""))
-    placed = _condition(body, "PodScheduled")
-    if placed.get("status") == "False":
-        return _described(placed.get("reason", "Unschedulable"), placed.get("message", ""))
+    scheduled = _condition(body, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _described(scheduled.get("reason", "Unschedulable"), scheduled.get("message", ""))
     return ""
 
 

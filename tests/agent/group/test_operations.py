@@ -16,7 +16,7 @@ from starling_agent.group.size_controller import SizeController
 from starling_agent.node.admin import SleepRoutes, create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.drain_deadline import DrainDeadline
-from starling_agent.node.pin import Pin
+from starling_agent.node.pinned_commit import PinnedCommit
 from starling_agent.report_state import ReportState
 from starling_engine.elastic.coordinator import SizeChange
 from starling_engine.errors import EpochFailed
@@ -86,7 +86,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 def client(state: ReportState, folder: Path, operations: Operations | None) -> httpx.AsyncClient:
     (folder / "token").write_text("sesame")
     app = create_admin(
-        state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, SleepRoutes(), Pin(None), DrainDeadline()
+        state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, SleepRoutes(), PinnedCommit(None), DrainDeadline()
     )
     headers = {"Authorization": "Bearer sesame"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)

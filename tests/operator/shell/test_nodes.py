@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from starling_operator.plan.observed import Pod
-from starling_operator.watch.nodes import OVERDUE, NodeHealth, is_lost, read_health
+from starling_operator.watch.nodes import KILL_OVERDUE_SECONDS, NodeHealth, is_lost, read_health
 
 from tests.operator.shell.agents import AgentServer
 from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
@@ -44,9 +44,9 @@ SOON = {
         (None, {}, False),
         (None, {"unreported_since": NOW - 31}, True),
         (None, {"unreported_since": NOW - 29}, False),
-        (None, {"grace_ends_at": NOW - OVERDUE - 1}, True),
-        (None, {"grace_ends_at": NOW - OVERDUE - 1, "report_age": 1.0}, False),
-        (None, {"grace_ends_at": NOW - OVERDUE + 1}, False),
+        (None, {"grace_ends_at": NOW - KILL_OVERDUE_SECONDS - 1}, True),
+        (None, {"grace_ends_at": NOW - KILL_OVERDUE_SECONDS - 1, "report_age": 1.0}, False),
+        (None, {"grace_ends_at": NOW - KILL_OVERDUE_SECONDS + 1}, False),
         (None, {"grace_ends_at": NOW + 300, "report_age": 400.0}, False),
     ],
 )

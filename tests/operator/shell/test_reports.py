@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from starling_agent.client.agent_client import AgentClient
-from starling_operator.agents.reports import GRACE, LEAST_PERIOD, AgentReports
+from starling_operator.agents.reports import ANSWER_GRACE_SECONDS, MIN_POLL_SECONDS, AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Observed, Pod
 from starling_operator.plan.pod_report import TOKEN_REFUSED
@@ -50,7 +50,7 @@ def woken() -> list[Key]:
 
 @pytest.fixture
 async def reports(woken: list[Key]) -> AsyncIterator[AgentReports]:
-    async with AgentClient(GRACE) as client:
+    async with AgentClient(ANSWER_GRACE_SECONDS) as client:
         made = AgentReports(woken.append, client)
         yield made
         await made.close()
@@ -162,7 +162,7 @@ async def test_an_agent_that_answers_all_the_time_is_polled_at_a_limited_rate(
     reports.follow(KEY, seen(pod(await server.add(eager))))
     began = time.monotonic()
     await until(lambda: _is_true(eager.polls >= 5), "five answers")
-    assert time.monotonic() - began > 4 * LEAST_PERIOD
+    assert time.monotonic() - began > 4 * MIN_POLL_SECONDS
     assert len(woken) <= eager.polls
 
 

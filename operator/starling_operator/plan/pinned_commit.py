@@ -20,7 +20,7 @@ from starling_operator.plan.revision import Revision
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def pin_of(service: str, revision: str, children: Mapping[tuple[str, str], Manifest]) -> str | None:
+def pinned_commit(service: str, revision: str, children: Mapping[tuple[str, str], Manifest]) -> str | None:
     """Returns the commit that a revision is pinned to; None while it is not."""
     written = children.get(("ConfigMap", names.pin(service, revision)))
     return None if written is None else (written.get("data") or {}).get(PIN_KEY)
@@ -30,12 +30,12 @@ def commit_of(observed: Observed, revision: Revision) -> str | None:
     """Returns the commit that all pods of a revision have to serve; None while it is unknown, or without a hub."""
     if is_pinned(revision.source):
         return revision.source.partition("@")[2]
-    return pin_of(observed.service.name, revision.id, observed.children)
+    return pinned_commit(observed.service.name, revision.id, observed.children)
 
 
-def new_pin(observed: Observed, revision: Revision) -> tuple[Manifest, ...]:
+def new_pinned_commit(observed: Observed, revision: Revision) -> tuple[Manifest, ...]:
     """Returns the ConfigMap to create now. The commit of a pod with weights in memory comes before that of others."""
-    if not revision.awaits_pin or pin_of(observed.service.name, revision.id, observed.children) is not None:
+    if not revision.awaits_pinned_commit or pinned_commit(observed.service.name, revision.id, observed.children) is not None:
         return ()
     reported = [(pod, commit) for pod in observed.pods if (commit := _reported_commit(pod, revision)) is not None]
     if not reported:

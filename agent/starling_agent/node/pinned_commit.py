@@ -18,7 +18,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 log = structlog.get_logger("starling.agent")
 
 
-class Pin:
+class PinnedCommit:
     """The commit that the operator chose: sent to the admin endpoint, or in a file that it mounts (None: no such file)."""
 
     def __init__(self, file: Path | None) -> None:
@@ -55,14 +55,14 @@ class Pin:
         return self._commit
 
 
-async def pinned(model: ModelSourceConfig, pin: Pin, state: ReportState) -> ModelSourceConfig:
+async def pinned(model: ModelSourceConfig, choice: PinnedCommit, state: ReportState) -> ModelSourceConfig:
     """Returns the model at the pinned commit, or unchanged where its source cannot move. Raises NodeFailure."""
-    if not model.source.startswith("hf://") or is_pinned(model.source) or not pin.is_awaited:
+    if not model.source.startswith("hf://") or is_pinned(model.source) or not choice.is_awaited:
         return model
-    if pin.known is None:
+    if choice.known is None:
         commit = await resolve(model, lambda cause: state.update(last_error=cause))
         state.update(commit=commit)
         log.info("waits for the operator to pin the commit", source=model.source, commit=commit)
-    chosen = await pin.wait()
+    chosen = await choice.wait()
     state.update(commit=chosen)
     return model.model_copy(update={"source": f"{model.source.partition('@')[0]}@{chosen}"})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from starling_operator.plan.pin import common_weights, new_pin, pin_of
+from starling_operator.plan.pinned_commit import common_weights, new_pinned_commit, pinned_commit
 from starling_operator.plan.plan import plan
 from starling_operator.plan.readiness import unready_reason
 from starling_operator.plan.revision import read_revisions
@@ -25,7 +25,7 @@ def revision_of(source: str = "hf://org/name"):
 )
 def test_only_a_name_that_can_move_is_pinned(source: str, awaits: bool) -> None:
     _, revision = revision_of(source)
-    assert revision.awaits_pin == awaits
+    assert revision.awaits_pinned_commit == awaits
     mounted = [volume for volume in revision.template["spec"]["volumes"] if volume["name"] == "pin"]
     assert [volume["configMap"]["optional"] for volume in mounted] == [True] * awaits
 
@@ -49,12 +49,12 @@ def test_the_first_answer_is_chosen_but_what_is_loaded_already_comes_first(repor
         make_pod(group, number, report=None if report is None else make_report(**{"revision": revision.id} | report))
         for number, report in enumerate(reports)
     )
-    made = new_pin(replace(observed, pods=pods), revision)
+    made = new_pinned_commit(replace(observed, pods=pods), revision)
     assert [one["data"]["commit"] for one in made] == ([chosen] if chosen else [])
     if made:
         children = {("ConfigMap", made[0]["metadata"]["name"]): made[0]}
-        assert pin_of("chat", revision.id, children) == chosen and made[0]["immutable"]
-        assert new_pin(replace(observed, pods=pods, children=children), revision) == (), "once"
+        assert pinned_commit("chat", revision.id, children) == chosen and made[0]["immutable"]
+        assert new_pinned_commit(replace(observed, pods=pods, children=children), revision) == (), "once"
 
 
 def test_a_pod_with_another_commit_or_other_weights_is_not_ready_and_named() -> None:

@@ -11,7 +11,7 @@ from starling_agent.node.admin import SleepRoutes, create_admin
 from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.failures import NodeFailure
-from starling_agent.node.pin import Pin, pinned
+from starling_agent.node.pinned_commit import PinnedCommit, pinned
 from starling_agent.node.weights import weights_digest
 from starling_agent.report_state import ReportState
 
@@ -36,7 +36,7 @@ class LoadingAgent:
     def __init__(self, folder: Path, source: str = "hf://org/name", file: Path | None = None) -> None:
         self.model = ModelSourceConfig(source=source, cache_dir=str(folder), served_names=["m"])
         self.state = ReportState(make_report(phase="starting"), lambda: 0)
-        self.pin = Pin(file)
+        self.pin = PinnedCommit(file)
 
     async def source(self) -> str:
         return (await pinned(self.model, self.pin, self.state)).source
@@ -92,7 +92,7 @@ async def test_a_repository_that_is_refused_fails_at_once(tmp_path: Path):
 
 async def test_the_operator_sends_the_commit_with_its_poll_and_the_first_one_stays(tmp_path: Path):
     (tmp_path / "token").write_text("secret")
-    pin = Pin(tmp_path / "absent")
+    pin = PinnedCommit(tmp_path / "absent")
     state = ReportState(make_report(), lambda: 0)
     app = create_admin(state, AdminToken(tmp_path / "token"), None, "", None, SleepRoutes(), pin, DrainDeadline())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
