@@ -19,18 +19,18 @@ def admit() -> Callable[[Manifest, Agent], Agent | None]:
     return lambda _, agent: replace(agent, report=agent.report.model_copy(update={"phase": "starting", "ready": False}))
 
 
-async def test_one_of_two_services_that_hold_each_others_nodes_gives_way(
+async def test_one_of_two_services_that_hold_each_others_nodes_releases_them(
     cluster: Cluster, kubelet: Kubelet, start_operator: StartOperator
 ) -> None:
     kubelet.has_room = lambda pod: pod["metadata"]["name"].endswith("-0")
-    await start_operator("--gang-patience=2", altered=("starling_operator.plan.requeue:_UNWATCHED=0.5",))
+    await start_operator("--gang-patience=2", altered=("starling_operator.plan.requeue:_POLL_SECONDS=0.5",))
     for name in NAMES:
         await cluster.apply(manifest(name, parallelism={"pipeline": 2}))
 
     async def one_waits() -> bool:
         return any(["comes first" in (await cluster.condition(name, "Ready"))["message"] for name in NAMES])
 
-    await until(one_waits, "one of them to let go and to wait for the other", 60, cluster.pods)
+    await until(one_waits, "one of them to release its nodes and to wait for the other", 60, cluster.pods)
     kubelet.has_room = lambda _: True
 
     async def have_nodes() -> bool:
