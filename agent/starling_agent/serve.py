@@ -24,7 +24,7 @@ DEAD_EXIT_CODE = 1
 log = structlog.get_logger("starling.server")
 
 
-class Announcer(Protocol):
+class StartDisplay(Protocol):
     """Shows a person what happens while the server starts."""
 
     def phase(self, loading: Loading) -> None: ...
@@ -36,12 +36,12 @@ class StoppedWhileLoading(Exception):
     """A signal came before the engine was ready."""
 
 
-async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer) -> int:
+async def serve(args: EngineArgs, settings: ServerSettings, display: StartDisplay) -> int:
     """Returns the exit code: 0 when every request was finished. Raises StarlingError when the engine cannot start."""
     give_large_blocks_back()
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener), contextlib.ExitStack() as closing:
-        engine = await _start_engine(args, announcer.phase)
+        engine = await _start_engine(args, display.phase)
         try:
             named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
             endpoint = Endpoint(engine, named, Drain())
@@ -56,7 +56,7 @@ async def serve(args: EngineArgs, settings: ServerSettings, announcer: Announcer
             freeze_objects()
             # From here on the system accepts connections, also before uvicorn does.
             listener.listen(BACKLOG)
-            announcer.serving(endpoint, listener.getsockname()[1])
+            display.serving(endpoint, listener.getsockname()[1])
             await server.serve(sockets=[listener])
             watch.cancel()
             exit_code = shutdown.exit_code if _is_alive(engine) else DEAD_EXIT_CODE

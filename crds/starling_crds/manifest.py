@@ -31,7 +31,7 @@ def inferenceservice_crd() -> dict[str, Any]:
 
 def parallelismscale_crd() -> dict[str, Any]:
     names = {"kind": SCALE_KIND, "plural": SCALE_PLURAL, "shortNames": ["pscale"]}
-    text = "Size of an elastic InferenceService's groups, for autoscalers. Made by the operator, and named as the service."
+    text = "Size of an elastic InferenceService's groups, for autoscalers. Created by the operator, and named as the service."
     schema = _resource(SCALE_KIND, text, structural(ParallelismScaleSpec), structural(ParallelismScaleStatus, defaults=False))
     return _definition(names, schema, _scale_columns())
 

@@ -33,9 +33,9 @@ from starling_operator.watch.observe import observe
 from starling_operator.watch.optional import OptionalKinds
 from starling_operator.watch.pod_creation_errors import PodCreationErrors
 
-ECHO_SECONDS = 0.05
+DEBOUNCE_SECONDS = 0.05
 """Changes of children come in bursts, most of them echoes of our own writes. One reconcile handles a burst."""
-LOOP_SECONDS = 20.0
+LOOP_HANG_SECONDS = 20.0
 """Seconds without a heartbeat after which the main loop hangs, and another operator may take over."""
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Operator:
         deleted = event_type == "DELETED"
         key = self.cache.drop(body["metadata"]["uid"]) if deleted else self.cache.put(kind, body)
         if key is not None:
-            self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else ECHO_SECONDS)
+            self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else DEBOUNCE_SECONDS)
 
     async def reconcile(self, key: Key) -> float | None:
         """Observes, plans, applies, writes the status and events. Returns the seconds until the next reconcile."""
@@ -159,7 +159,7 @@ class Operator:
         await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # The cache has what was written; reconciles end when there is nothing left to write.
-            return ECHO_SECONDS
+            return DEBOUNCE_SECONDS
         moments = (decision.requeue_after, outcome.retry_after, resend_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 
@@ -197,7 +197,7 @@ class Operator:
         """Runs in a thread of its own: a long decision, or a burst of events, must not lose the Lease."""
         kube = Kube(await connect(), self._lease.fence)
         try:
-            await self._lease.hold(kube, lambda: time.monotonic() - self._heartbeat_at < LOOP_SECONDS)
+            await self._lease.hold(kube, lambda: time.monotonic() - self._heartbeat_at < LOOP_HANG_SECONDS)
         finally:
             await kube.close()
 

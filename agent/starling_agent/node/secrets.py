@@ -36,7 +36,7 @@ async def wait_for_secrets(endpoint: EndpointConfig, state: ReportState) -> bool
 
 
 def missing_secret(endpoint: EndpointConfig) -> str | None:
-    """Names the missing Secret and how to make it; None when all can be used."""
+    """Names the missing Secret and how to create it; None when all can be used."""
     if endpoint.api_key_secret is not None and endpoint.api_key_file is not None:
         file = Path(endpoint.api_key_file)
         try:
@@ -44,13 +44,13 @@ def missing_secret(endpoint: EndpointConfig) -> str | None:
         except ConfigError:
             return (
                 f"endpoint.apiKeySecret: Secret {endpoint.api_key_secret!r} is missing, or its key {file.name!r} is empty; "
-                f"make it: kubectl create secret generic {endpoint.api_key_secret} --from-literal={file.name}=KEY"
+                f"create it: kubectl create secret generic {endpoint.api_key_secret} --from-literal={file.name}=KEY"
             )
     if endpoint.tls_secret is not None:
         files = [Path(path) for path in (endpoint.tls_cert_file, endpoint.tls_key_file) if path is not None]
         if not all(file.is_file() for file in files):
             return (
                 f"endpoint.tlsSecret: Secret {endpoint.tls_secret!r} is missing, or lacks tls.crt or tls.key; "
-                f"make it: kubectl create secret tls {endpoint.tls_secret} --cert=FILE --key=FILE"
+                f"create it: kubectl create secret tls {endpoint.tls_secret} --cert=FILE --key=FILE"
             )
     return None

@@ -73,7 +73,7 @@ def draw(planned: PlannedService) -> Branch:
     if service.spec.parallelism.elastic is not None:
         groups.add(_sizes(service.spec))
     for number, group in enumerate(planned.groups[:MAX_GROUPS]):
-        _draw_group(groups, group, planned, whole=number == 0)
+        _draw_group(groups, group, planned, in_detail=number == 0)
     _add_rest(groups, len(planned.groups) - MAX_GROUPS, "group")
     return root
 
@@ -87,10 +87,10 @@ def _sizes(spec: InferenceServiceSpec) -> str:
     return f"elastic: {unit} may be {shown} without a rolling update"
 
 
-def _draw_group(parent: Branch, group: PlannedGroup, planned: PlannedService, whole: bool) -> None:
+def _draw_group(parent: Branch, group: PlannedGroup, planned: PlannedService, in_detail: bool) -> None:
     kinds = ", ".join(_describe(child).split(" ")[0] for child in group.children)
-    branch = parent.add(f"group {group.name} ({kinds}){'' if whole else ', as the first'}")
-    if not whole:
+    branch = parent.add(f"group {group.name} ({kinds}){'' if in_detail else ', as the first'}")
+    if not in_detail:
         return
     nodes: dict[int, list[Rank]] = {}
     for rank in ranks_of(planned.layout):

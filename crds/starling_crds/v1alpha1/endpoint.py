@@ -62,7 +62,7 @@ class EndpointSpec(ApiModel):
     )
     limits: LimitsSpec = Field(default_factory=LimitsSpec, description="What a client may ask of each pod.")
     route: RouteSpec | None = Field(
-        default=None, description="An HTTPRoute to the Service, where the Gateway API is installed. Default: none is made."
+        default=None, description="An HTTPRoute to the Service, where the Gateway API is installed. Default: none is created."
     )
     tls_secret: ObjectName | None = Field(
         default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."

@@ -103,7 +103,7 @@ class InferenceServiceSpec(ApiModel):
         ),
     )
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How a new revision replaces groups.")
-    drain: DrainSpec = Field(default_factory=DrainSpec, description="What a pod does when it is told to go.")
+    drain: DrainSpec = Field(default_factory=DrainSpec, description="What a pod does when it is terminated.")
     recovery: RecoverySpec = Field(default_factory=RecoverySpec, description="What happens when a rank dies or hangs.")
     class_name: ClassName | None = Field(
         default=None, description="Which operator serves it: one that runs with this --class. Default: the one without a class."

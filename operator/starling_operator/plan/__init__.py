@@ -15,7 +15,7 @@ The target revision is that of the present spec. `current` groups are of it, `ol
 Steps of `plan`, each in the module of that name:
 
     refusals     A spec that cannot be carried out changes no group. Only drains, lost pods and the budget go on.
-    revision     Finds the stored revision with the spec's hash, or makes one. The hash covers the fields that need new pods.
+    revision     Finds the stored revision with the spec's hash, or creates one. The hash covers the fields that need new pods.
     group        Reads the groups: StatefulSet, pods, reports, record in the last status.
     readiness    A current group is ready if the pods it needs are Ready, and their agents report this revision's configuration,
                  weights and topology, and a token through their endpoint and through the Service. Old ones: Ready pods.

@@ -34,7 +34,7 @@ PIN_KEY = "commit"
 TOKEN_KEY = "token"
 DEVICES = {"cpu": "cpu", "nvidia.com/gpu": "cuda"}
 """The engine's device for each type of accelerator."""
-_ELSEWHERE = ("model.source", "parallelism.", "recovery.")
+_OTHER_SECTIONS = ("model.source", "parallelism.", "recovery.")
 """Fields, and beginnings of fields, that are not in the section `engine` of agent.json."""
 
 
@@ -49,7 +49,9 @@ def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
 
     Raises ValueError naming the field.
     """
-    arguments = {name: _value(typed, spec) for name, typed in typed_arguments().items() if not typed.field.startswith(_ELSEWHERE)}
+    arguments = {
+        name: _value(typed, spec) for name, typed in typed_arguments().items() if not typed.field.startswith(_OTHER_SECTIONS)
+    }
     arguments["device"] = DEVICES.get(spec.accelerators.type)
     if spec.kv_cache.tiers.filesystem is not None:
         arguments["kv_fs_path"] = KV_PATH

@@ -71,8 +71,8 @@ def _gang_released_at(inputs: StatusInputs) -> str:
     """Time at which a group last released its nodes; "" once all groups exist again."""
     if inputs.rollout.released:
         return rfc3339(inputs.now)
-    whole = len(inputs.groups.current) >= inputs.replicas
-    return "" if whole else inputs.service.status.gang_released_at
+    all_exist = len(inputs.groups.current) >= inputs.replicas
+    return "" if all_exist else inputs.service.status.gang_released_at
 
 
 def _target_revision(inputs: StatusInputs) -> str:
@@ -82,8 +82,8 @@ def _target_revision(inputs: StatusInputs) -> str:
 def _serving_revision(inputs: StatusInputs) -> str:
     """Returns the target revision once all groups are of it and serve; until then the revision before."""
     ready = [group for group in inputs.current if inputs.is_ready(group)]
-    whole = ready and len(ready) == len(inputs.current) >= inputs.replicas and not inputs.groups.old
-    return inputs.target_revision if whole else inputs.service.status.revision.current
+    all_serve = ready and len(ready) == len(inputs.current) >= inputs.replicas and not inputs.groups.old
+    return inputs.target_revision if all_serve else inputs.service.status.revision.current
 
 
 def _group(inputs: StatusInputs, group: Group) -> GroupStatus:

@@ -138,8 +138,8 @@ def _draining(inputs: StatusInputs) -> Verdict | None:
         why = f"{draining.name} drains: a pod of it is being terminated"
         return Verdict("reconciling", "Draining", f"{_count(inputs)} serve; {why}")
     cordoned = next((group for group in inputs.current if group.cordoned), None)
-    whole = len(inputs.ready) >= inputs.replicas + inputs.rollout.eviction_surge
-    if not inputs.rollout.eviction_surge or whole or cordoned is None:
+    all_serve = len(inputs.ready) >= inputs.replicas + inputs.rollout.eviction_surge
+    if not inputs.rollout.eviction_surge or all_serve or cordoned is None:
         return None
     text = f"{_count(inputs)} serve; {cordoned.name} is on a cordoned node; another group is created before it is evicted"
     return Verdict("reconciling", "Draining", _with(text, _waits(inputs)))

@@ -18,7 +18,7 @@ _SCRATCH = "4Gi"
 """Limit of /tmp and the home folder, for compiled kernels and the like: no pod fills its node's disk."""
 UNSIZED_SHM: dict[str, Any] = {"medium": "Memory", "sizeLimit": None}
 """/dev/shm before its size is known. No user's volume equals it: an overlay has no null values."""
-_LATER: dict[str, Any] = {"optional": True}
+_OPTIONAL: dict[str, Any] = {"optional": True}
 """Lets a container start without its Secret. The agent waits for it and reports which one; a kubelet would not."""
 
 
@@ -66,10 +66,10 @@ def _optional(service: str, spec: InferenceServiceSpec, revision: str) -> list[V
         found.append(Volume("model", source, MODELS_PATH, read_only=True))
     keys = spec.endpoint.api_key_secret
     if keys is not None:
-        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]} | _LATER}
+        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]} | _OPTIONAL}
         found.append(Volume("api-keys", secret, KEYS_PATH, read_only=True))
     if spec.endpoint.tls_secret is not None:
-        found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret} | _LATER}, TLS_PATH, read_only=True))
+        found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret} | _OPTIONAL}, TLS_PATH, read_only=True))
     if spec.kv_cache.tiers.filesystem is not None:
         found.append(Volume("kv", _filesystem_tier(spec.kv_cache.tiers.filesystem), KV_PATH))
     return found

@@ -76,9 +76,9 @@ def _drains(body: Manifest) -> bool:
         return True
     if "deletionTimestamp" not in metadata or phase in ("Failed", "Succeeded"):
         return False
-    whole = body.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+    full_grace = body.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     disrupted = _condition(body, "DisruptionTarget").get("status") == "True"
-    return disrupted or metadata.get("deletionGracePeriodSeconds", 0) >= whole
+    return disrupted or metadata.get("deletionGracePeriodSeconds", 0) >= full_grace
 
 
 def _is_shut_down(body: Manifest) -> bool:
