@@ -24,7 +24,7 @@ MAX_RETRY_SECONDS = 30
 
 
 class SwitchableApp:
-    """Open requests, metrics and totals belong to it, since they outlive each engine."""
+    """The application of the endpoint's server. Open requests, metrics and totals belong to it: they outlive each engine."""
 
     def __init__(
         self, settings: ServerSettings, state: ReportState, open_requests: OpenRequests, cache: CacheShape, *collectors: Collector

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from starling_operator.plan.admin_token import VOLUME
+from starling_operator.plan.admin_token import TOKEN_VOLUME
 from starling_operator.plan.config import TOKEN_KEY
 
 from starling_cli.bundling.redact import redacted
@@ -124,7 +124,7 @@ def _admin_tokens(cluster: Cluster, name: str, bundle: Bundle) -> dict[str, str]
 
 def _token_secret(pod: Object) -> str:
     """Returns the name of the Secret that holds the pod's admin token; "" if the pod mounts none."""
-    mounted = (volume for volume in pod["spec"].get("volumes") or () if volume["name"] == VOLUME)
+    mounted = (volume for volume in pod["spec"].get("volumes") or () if volume["name"] == TOKEN_VOLUME)
     return next((str(volume["secret"]["secretName"]) for volume in mounted), "")
 
 

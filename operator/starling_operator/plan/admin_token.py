@@ -12,7 +12,7 @@ from starling_operator.plan.config import TOKEN_KEY
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Service
 
-VOLUME = "admin"
+TOKEN_VOLUME = "admin"
 
 
 def token_of(key: bytes, service: Service) -> str:
@@ -32,6 +32,6 @@ def token_secret(service: Service, token: str) -> Manifest:
 def with_token(service: Service, template: Manifest, token: str) -> Manifest:
     """Adds the token's Secret to a template. It is no part of a revision: pods that are recreated mount the present one."""
     source = {"secretName": secret_name(service.name, token), "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}
-    volumes = [volume for volume in template["spec"].get("volumes") or () if volume["name"] != VOLUME]
-    mounted = {"name": VOLUME, "secret": source}
+    volumes = [volume for volume in template["spec"].get("volumes") or () if volume["name"] != TOKEN_VOLUME]
+    mounted = {"name": TOKEN_VOLUME, "secret": source}
     return template | {"spec": template["spec"] | {"volumes": [*volumes, mounted]}}

@@ -7,7 +7,7 @@ taint. Every other list is replaced.
 from collections.abc import Mapping
 from typing import Any
 
-_KEYS = {
+_MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "volumes": "name",
@@ -20,7 +20,7 @@ _KEYS = {
     "resourceClaims": "name",
     "topologySpreadConstraints": "topologyKey",
 }
-_WHOLE = frozenset({"volumes", "env"})
+_REPLACED_AS_A_WHOLE = frozenset({"volumes", "env"})
 """Lists whose elements are one choice of several sources: a mixture of an old and a new one would be refused."""
 _FIELD = "template"
 
@@ -53,7 +53,7 @@ def _merge(base: Any, patch: Any, name: str, path: str) -> Any:
         return _merge_map(base if isinstance(base, dict) else {}, patch, path)
     if isinstance(patch, list) and name == "tolerations":
         return _tolerations(base or [], patch)
-    if isinstance(patch, list) and name in _KEYS:
+    if isinstance(patch, list) and name in _MERGE_KEYS:
         return _merge_list(base or [], patch, name, path)
     return patch
 
@@ -68,12 +68,12 @@ def _covers(theirs: Any, ours: Mapping[str, Any]) -> bool:
 
 
 def _merge_list(base: list[Any], patch: list[Any], name: str, path: str) -> list[Any]:
-    key = _KEYS[name]
+    key = _MERGE_KEYS[name]
     merged = {element[key]: element for element in base}
     for position, element in enumerate(patch):
         place = f"{path}[{position}]"
         if not isinstance(element, dict) or key not in element:
             raise ValueError(f"{place}: must be a map with {key}, which tells which one is meant")
-        old = {} if name in _WHOLE else merged.get(element[key], {})
+        old = {} if name in _REPLACED_AS_A_WHOLE else merged.get(element[key], {})
         merged[element[key]] = _merge_map(old, element, place)
     return list(merged.values())

@@ -8,7 +8,7 @@ from starling_crds.v1alpha1.model import WeightsCache
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
-from starling_operator.plan.admin_token import VOLUME as TOKEN_VOLUME
+from starling_operator.plan.admin_token import TOKEN_VOLUME
 from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, TLS_PATH
 from starling_operator.plan.source import MODELS_PATH, parse_source
 

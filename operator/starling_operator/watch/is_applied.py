@@ -11,7 +11,7 @@ _SERVER_METADATA = ("resourceVersion", "generation", "managedFields", "creationT
 
 
 # Maps that the API server replaces as a whole: one key more selects other pods.
-_WHOLE = ("selector", "podSelector", "namespaceSelector", "matchLabels")
+_ATOMIC_MAPS = ("selector", "podSelector", "namespaceSelector", "matchLabels")
 
 
 def is_applied(live: Any, wanted: Any) -> bool:
@@ -27,7 +27,7 @@ def _holds_key(live: dict[str, Any], key: str, value: Any) -> bool:
     # The API server does not store a field that is null.
     if value is None:
         return True
-    return key in live and is_applied(live[key], value) and (key not in _WHOLE or len(live[key]) == len(value))
+    return key in live and is_applied(live[key], value) and (key not in _ATOMIC_MAPS or len(live[key]) == len(value))
 
 
 class AppliedObjects:
