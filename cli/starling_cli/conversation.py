@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import httpx
-from starling_agent.client.bounded_answers import read_all_sync, read_lines
+from starling_agent.client.bounded import read_all_sync, read_lines
 
 CONNECT_SECONDS = 5.0
 

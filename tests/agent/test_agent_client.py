@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
-from starling_agent.client.bounded_answers import BadAnswer
+from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.scale import ScaleRequest
 
 

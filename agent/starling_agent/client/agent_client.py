@@ -5,7 +5,7 @@ from typing import Self
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from pydantic_core import from_json
 
-from starling_agent.client.bounded_answers import MOST_BYTES, UNCOMPRESSED, BadAnswer, parse, parse_report, read_all
+from starling_agent.client.bounded import MOST_BYTES, UNCOMPRESSED, BadAnswer, parse, parse_report, read_all
 from starling_agent.contract.group import GroupMember, GroupView
 from starling_agent.contract.report import Report
 from starling_agent.contract.scale import ScaleRequest

@@ -7,7 +7,7 @@ import httpx
 import structlog
 from pydantic_core import from_json
 
-from starling_agent.client.bounded_answers import UNCOMPRESSED, read_all
+from starling_agent.client.bounded import UNCOMPRESSED, read_all
 from starling_agent.contract.listening import EVERYWHERE, authority
 from starling_agent.node.failures import transient
 

@@ -130,7 +130,7 @@ def _token_secret(pod: Object) -> str:
 
 def _report(cluster: Cluster, pod: str, token: str) -> str:
     from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
-    from starling_agent.client.bounded_answers import BadAnswer
+    from starling_agent.client.bounded import BadAnswer
 
     from starling_cli.cluster.port_forward import forwarded
 

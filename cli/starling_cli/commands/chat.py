@@ -66,7 +66,7 @@ def _service_url(service: str, kubeconfig: Any, context: str | None, namespace: 
 
 def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None, question: str | None) -> None:
     import httpx
-    from starling_agent.client.bounded_answers import BadAnswer
+    from starling_agent.client.bounded import BadAnswer
 
     from starling_cli.conversation import AnswerError, Conversation
 

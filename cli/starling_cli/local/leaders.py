@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
-from starling_agent.client.bounded_answers import BadAnswer
+from starling_agent.client.bounded import BadAnswer
 from starling_operator.agents.leaders import send_call
 from starling_operator.plan.decision import ScaleCall
 from starling_operator.plan.observed import LeaderRefusal

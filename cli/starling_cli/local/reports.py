@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
-from starling_agent.client.bounded_answers import BadAnswer
+from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.report import Report
 
 from starling_cli.local.pod import LocalPod

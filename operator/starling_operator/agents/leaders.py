@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
-from starling_agent.client.bounded_answers import BadAnswer
+from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.config import ADMIN_PORT
 from starling_agent.contract.listening import authority
 from starling_agent.contract.scale import ScaleRequest
