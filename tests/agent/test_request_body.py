@@ -2,7 +2,7 @@
 
 import pytest
 from fastapi import Request
-from starling_agent.openai import body
+from starling_agent.openai import request_body
 from starling_agent.openai.protocol.tokens import DetokenizeRequest
 
 
@@ -16,7 +16,7 @@ async def test_a_body_in_pieces_is_read_whole():
     async def receive():
         return {"type": "http.request", "body": pieces.pop(0), "more_body": len(pieces) > 0}
 
-    assert (await body.body_of(DetokenizeRequest)(request(receive))).tokens == [1, 2]
+    assert (await request_body.body_of(DetokenizeRequest)(request(receive))).tokens == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ async def test_every_content_type_of_json_is_accepted(kind):
     async def receive():
         return {"type": "http.request", "body": b'{"tokens": []}', "more_body": False}
 
-    assert (await body.body_of(DetokenizeRequest)(request(receive, kind))).tokens == []
+    assert (await request_body.body_of(DetokenizeRequest)(request(receive, kind))).tokens == []
