@@ -20,9 +20,8 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.router import route
 from starling_engine.model_config.moe import Routing
-from starling_engine.models.forward_context import no_tick
 from starling_engine.native import ops
-from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.shared_memory import SharedMemoryCommunicator
 from starling_engine.topology.placement import spread

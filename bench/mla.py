@@ -26,7 +26,7 @@ def metadata(queries: int, context: int) -> AttentionMetadata:
     positions = torch.arange(context - queries, context)
     return AttentionMetadata(
         positions=positions,
-        slots=positions,
+        slot_mapping=positions,
         query_start=torch.tensor([0, queries], dtype=torch.int32),
         context_lens=torch.tensor([context], dtype=torch.int32),
         block_tables=torch.randperm(blocks)[None].to(torch.int32),

@@ -67,7 +67,7 @@ def main() -> None:
             flush=True,
         )
     ids, _ = draw(1, routing)[0]
-    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_slot, ids, shape.slots)
+    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_slot, ids, shape.num_slots)
     print(f"of one token: route {chosen * 1e6:.0f} us, sort {sorted_ * 1e6:.0f} us")
 
 

@@ -48,7 +48,7 @@ def _experts(tokens: int, hidden: int, inner: int, routing: Routing) -> Case:
         for slot in range(experts):
             for part in parts:
                 shape = [share.size for share in part.shares]
-                method.load_shard(slot, part, torch.randn(shape, dtype=BF16, device=device) * shape[1] ** -0.5)
+                method.load_part(slot, part, torch.randn(shape, dtype=BF16, device=device) * shape[1] ** -0.5)
         x = torch.randn(tokens, hidden, dtype=BF16, device=device)
         slots = torch.rand(tokens, experts, device=device).topk(routing.top_k).indices
         weights = torch.rand(tokens, routing.top_k, device=device)
@@ -77,13 +77,13 @@ def _latents(sequences: int, context: int, heads: int, rank: int, rope: int) -> 
         at = torch.arange(sequences + 1, dtype=torch.int32, device=device)
         meta = AttentionMetadata(
             positions=torch.full((sequences,), context - 1, device=device),
-            slots=torch.full((sequences,), -1, device=device),
+            slot_mapping=torch.full((sequences,), -1, device=device),
             query_start=at,
             context_lens=torch.full((sequences,), context, dtype=torch.int32, device=device),
             block_tables=torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks),
             max_query_len=1,
         )
-        return lambda: attend(q_latent, q_rope, kv, meta, (rank + rope) ** -0.5, processors=sms(device))
+        return lambda: attend(q_latent, q_rope, kv, meta, (rank + rope) ** -0.5, sms=sms(device))
 
     moved = sequences * (context * (rank + rope) + heads * (2 * rank + rope))
     cost = Cost(2.0 * moved, 2.0 * sequences * heads * context * (2 * rank + rope))

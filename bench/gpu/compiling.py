@@ -16,8 +16,7 @@ from starling_engine.layers import activation, norm
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.models.decoder import Decoder
-from starling_engine.models.forward_context import ForwardContext
+from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.weights.dummy import load_dummy
 
 from bench.gpu.clock import make_clock, measure_limits
@@ -110,7 +109,7 @@ def step(model: Decoder, batch: int, context: int, device: torch.device) -> Step
     kv = [torch.randn(page, dtype=BF16, device=device) for _ in range(config.num_layers)]
     metadata = AttentionMetadata(
         positions=torch.full((batch,), context - 1, device=device),
-        slots=tables[:, -1].long() * BLOCK + (context - 1) % BLOCK,
+        slot_mapping=tables[:, -1].long() * BLOCK + (context - 1) % BLOCK,
         query_start=torch.arange(batch + 1, dtype=torch.int32, device=device),
         context_lens=torch.full((batch,), context, dtype=torch.int32, device=device),
         block_tables=tables,

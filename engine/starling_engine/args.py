@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from starling_engine.argument import KEY, Argument, argument, arguments_of, check_value, documentation, size_of
-from starling_engine.config import MAX_NUM_WAITING_TOKENS, Direct, EvictionPolicy, Policy, Preempt
+from starling_engine.config import MAX_NUM_WAITING_TOKENS, DirectIo, EvictionPolicy, PreemptionMode, SchedulingPolicy
 from starling_engine.errors import ConfigError
 from starling_engine.kv.event_endpoint import parse_endpoint
 from starling_engine.kv_offload.secondary.store.address import parse_address
@@ -81,7 +81,9 @@ class EngineArgs:
         "Tokens of all requests that may queue; a request that is alone in the queue is never too long for it.",
         low=1,
     )
-    scheduling_policy: Policy = argument("fcfs", SCHEDULING, "fcfs or priority.", "Order in which waiting requests start.")
+    scheduling_policy: SchedulingPolicy = argument(
+        "fcfs", SCHEDULING, "fcfs or priority.", "Order in which waiting requests start."
+    )
     async_scheduling: bool | None = argument(
         None, SCHEDULING, "Plan a step while one runs.", "Plan a step while one runs. None lets the platform decide."
     )
@@ -149,7 +151,7 @@ class EngineArgs:
         "How large the folder may grow in all; what was not used for longest goes first.",
         is_size=True,
     )
-    kv_fs_direct: Direct = argument(
+    kv_fs_direct: DirectIo = argument(
         "auto",
         TIERS,
         "Pass by the page cache: auto, on or off.",
@@ -161,7 +163,7 @@ class EngineArgs:
         "Shared store: mooncake://MASTER:PORT.",
         "Store that a fleet of services shares over the network, by its master: mooncake://MASTER:PORT.",
     )
-    preempt: Preempt = argument(
+    preempt: PreemptionMode = argument(
         "auto",
         TIERS,
         "What preempted requests' KV becomes: auto, recompute or swap.",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from starling_engine.byte_sizes import parse_bytes
 from starling_engine.errors import ConfigError
-from starling_engine.sizes import parse_bytes
 
 T = TypeVar("T")
 KEY = "argument"

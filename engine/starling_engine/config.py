@@ -6,10 +6,10 @@ from typing import Literal
 from starling_engine.topology.layout import ParallelLayout
 from starling_engine.topology.rendezvous import Rendezvous
 
-Policy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 EvictionPolicy = Literal["lru", "arc"]
-Direct = Literal["auto", "on", "off"]
-Preempt = Literal["auto", "recompute", "swap"]
+DirectIo = Literal["auto", "on", "off"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
 MAX_NUM_WAITING_TOKENS = 1 << 23
 """Takes 4 bytes a token in the core and some 36 in the frontend: 0.3 GB."""
 
@@ -25,13 +25,13 @@ class SchedulerConfig:
     """Target duration of steps with decodes. None lets the worker's platform decide; a scheduler by itself then has none."""
     max_num_waiting: int = 1024
     max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
-    policy: Policy = "fcfs"
+    policy: SchedulingPolicy = "fcfs"
     prefix_caching: bool = True
     stages: int = 1
     """Pipeline stages. Each is to have a step of its own to work on."""
     depth: int = 1
     """Steps in flight at once, set by the engine core. With several stages, decodes are spread over as many steps."""
-    preempt: Preempt = "auto"
+    preempt: PreemptionMode = "auto"
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -40,7 +40,7 @@ class EplbConfig:
     """Settings of EPLB. `window` and `interval` are in steps of an epoch.
 
     redundant   copies in each layer after the first of each expert, if there are ranks that can use them
-    spare       slots in each layer for experts on their way: a rank holds both its old and its new experts meanwhile
+    spare       expert slots in each layer for experts on their way: a rank holds both its old and its new experts meanwhile
     """
 
     window: int
@@ -62,11 +62,11 @@ class TiersConfig:
     cpu_policy: EvictionPolicy = "lru"
     fs_path: str | None = None
     fs_bytes: int = 0
-    fs_direct: Direct = "auto"
+    fs_direct: DirectIo = "auto"
     store: str | None = None
 
     @property
-    def slot_bytes(self) -> int:
+    def host_bytes(self) -> int:
         """Host memory of each rank for chunks: the CPU tier or the staging buffer."""
         return self.cpu_bytes or self.staging_bytes
 

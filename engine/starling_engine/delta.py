@@ -72,7 +72,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
     tiers: dict[str, TierStats] = {}
 
 
-def add(total: Stats, more: Stats) -> None:
+def add_stats(total: Stats, more: Stats) -> None:
     """Adds all counters of one more core that serves; `more` stays as it is."""
     _sum(total, more, [name for name in Stats.__struct_fields__ if name != "tiers"])
     for name, tier in more.tiers.items():

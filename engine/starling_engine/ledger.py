@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from starling_engine.byte_sizes import format_bytes
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.moe import MoeConfig
-from starling_engine.sizes import amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class HostMemory:
             return
         size = max(self.cpu, self.staging, self.store)
         left = max(0, most - (self.total - size))
-        wanted = f"{amount(size)} asked for, {amount(left)} are left"
+        wanted = f"{format_bytes(size)} asked for, {format_bytes(left)} are left"
         if size == self.cpu:
             raise ConfigError(f"{wanted}; set it to at most {left}", "kv_cpu_bytes")
         if size == self.store:
@@ -90,16 +90,16 @@ class Ledger:
         ]
         at = 3 if self.unified else len(rows)  # within the limit, or beside it
         rows[at:at] = [("tables", self.tables), *self.host.rows]
-        lines = [f"{name:<12}{amount(size):>12}" for name, size in rows]
+        lines = [f"{name:<12}{format_bytes(size):>12}" for name, size in rows]
         if self.moving:
-            lines[0] += f"   {amount(self.moving)} of them for experts on their way"
-        lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {amount(self.block_bytes)} each"
+            lines[0] += f"   {format_bytes(self.moving)} of them for experts on their way"
+        lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {format_bytes(self.block_bytes)} each"
         return "\n".join(lines)
 
 
 def block_bytes(groups: list[KVGroup]) -> int:
-    """Returns the bytes of one page over all storage tensors; the same in every group."""
-    return max(len(group.layers) for group in groups) * groups[0].spec.page_bytes
+    """Returns the bytes of a block over all storage tensors; the same in every group."""
+    return max(len(group.layers) for group in groups) * groups[0].spec.layer_block_bytes
 
 
 LOGPROB_ROWS = 64
@@ -220,16 +220,17 @@ class MemoryRequest:
             )
         least = self.ranks * (self.fixed + self.needed_bytes + self.device_host) / self.total
         hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
-        held = f"weights {amount(self.weights)}, activations {amount(self.activations)} and tables {amount(self._device_tables)}"
+        weights, activations, tables = map(format_bytes, (self.weights, self.activations, self._device_tables))
+        held = f"weights {weights}, activations {activations} and tables {tables}"
         return ConfigError(
-            f"{self.fraction} leaves too little for the KV cache besides {held} of {amount(self.total)}; {hint}",
+            f"{self.fraction} leaves too little for the KV cache besides {held} of {format_bytes(self.total)}; {hint}",
             "gpu_memory_utilization",
         )
 
     def refuse_bytes(self, kv_bytes: int, room: int) -> ConfigError:
         """Returns the error for `kv_bytes` that do not fit into `room`."""
-        left = f"{amount(max(room, 0))} are left of {amount(self.total)}; set it to at most {max(room, 0)}"
-        return ConfigError(f"{amount(kv_bytes)} asked for, {left}", "kv_cache_memory_bytes")
+        left = f"{format_bytes(max(room, 0))} are left of {format_bytes(self.total)}; set it to at most {max(room, 0)}"
+        return ConfigError(f"{format_bytes(kv_bytes)} asked for, {left}", "kv_cache_memory_bytes")
 
 
 def plan_memory(request: MemoryRequest) -> Ledger:

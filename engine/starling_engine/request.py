@@ -1,4 +1,4 @@
-"""The resume record: all that any engine core needs to start or to continue a request."""
+"""The request as it goes to an engine core (vLLM's EngineCoreRequest): all that any core needs to start or to continue it."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,17 @@ from starling_engine.params import PoolingParams, SamplingParams
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One sequence to compute; the frontend has it, and any core can continue it.
+    """One sequence to compute. It is its own resume record: the frontend keeps it up to date, and any core can continue from it.
 
     A request with `n` outputs is n of these; the later ones name the first in `fork_of` and share its prompt's blocks.
-    `output_ids` are the tokens so far, from an earlier attempt or another core. `seed` is always set: random numbers depend on
-    (seed, position) alone. `arrival` is seconds since the Unix epoch. Lower `priority` runs earlier. `scored` counts the prompt's
-    positions whose log probabilities were sent already. `cache_salt` decides with the tokens which cached blocks are valid.
+
+    output_ids                tokens so far, from an earlier attempt or another core
+    seed                      always set: random numbers depend on (seed, position) alone
+    cache_salt                decides with the tokens which cached blocks are valid
+    priority                  lower runs earlier
+    arrival                   seconds since the Unix epoch
+    attempt                   counts the cores that were asked; answers to an earlier attempt are ignored
+    num_prompt_logprobs_sent  the prompt's positions whose log probabilities were sent already
     """
 
     id: str
@@ -26,5 +31,5 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 0
     arrival: float = 0.0
     attempt: int = 0
-    scored: int = 0
+    num_prompt_logprobs_sent: int = 0
     fork_of: str | None = None

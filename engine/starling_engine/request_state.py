@@ -41,14 +41,13 @@ class RequestState:
     computed   tokens whose keys and values are known to be in the cache
     pending    output tokens that steps in flight will sample
     failed_at  tokens to compute until the request is no suspect any more
-    run        grows whenever the request leaves its slot: results of older runs are discarded
+    run        grows whenever the request leaves its batch slot: results of older runs are discarded
     """
 
     __slots__ = (
         "answered",
         "awaited",
         "blocks",
-        "budget_end",
         "cached_tokens",
         "computed",
         "entered",
@@ -57,13 +56,14 @@ class RequestState:
         "gates",
         "given",
         "last_step",
+        "length_limit",
         "num_prompt",
+        "num_prompt_logprobs_sent",
         "pending",
         "planned",
         "put_off_run",
         "record",
         "run",
-        "scored",
         "skips_tiers",
         "slot",
         "status",
@@ -82,28 +82,31 @@ class RequestState:
         self.given = self.planned = self.computed = self.pending = self.run = self.failed_at = 0
         self.put_off_run = -1
         """The last run that was logged as waiting for blocks."""
-        self.scored = record.scored
+        self.num_prompt_logprobs_sent = record.num_prompt_logprobs_sent
         self.status = RequestStatus.WAITING
         self.gates: set[Gate] = set()
         self.awaited: set[int] = set()
         """Transfer jobs that the request waits for."""
         self.skips_tiers = False
-        """True after chunks did not come: the request computes them."""
+        """True after offloaded chunks did not come: the request computes them."""
         self.entered = False
-        """True once the workers have the request in its slot."""
+        """True once the workers have the request in its batch slot."""
         self.slot = -1
+        """Batch slot; -1 while the request waits."""
         self.last_step = -1
+        """The last step that samples for the request."""
         self.cached_tokens = 0
         self.answered = bool(record.output_ids)
+        """True once output has been sent, so that prompt and cached tokens are counted once."""
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
-        self.budget_end = min(longest, max_model_len) if record.pooling is None else self.num_prompt + 1
+        self.length_limit = min(longest, max_model_len) if record.pooling is None else self.num_prompt + 1
         """Tokens at which the request ends; a pooled one ends before it gets any."""
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
 
     def apply(self, row: RowResult, start: int) -> Delta | None:
-        """Takes the result of a chunk that begins at position `start`; returns the gains, None if there are none."""
+        """Takes the result of a row that begins at position `start`; returns the gains, None if there are none."""
         if row.prompt_logprobs:
             row.prompt_logprobs = self._unscored(start, row.prompt_logprobs)
         record = self.record
@@ -126,7 +129,7 @@ class RequestState:
                 delta.finish_reason = "stop"
                 if token not in self.eos_ids:
                     delta.stop_token = token
-            elif length >= self.budget_end:
+            elif length >= self.length_limit:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:
                 delta.tokens = row.tokens[:taken]
@@ -134,9 +137,9 @@ class RequestState:
         return delta
 
     def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
-        """Returns the prompt logprobs that were not sent before a preemption, of a chunk that begins at position `start`."""
-        new = rows[max(0, self.scored - start) :]
-        self.scored += len(new)
+        """Returns the prompt logprobs that were not sent before a preemption, of a row that begins at position `start`."""
+        new = rows[max(0, self.num_prompt_logprobs_sent - start) :]
+        self.num_prompt_logprobs_sent += len(new)
         return new
 
     @property

@@ -54,25 +54,25 @@ class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
 
 
 class ReleaseMemory(msgspec.Struct, tag="release"):
-    """A rank gives memory back. No step runs until it has all of it again. Answered by MemoryOrderDone."""
+    """A rank gives memory back. No step runs until it has all of it again. Answered by MemoryReply."""
 
     level: int
 
 
 class RestoreMemory(msgspec.Struct, tag="restore"):
-    """A rank restores what the tags name; memory that it has already stays. Answered by MemoryOrderDone."""
+    """A rank restores what the tags name; memory that it has already stays. Answered by MemoryReply."""
 
     tags: list[Tag]
 
 
-class MemoryOrderDone(msgspec.Struct, tag="memory_order_done"):
-    """A rank has carried out the order, or could not: then memory that the order did not reach is as it was."""
+class MemoryReply(msgspec.Struct, tag="memory_reply"):
+    """A rank has carried out the command, or could not: then memory that it did not reach is as it was."""
 
     error: str | None = None
 
 
 SleepCommand = Sleep | WakeUp
-MemoryOrder = ReleaseMemory | RestoreMemory
+MemoryCommand = ReleaseMemory | RestoreMemory
 
 
 def check_level(level: int) -> int:
@@ -99,7 +99,7 @@ def check_tags(tags: Sequence[str] | None) -> list[Tag]:
     return [tag for tag in TAGS if not tags or tag in tags]
 
 
-def merge_memory_orders(replies: Sequence[MemoryOrderDone]) -> MemoryOrderDone:
+def merge_memory_replies(replies: Sequence[MemoryReply]) -> MemoryReply:
     """Merges the replies of all ranks, in their order: each rank that failed is named."""
     errors = [f"rank {rank}: {reply.error}" for rank, reply in enumerate(replies) if reply.error is not None]
-    return MemoryOrderDone("; ".join(errors) or None)
+    return MemoryReply("; ".join(errors) or None)

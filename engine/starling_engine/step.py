@@ -1,7 +1,7 @@
 """The contract between scheduler and workers: a StepPlan goes to the workers, a StepResult comes back.
 
-The scheduler owns block tables and slots; workers mirror them, so a plan holds only changes. Rows of a plan are stored as columns
-(lists of equal length) because a decode step touches every running request. Plans run in the order of their step_id.
+The scheduler owns block tables and batch slots; workers mirror them, so a plan holds only changes. Rows of a plan are stored as
+columns (lists of equal length) because a decode step touches every running request. Plans run in the order of their step_id.
 """
 
 import msgspec
@@ -13,9 +13,9 @@ GIVEN = -1
 
 
 class NewRequest(msgspec.Struct, frozen=True):
-    """A request that enters slot `slot`: also one that was preempted, with its output so far.
+    """A request that enters batch slot `slot`: also one that was preempted, with its output so far.
 
-    `token_ids` are packed (`starling_engine.tokens`). `blocks[g]` is its block table in KV group g. Positions from
+    `token_ids` are packed (`starling_engine.token_packing`). `blocks[g]` is its block table in KV group g. Positions from
     `num_prompt` on are output.
     """
 
@@ -29,7 +29,7 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class BlockAppend(msgspec.Struct, frozen=True, array_like=True):
-    """New blocks at the end of a slot's block table in KV group `group`."""
+    """New blocks at the end of the block table of batch slot `slot`, in KV group `group`."""
 
     slot: int
     group: int
@@ -37,7 +37,7 @@ class BlockAppend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copies page `source` to `target` in every layer of the group, before the step runs."""
+    """Copies block `source` to block `target` in every layer of the group, before the step runs."""
 
     group: int
     source: int
@@ -45,7 +45,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Row i runs `num_tokens[i]` tokens of slot `slots[i]` from position `starts[i]`.
+    """One step. Row i runs `num_tokens[i]` tokens of batch slot `slots[i]` from position `starts[i]`.
 
     sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token; that step may be in flight, or
                 its result known to another rank alone

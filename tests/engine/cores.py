@@ -45,6 +45,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         stages=layout.pipeline,
         **settings,
     )
+    specs = kv_specs(load_model_config(folder), block_size, 4)
     worker = WorkerConfig(
         model_path=str(folder),
         load_format="auto",
@@ -55,7 +56,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         max_num_seqs=8,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         block_size=block_size,
-        kv_cache_memory_bytes=kv_blocks * sum(spec.page_bytes for spec in kv_specs(load_model_config(folder), block_size, 4)),
+        kv_cache_memory_bytes=kv_blocks * sum(spec.layer_block_bytes for spec in specs),
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,

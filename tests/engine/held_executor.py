@@ -14,7 +14,7 @@ from starling_engine.core.process import CoreProcess
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import MemoryRequest, plan_memory
 from starling_engine.step import RowResult, StepPlan, StepResult
-from starling_engine.tokens import unpack
+from starling_engine.token_packing import unpack_tokens
 from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
 
@@ -71,7 +71,7 @@ class HeldExecutor(StuckExecutor):
         self._plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> None:
-        self._prompts |= {new.slot: unpack(new.token_ids)[0] for new in plan.new}
+        self._prompts |= {new.slot: unpack_tokens(new.token_ids)[0] for new in plan.new}
         self._plans.append(plan)
         self.submitted.set()
 

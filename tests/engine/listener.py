@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import zmq
-from starling_engine.kv.event_endpoint import REPLAY_PORT
+from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
 from starling_engine.kv.events import EventLog, KVEventBatch
 from starling_engine.kv.hashing import GRANULE, chain_root
 from starling_engine.kv_offload.secondary.base import CHUNK
@@ -155,7 +155,7 @@ def free_port() -> int:
             first = stack.enter_context(socket.socket())
             first.bind(("", 0))
             port = int(first.getsockname()[1])
-            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT, port + REPLAY_PORT + 4)):
+            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT_OFFSET, port + REPLAY_PORT_OFFSET + 4)):
                 stack.enter_context(socket.socket()).bind(("", other))
             return port
 
@@ -203,7 +203,7 @@ def take(sub: "zmq.Socket[bytes]") -> tuple[bytes, int, Batch]:
 def replay(context: "zmq.Context[Any]", port: int, first: int, host: str = "127.0.0.1") -> list[tuple[int, Batch]]:
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.IPV6, ":" in host)
-        dealer.connect(f"tcp://{host}:{port + REPLAY_PORT}")
+        dealer.connect(f"tcp://{host}:{port + REPLAY_PORT_OFFSET}")
         dealer.send_multipart((b"", first.to_bytes(8, "big")))
         batches = []
         while True:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import kv_specs
-from starling_engine.models.decoder import Decoder
-from starling_engine.models.forward_context import ForwardContext
+from starling_engine.models.decoder import Decoder, ForwardContext
 
 MAX_BLOCKS = 32
 
@@ -20,7 +19,7 @@ class PagedDriver:
         specs = kv_specs(config, block_size, dtype.itemsize)
         self._model = model
         self._block_size = block_size
-        self._kv = [torch.full((pages, *spec.page_shape), float("nan"), dtype=dtype) for spec in specs]
+        self._kv = [torch.full((pages, *spec.layer_block_shape), float("nan"), dtype=dtype) for spec in specs]
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(2)) + 1
         self._tables = order.view(sequences, MAX_BLOCKS).to(torch.int32)
         self.lengths = [0] * sequences
@@ -63,7 +62,7 @@ class PagedDriver:
             table[: max(0, start - window + 1) // size if window else 0] = 0
         return AttentionMetadata(
             positions=torch.cat(positions),
-            slots=torch.cat(slots),
+            slot_mapping=torch.cat(slots),
             query_start=torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
             context_lens=torch.tensor([a + b for a, b in zip(starts, counts, strict=True)], dtype=torch.int32),
             block_tables=tables,

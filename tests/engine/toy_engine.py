@@ -101,7 +101,7 @@ class ToyWorker:
         first = last - (end - start) + 1
         for meta in metadata:
             for position in range(start, end):
-                at = int(meta.slots[first + position - start])
+                at = int(meta.slot_mapping[first + position - start])
                 assert at >= self.block_size, "the null block is never written"
                 self.pages[at // self.block_size, at % self.block_size] = hashes[position]
 
@@ -239,7 +239,7 @@ class ToyEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, chunk=depth * budget, log=self.log)
+        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, max_in_flight=depth * budget, events=self.log)
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
         self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)

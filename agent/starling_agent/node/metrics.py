@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starling_engine import AsyncEngine
-from starling_engine.delta import Stats, add, add_totals
+from starling_engine.delta import Stats, add_stats, add_totals
 
 from starling_agent.contract.report import PHASES, Report
 
@@ -32,7 +32,7 @@ class AgentCollector(Collector):
 def added(past: Stats, now: Stats) -> Stats:
     """Returns `now` with the totals of `past` added."""
     result = Stats()
-    add(result, now)
+    add_stats(result, now)
     add_totals(result, past)
     return result
 

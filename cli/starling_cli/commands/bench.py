@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from starling_engine.sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes
 
 from starling_cli.commands.failures import fail, fix_for
 

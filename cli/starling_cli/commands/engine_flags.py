@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from starling_engine.args import ARGUMENTS, MODEL, EngineArgs
 from starling_engine.argument import Argument
-from starling_engine.sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes
 
 Command = Callable[..., None]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from starling_crds import rate
 from starling_engine.args import ARGUMENTS, EngineArgs
+from starling_engine.byte_sizes import parse_bytes
 from starling_engine.errors import StarlingError
-from starling_engine.sizes import parse_bytes
 
 from starling_cli.commands.engine_flags import with_engine_flags
 from starling_cli.commands.failures import fail, fix_for

@@ -1,6 +1,6 @@
 """Attention by the package flash-attn (its interface since 2.6), where it is asked for. Imports flash_attn and triton.
 
-Its paged kernel needs pages of 256 tokens, and ours are smaller, so keys and values are gathered for each layer.
+Its paged kernel needs blocks of 256 tokens, and ours are smaller, so keys and values are gathered for each layer.
 """
 
 import torch
@@ -20,7 +20,9 @@ class FlashAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        q = qk_norm_rope_store(
+            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
+        )
         keys, values, key_start, longest = gather(kv, meta, layer.window)
         out: torch.Tensor = flash_attn_varlen_func(
             q,
@@ -42,7 +44,7 @@ def gather(kv: torch.Tensor, meta: AttentionMetadata, window: int) -> tuple[torc
     """Gathers the keys and values [N, KVH, D] that some query sees.
 
     Returns also where each sequence begins in them [S + 1] int32, and the longest sequence. Tokens before the window are left out:
-    their pages may hold anything by now. Causality counts from the end, so it still holds.
+    their blocks may hold anything by now. Causality counts from the end, so it still holds.
     """
     lengths = meta.context_lens
     first = torch.zeros_like(lengths)

@@ -27,7 +27,9 @@ class FlashInferAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        q = qk_norm_rope_store(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots)
+        q = qk_norm_rope_store(
+            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
+        )
         if self._wrapper is None:
             workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=kv.device)
             self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
@@ -41,11 +43,11 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: BatchPrefillWithPagedKVCacheWrapper, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
     ) -> None:
-        page_start, pages, last = page_lists(meta, kv.shape[3], layer.window)
+        block_start, blocks, last = block_lists(meta, kv.shape[3], layer.window)
         wrapper.plan(
             meta.query_start,
-            page_start,
-            pages,
+            block_start,
+            blocks,
             last,
             layer.num_heads,
             layer.num_kv_heads,
@@ -60,10 +62,10 @@ class FlashInferAttention:
         )
 
 
-def page_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Lists the pages that some query sees, one sequence behind the other, all int32.
+def block_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Lists the blocks that some query sees, one sequence behind the other, all int32.
 
-    Returns where each sequence's pages begin [S + 1], the pages, and the tokens in each sequence's last page [S]. Whole pages
+    Returns where each sequence's blocks begin [S + 1], the blocks, and the tokens in each sequence's last block [S]. Whole blocks
     before the window are left out: they may hold anything by now. Causality counts from the end, so it still holds.
     """
     lengths = meta.context_lens.long()

@@ -48,5 +48,5 @@ class MlaBackend(ABC):
         """Rotates, stores the latents, attends causally, each sequence in the form that costs less.
 
         q [T, H * key_dim], c [T, kv_rank] normalised, k_rope [T, rope_dim] not yet rotated; kv [num_blocks, block_size,
-        latent_dim], written at meta.slots. Returns [T, H * value_dim] in q's dtype.
+        latent_dim], written at meta.slot_mapping. Returns [T, H * value_dim] in q's dtype.
         """

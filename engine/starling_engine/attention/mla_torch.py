@@ -43,7 +43,7 @@ class TorchMla(MlaBackend):
         turn = _rotate_pairs if shape.interleaved else rotate
         cos, sin = layer.cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
         query = Query(nope, turn(rope, cos, sin))
-        _store(kv, torch.cat([c, turn(k_rope.unsqueeze(1), cos, sin).squeeze(1)], dim=-1), meta.slots)
+        _store(kv, torch.cat([c, turn(k_rope.unsqueeze(1), cos, sin).squeeze(1)], dim=-1), meta.slot_mapping)
         out = q.new_empty(len(q), shape.num_heads, shape.value_dim)
         plan = plan_forms(spans(meta.query_start.tolist(), meta.context_lens.tolist()), shape)
         for batch in plan.absorbed:
@@ -118,7 +118,7 @@ def _expand(latents: torch.Tensor, layer: MlaWeights, heads: slice) -> tuple[tor
 def _gather(kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor, longest: int) -> torch.Tensor:
     """Latents [len(rows), longest, latent_dim] of the sequences in `rows`.
 
-    Past its end a sequence's last latent is repeated: the rest of its last page may be anything, even NaN.
+    Past its end a sequence's last latent is repeated: the rest of its last block may be anything, even NaN.
     """
     block_size = kv.shape[1]
     last = meta.context_lens[rows].long() - 1
@@ -127,11 +127,11 @@ def _gather(kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor, longe
     return kv.view(-1, kv.shape[-1])[blocks * block_size + at % block_size]
 
 
-def _store(kv: torch.Tensor, latents: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes latents [T, latent_dim] to their slots. A token whose slot is -1 is left out."""
-    if (slots < 0).any():
-        latents, slots = latents[slots >= 0], slots[slots >= 0]
-    kv.view(-1, kv.shape[-1])[slots] = latents
+def _store(kv: torch.Tensor, latents: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Writes latents [T, latent_dim] where `slot_mapping` says. A token with -1 is left out."""
+    if (slot_mapping < 0).any():
+        latents, slot_mapping = latents[slot_mapping >= 0], slot_mapping[slot_mapping >= 0]
+    kv.view(-1, kv.shape[-1])[slot_mapping] = latents
 
 
 def _by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,9 @@ class TritonMla(MlaBackend):
         """See `MlaBackend`."""
         shape = layer.shape
         heads = q.view(len(q), shape.num_heads, shape.key_dim)
-        q_rope = rotate_and_store(heads, c, k_rope, meta.positions, layer.cos_sin, kv, meta.slots, interleaved=shape.interleaved)
+        q_rope = rotate_and_store(
+            heads, c, k_rope, meta.positions, layer.cos_sin, kv, meta.slot_mapping, interleaved=shape.interleaved
+        )
         nope = heads[..., : shape.nope_dim]
         out = q.new_empty(len(q), shape.num_heads, shape.value_dim)
         if meta.max_query_len == 1 or meta.host_lens is None:
@@ -70,7 +72,12 @@ class SequenceRun:
         rows, tokens = slice(self.first_row, self.last_row + 1), slice(self.start, self.stop)
         starts = meta.query_start[self.first_row : self.last_row + 2] - self.start
         return AttentionMetadata(
-            meta.positions[tokens], meta.slots[tokens], starts, meta.context_lens[rows], meta.block_tables[rows], self.longest
+            meta.positions[tokens],
+            meta.slot_mapping[tokens],
+            starts,
+            meta.context_lens[rows],
+            meta.block_tables[rows],
+            self.longest,
         )
 
 
@@ -107,8 +114,8 @@ def attend_absorbed(
 ) -> None:
     """nope [T, H, nope_dim], q_rope [T, H, rope_dim] -> out [T, H, value_dim]."""
     q_latent = torch.bmm(nope.transpose(0, 1), layer.w_uk)
-    mixed = mla.attend(q_latent, q_rope, kv, meta, layer.scale, processors=sms(kv.device))
-    out.copy_(torch.bmm(mixed, layer.w_uv.transpose(1, 2)).transpose(0, 1))
+    attended = mla.attend(q_latent, q_rope, kv, meta, layer.scale, sms=sms(kv.device))
+    out.copy_(torch.bmm(attended, layer.w_uv.transpose(1, 2)).transpose(0, 1))
 
 
 def attend_expanded(
@@ -122,8 +129,8 @@ def attend_expanded(
 ) -> None:
     """Fills the rows of one sequence in `out` [T, H, value_dim], as many heads at a time as fit into SCRATCH."""
     shape, own, context = layer.shape, slice(span.start, span.start + span.queries), span.context
-    pages = meta.block_tables[span.row, : -(-context // kv.shape[1])]
-    latents = kv[pages.long()].flatten(0, 1)[:context]
+    blocks = meta.block_tables[span.row, : -(-context // kv.shape[1])]
+    latents = kv[blocks.long()].flatten(0, 1)[:context]
     c, k_rope = torch.split(latents, [shape.kv_rank, shape.rope_dim], dim=-1)
     step = max(1, SCRATCH // (context * (shape.nope_dim + shape.value_dim)))
     for first in range(0, shape.num_heads, step):

@@ -60,21 +60,21 @@ def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, l
     if fp8_cache and name in BY_NAME_ONLY:
         return "it reads no cache in fp8"
     if latent and name == "triton":
-        return why_not_triton(platform.device) or _beyond(dtype, 0, TRITON_DTYPES)
+        return why_not_triton(platform.device) or _why_unsupported(dtype, 0, TRITON_DTYPES)
     if latent:
         return "its kernels serve grouped-query attention, and this model caches latents"
     match name:
         case "native":
             return _why_not_native(dtype, head_dim)
         case "triton":
-            return why_not_triton(platform.device) or _beyond(dtype, head_dim, TRITON_DTYPES)
+            return why_not_triton(platform.device) or _why_unsupported(dtype, head_dim, TRITON_DTYPES)
     if importlib.util.find_spec(name) is None:
         return f"the package {name} is not installed"
     if why := why_not_triton(platform.device):
         return f"{why}, and it rotates and stores"
     if name == "flashinfer" and head_dim not in FLASHINFER_HEAD_DIMS:
         return f"head_dim {head_dim} is none of {', '.join(map(str, FLASHINFER_HEAD_DIMS))}"
-    return _beyond(dtype, head_dim, LIBRARY_DTYPES)
+    return _why_unsupported(dtype, head_dim, LIBRARY_DTYPES)
 
 
 def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
@@ -85,7 +85,7 @@ def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
     return None if native.load() is not None else "the native kernels are not available on this machine"
 
 
-def _beyond(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...]) -> str | None:
+def _why_unsupported(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...]) -> str | None:
     if dtype not in dtypes:
         return f"its kernels have no {dtype}"
     return None if head_dim <= MAX_HEAD_DIM else f"head_dim {head_dim} is above {MAX_HEAD_DIM}"

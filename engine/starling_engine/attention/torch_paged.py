@@ -22,7 +22,7 @@ class TorchPagedAttention:
         cos, sin = layer.cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
         q = rotate(_norm(q, layer.q_norm, layer.norm_eps), cos, sin)
         k = rotate(_norm(k, layer.k_norm, layer.norm_eps), cos, sin)
-        _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slots)
+        _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slot_mapping)
         return _attend(q, layer, kv, meta).flatten(1)
 
 
@@ -38,13 +38,13 @@ def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Ten
     return x if weight is None else F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes k, v [T, KVH, D] to their slots. A token whose slot is -1 is left out."""
+def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Writes k, v [T, KVH, D] where `slot_mapping` says. A token with -1 is left out."""
     block_size = kv.shape[3]
-    if (slots < 0).any():
-        kept = slots >= 0
-        k, v, slots = k[kept], v[kept], slots[kept]
-    block, offset = slots // block_size, slots % block_size
+    if (slot_mapping < 0).any():
+        kept = slot_mapping >= 0
+        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    block, offset = slot_mapping // block_size, slot_mapping % block_size
     kv[block, 0, :, offset] = k
     kv[block, 1, :, offset] = v
 
@@ -70,9 +70,9 @@ def _gather(kv: torch.Tensor, table: torch.Tensor, first: int, length: int) -> t
     block_size = kv.shape[3]
     first_block = first // block_size
     blocks = table[first_block : -(-length // block_size)].long()
-    pages = kv[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    found = kv[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)
     seen_from = first_block * block_size
-    return pages[0, :, : length - seen_from], pages[1, :, : length - seen_from], seen_from
+    return found[0, :, : length - seen_from], found[1, :, : length - seen_from], seen_from
 
 
 def _mask(queries: int, length: int, seen_from: int, window: int, device: torch.device) -> torch.Tensor:

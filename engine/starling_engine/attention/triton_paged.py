@@ -23,7 +23,7 @@ class TritonAttention:
         """See `AttentionBackend`."""
         scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
         q = qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slots, **scales
+            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, **scales
         )
         call = AttentionCall(
             q=q,

@@ -20,7 +20,7 @@ from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryOrderDone, Sleep, Slept, WakeUp
+from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryReply, Sleep, Slept, WakeUp
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.layout import EpochMembership
 from starling_engine.worker.commands import Idle, Reply
@@ -56,8 +56,8 @@ class EngineCore:
             report.groups,
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
-            chunk=self.depth * settings.max_num_batched_tokens,
-            log=self.events,
+            max_in_flight=self.depth * settings.max_num_batched_tokens,
+            events=self.events,
         )
         self.scheduler = Scheduler(settings, kv, membership.epoch, _offload(config, kv))
         self.outbox = Outbox()
@@ -169,7 +169,7 @@ class EngineCore:
                 self.scheduler.on_transfer_done(reply)
             case TierStatus():
                 self.scheduler.offload.update_status(reply)
-            case MemoryOrderDone():
+            case MemoryReply():
                 self.sleeper.on_reply(reply)
             case Prepared() | Unprepared() | Switched():
                 self.epochs.on_reply(reply)

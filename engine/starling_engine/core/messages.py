@@ -8,7 +8,7 @@ from starling_engine.delta import Delta, Stats
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import SleepCommand, SleepState, Slept
-from starling_engine.tokens import ID_BYTES, pack, unpack
+from starling_engine.token_packing import ID_BYTES, pack_tokens, unpack_tokens
 from starling_engine.topology.epoch import EpochCommand, EpochReply, Rearranged
 from starling_engine.topology.layout import EpochMembership
 
@@ -27,10 +27,12 @@ class Add(msgspec.Struct, tag="add"):
     @classmethod
     def of(cls, request: EngineRequest) -> Self:
         bare = msgspec.structs.replace(request, prompt_ids=[], output_ids=[])
-        return cls(bare, pack(request.prompt_ids), pack(request.output_ids))
+        return cls(bare, pack_tokens(request.prompt_ids), pack_tokens(request.output_ids))
 
     def unpacked(self) -> EngineRequest:
-        return msgspec.structs.replace(self.request, prompt_ids=unpack(self.prompt), output_ids=unpack(self.output).tolist())
+        return msgspec.structs.replace(
+            self.request, prompt_ids=unpack_tokens(self.prompt), output_ids=unpack_tokens(self.output).tolist()
+        )
 
 
 class Abort(msgspec.Struct, tag="abort"):

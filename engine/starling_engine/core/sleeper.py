@@ -10,7 +10,7 @@ from starling_engine.executor.base import Executor
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.sleep import (
     TAGS,
-    MemoryOrderDone,
+    MemoryReply,
     ReleaseMemory,
     RestoreMemory,
     Sleep,
@@ -84,7 +84,7 @@ class CoreSleeper:
             self._outbox.answer(caller, answer)
         self._answers.clear()
 
-    def on_reply(self, done: MemoryOrderDone) -> None:
+    def on_reply(self, done: MemoryReply) -> None:
         """Ends the command that the ranks have carried out, or could not."""
         request = self._requests.popleft()
         self._ordered = False
@@ -107,6 +107,6 @@ class CoreSleeper:
         elif self._uses_device():  # chunks are first stored where there is a tier for them
             return
         else:
-            self._scheduler.forget_device()
+            self._scheduler.reset_device_cache()
             self._executor.send(ReleaseMemory(command.level))
         self._ordered = True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starling_engine.errors import RankLost
 from starling_engine.kv_offload.orders import TierStatus, TransferDone, merge, merge_status
-from starling_engine.sleep import MemoryOrderDone, merge_memory_orders
+from starling_engine.sleep import MemoryReply, merge_memory_replies
 from starling_engine.step import StepResult
 from starling_engine.topology.epoch import Prepared, Switched, merge_prepared, merge_switched
 from starling_engine.worker.commands import Reply
@@ -36,7 +36,7 @@ class GatherRule(NamedTuple):
 RULES: Mapping[type[Reply], GatherRule] = {
     TransferDone: GatherRule(merge, key=attrgetter("job")),
     TierStatus: GatherRule(merge_status, standing=True),
-    MemoryOrderDone: GatherRule(merge_memory_orders),
+    MemoryReply: GatherRule(merge_memory_replies),
     Prepared: GatherRule(merge_prepared, key=attrgetter("number")),
     Switched: GatherRule(merge_switched, key=attrgetter("number")),
 }

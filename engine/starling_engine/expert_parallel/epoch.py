@@ -20,7 +20,7 @@ from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.ranks import with_shared_memory
-from starling_engine.platforms.priority import lower_priority
+from starling_engine.platforms.thread_priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
 from starling_engine.topology.rendezvous import Rendezvous

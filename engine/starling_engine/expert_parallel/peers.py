@@ -17,7 +17,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.ipc.listening import listen
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.gloo import join_store
-from starling_engine.platforms.priority import lower_priority
+from starling_engine.platforms.thread_priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 
 logger = logging.getLogger("starling.parallel")

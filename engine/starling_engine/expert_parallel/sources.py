@@ -16,7 +16,7 @@ from starling_engine.errors import EpochFailed, WeightError
 from starling_engine.expert_parallel.peers import PIECE, ExpertPeer, FindPeers, ReadExpert
 from starling_engine.layers.experts import Experts
 from starling_engine.topology.epoch import CHECKPOINT, PEERS, ExpertLoads
-from starling_engine.weights.slot import WeightSource
+from starling_engine.weights.weight_slot import WeightSource
 
 logger = logging.getLogger("starling.parallel")
 

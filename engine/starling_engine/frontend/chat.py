@@ -119,7 +119,7 @@ class ChatRenderer:
         given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}
         given["messages"] = [_prepare(message, index, chosen) for index, message in enumerate(messages)]
         given["add_generation_prompt"] = add_generation_prompt
-        return self._render(chosen, given, _continued if continue_final_message else _plainly)
+        return self._render(chosen, given, _rendered_to_continue if continue_final_message else _rendered)
 
     def _render(self, template: CompiledTemplate, given: dict[str, Any], render: "_Render") -> ChatPrompt:
         """Renders messages that could spell control tokens twice, with and without sentinels: the texts differ only if they do."""
@@ -136,11 +136,11 @@ class ChatRenderer:
 _Render = Callable[[CompiledTemplate, dict[str, Any]], str]
 
 
-def _plainly(template: CompiledTemplate, given: dict[str, Any]) -> str:
+def _rendered(template: CompiledTemplate, given: dict[str, Any]) -> str:
     return template.render(**given)
 
 
-def _continued(template: CompiledTemplate, given: dict[str, Any]) -> str:
+def _rendered_to_continue(template: CompiledTemplate, given: dict[str, Any]) -> str:
     ending = _mark_the_end(given["messages"])
     return _cut_at_mark(template.render(**given), ending)
 

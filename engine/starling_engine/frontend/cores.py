@@ -10,7 +10,7 @@ from starling_engine.config import EngineConfig
 from starling_engine.core.client import CoreClient
 from starling_engine.core.launcher import CoreHandle
 from starling_engine.core.messages import Hello, ResetPrefixCache
-from starling_engine.delta import Stats, add
+from starling_engine.delta import Stats, add_stats
 from starling_engine.elastic.coordinator import Coordinator
 from starling_engine.errors import EngineAsleep, EngineDead
 from starling_engine.frontend.load_balancer import LoadBalancer
@@ -162,7 +162,7 @@ class CoreClients:
         """The newest counters of this node's cores, summed."""
         total = Stats()
         for each in (self.local.past, *(client.stats for client in self.node_clients)):
-            add(total, each)
+            add_stats(total, each)
         return total
 
     @property

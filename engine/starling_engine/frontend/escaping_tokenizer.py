@@ -23,9 +23,9 @@ class EscapingTokenizer:
         added = backend.get_added_tokens_decoder()
         secret = "".join(secrets.choice("0123456789") for _ in range(_SECRET_DIGITS))
         self._names = {token.content: f"{secret}{id_:09d}" for id_, token in added.items() if token.content in spellings}
-        produced = [spelling for spelling in self._names if _makes(backend.model, spelling)]
+        produced = [spelling for spelling in self._names if _makes_of_text(backend.model, spelling)]
         model = _renamed(backend, {spelling: self._names[spelling] for spelling in produced}) if produced else backend.model
-        self._backend = _over(model, backend)
+        self._backend = _with_model(model, backend)
         self._backend.add_tokens([_with_name(token, self._names.get(token.content)) for token in added.values()])
         names = {id_: self._names.get(token.content, token.content) for id_, token in added.items()}
         self._ids = {self._backend.token_to_id(name): id_ for id_, name in names.items()}
@@ -51,7 +51,7 @@ def _with_name(token: tokenizers.AddedToken, name: str | None) -> tokenizers.Add
     return tokenizers.AddedToken(name or token.content, single_word=token.single_word and name is None, **rules)
 
 
-def _over(model: tokenizers.models.Model, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _with_model(model: tokenizers.models.Model, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(model)
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
         if (value := getattr(backend, part)) is not None:
@@ -59,7 +59,7 @@ def _over(model: tokenizers.models.Model, backend: tokenizers.Tokenizer) -> toke
     return made
 
 
-def _makes(model: tokenizers.models.Model, spelling: str) -> bool:
+def _makes_of_text(model: tokenizers.models.Model, spelling: str) -> bool:
     """Returns whether the model makes the control token of plain text: for Unigram it is a word of the vocabulary.
 
     The token for unknown text does not count: any text may become it.

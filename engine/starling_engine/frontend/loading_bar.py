@@ -7,8 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from starling_engine.byte_sizes import format_bytes
 from starling_engine.core.messages import Loading
-from starling_engine.sizes import amount
 
 logger = logging.getLogger("starling.weights")
 
@@ -30,7 +30,7 @@ class LoadingBar:
         elif time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
             self._last = time.monotonic()
             left = (self._last - self._start) / max(loading.done, 1) * (loading.total - loading.done)
-            logger.info("loading weights: %s of %s, %.0f s left", amount(loading.done), amount(loading.total), left)
+            logger.info("loading weights: %s of %s, %.0f s left", format_bytes(loading.done), format_bytes(loading.total), left)
 
     def close(self) -> None:
         if self._bar is not None:

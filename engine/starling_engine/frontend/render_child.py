@@ -68,7 +68,7 @@ def _answer(renderer: ChatRenderer, jobs: BinaryIO, limits: RenderLimits) -> dic
         return {"refused": f"the chat template takes more than {limits.seconds:g} s of processor time", "param": "messages"}
     except (MemoryError, SystemError):  # Python's compiler raises the second when it gets no memory
         words = f"the chat and its template take more than {limits.memory_bytes >> 20} MiB of memory"
-        return {"refused": words, "param": "messages", "spent": True}
+        return {"refused": words, "param": "messages", "out_of_memory": True}
     except RecursionError:
         return {"refused": "the chat template, or a value for it, is nested too deeply", "param": "messages"}
 

@@ -81,7 +81,7 @@ class RenderProcess:
         if self._closed:
             raise RequestFailed(GONE)
         used, answer = self._used, self._answer(job)
-        if used and answer.get("spent"):
+        if used and answer.get("out_of_memory"):
             # Earlier chats may have left too much in memory: a new process shows what this chat takes by itself.
             answer = self._answer(job)
         return _read(answer)
@@ -98,7 +98,7 @@ class RenderProcess:
                 _log.warning("%s (%s, exit status %s)", GONE, error, code)
             raise RequestFailed(GONE) from None
         self._used = True
-        if answer.get("spent"):
+        if answer.get("out_of_memory"):
             self._end()
         return answer
 

@@ -62,7 +62,7 @@ class RequestProgress:
             self.records.pop(delta.id, None)
         elif delta.id in self.records:
             self.records[delta.id].output_ids.extend(delta.tokens)
-            self.records[delta.id].scored += len(delta.prompt_logprobs or ())
+            self.records[delta.id].num_prompt_logprobs_sent += len(delta.prompt_logprobs or ())
 
     def _continue_elsewhere(self, index: int, request_id: str) -> None:
         """Continues a sequence on another core, from its record: the core before sends no more of it."""

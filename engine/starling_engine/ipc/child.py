@@ -18,8 +18,8 @@ PR_SET_PDEATHSIG = 1
 YIELDING = {"OMP_WAIT_POLICY": "passive"}
 """Torch's threads sleep while they wait for each other, unless the environment says otherwise.
 
-By default OpenMP has them spin for milliseconds, on the very core that the thread they wait for may need. The native kernels have
-their own.
+By default OpenMP has them spin for milliseconds, on the very CPU core that the thread they wait for may need. The native kernels
+have their own.
 """
 
 LOG_LEVEL = "STARLING_CHILD_LOG_LEVEL"

@@ -5,7 +5,7 @@ import logging
 import msgspec
 
 EXIT_LOGGER = "starling.exit"
-"""Logger whose message says why the core ended."""
+"""Logger whose message says why the engine core ended."""
 
 
 class LogLine(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The gate of the MLP. Bound by memory: reads the halves of gate and up once, writes their product."""
+"""The activation of a gated MLP. Bound by memory: reads the halves of gate and up once, writes their product."""
 
 import torch
 import triton
@@ -35,16 +35,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows == 0:
         return out
-    block = gate_block(size)
-    _silu_mul_rows[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=gate_warps(block))
+    block = row_block(size)
+    _silu_mul_rows[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=row_warps(block))
     return out
 
 
-def gate_block(size: int) -> int:
+def row_block(size: int) -> int:
     """Returns the power of two that holds `size`, at most MAX_BLOCK."""
     block: int = triton.next_power_of_2(size)
     return min(MAX_BLOCK, block)
 
 
-def gate_warps(block: int) -> int:
+def row_warps(block: int) -> int:
     return max(1, block // (LANES * PER_THREAD))

@@ -25,9 +25,9 @@ def _sequence_of(query_block, query_start, sequences, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _rows_of(pages, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
-    """Loads [KEYS, PADDED_DIM] of the cache; 0 past the head, and past the keys that are `here`: their pages may hold anything."""
-    pointers = pages + at[:, None] + dims[None, :]
+def _rows_of(cache, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
+    """Loads [KEYS, PADDED_DIM] of the cache; 0 past the head, and past the keys that are `here`: their blocks may hold anything."""
+    pointers = cache + at[:, None] + dims[None, :]
     if MASKED:
         return tl.load(pointers, mask=here[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
     if dims.shape[0] != HEAD_DIM:

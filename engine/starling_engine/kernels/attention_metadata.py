@@ -13,7 +13,7 @@ class AttentionMetadata:
     Sequences lie one behind the other in the step's flat token axis of T tokens.
 
     positions     [T] int64, each token's position in its sequence
-    slots         [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing, and is for tokens
+    slot_mapping  [T] int64, block * block_size + offset where the token's keys and values go; -1 stores nothing, and is for tokens
                   that only fill the step up
     query_start   [S + 1] int32, first token of each sequence in the step; the last entry is T
     context_lens  [S] int32, tokens of each sequence in the cache once this step's are stored
@@ -25,7 +25,7 @@ class AttentionMetadata:
     """
 
     positions: torch.Tensor
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
     query_start: torch.Tensor
     context_lens: torch.Tensor
     block_tables: torch.Tensor

@@ -17,9 +17,9 @@ for prompts in a cache of fp8.) Nothing here was timed on one.
 Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two blocks an SM, so that one
 multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one block fits.
 
-Decode: page numbers are loaded ahead of pages, so 5 stages are two tiles of keys and values in flight. That is up to 64 KB a block;
-the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248 registers for the
-conversion, which leaves two blocks an SM with 32 KB in flight each.
+Decode: the numbers of KV blocks are loaded ahead of their keys, so 5 stages are two tiles of keys and values in flight. That is up
+to 64 KB a block; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248
+registers for the conversion, which leaves two blocks an SM with 32 KB in flight each.
 
 fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
 """
@@ -145,12 +145,12 @@ def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.
 def cascade_pays(shape: AttentionShape, shared: int, sms: int) -> bool:
     """Returns whether it is cheaper to attend to `shared` common keys apart, for all sequences at once.
 
-    Then the shared pages are read once for each query block of the prefix, instead of once a sequence. In return each query writes
+    Then the shared keys are read once for each query block of the prefix, instead of once a sequence. In return each query writes
     and reads a partial result (fp32) for every segment of the prefix, and one more for the keys that follow.
     """
     if not shared or shape.sequences < 2:
         return False
-    page = 2 * shape.kv_heads * shape.head_dim * (shape.cached or shape.itemsize)
-    saved = shared * page * (shape.sequences - _prefix_blocks(shape))
+    token_bytes = 2 * shape.kv_heads * shape.head_dim * (shape.cached or shape.itemsize)
+    saved = shared * token_bytes * (shape.sequences - _prefix_blocks(shape))
     partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, shared, sms) + 1)
     return saved > partial + CASCADE_BYTES

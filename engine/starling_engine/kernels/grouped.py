@@ -63,7 +63,7 @@ def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> 
 
 def experts(
     x: torch.Tensor,
-    slots: torch.Tensor,
+    expert_slots: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -74,23 +74,23 @@ def experts(
     Sums of products are fp32. Values between the matrices, and each expert's result, are rounded to x's dtype. Each token's sum is
     fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
     """
-    (tokens, top_k), hidden = slots.shape, x.shape[1]
-    slots, weights = slots.contiguous(), weights.contiguous()
+    (tokens, top_k), hidden = expert_slots.shape, x.shape[1]
+    expert_slots, weights = expert_slots.contiguous(), weights.contiguous()
     pairs = tokens * top_k
-    blocks = _one_each(slots) if tokens == 1 else cut(slots, len(gate_up), tiles.rows)
-    opened = x.new_empty(pairs, down.shape[2])
+    blocks = _one_each(expert_slots) if tokens == 1 else cut(expert_slots, len(gate_up), tiles.rows)
+    activated = x.new_empty(pairs, down.shape[2])
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
-    _launch(_gate_up, x, gate_up, opened, slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
-    _launch(_down, opened, down, parts, slots, blocks, tiles.rows, tiles.down, weights)
+    _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
+    _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, weights)
     columns = min(1024, triton.next_power_of_2(hidden))
-    _sum[(tokens, triton.cdiv(hidden, columns))](parts, slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
+    _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
     return out
 
 
-def _one_each(slots: torch.Tensor) -> Blocks:
+def _one_each(expert_slots: torch.Tensor) -> Blocks:
     """Returns blocks for a single token: block n is pair n, and no kernel reads these tensors."""
-    return Blocks(slots, slots.expand(3, -1), slots)
+    return Blocks(expert_slots, expert_slots.expand(3, -1), expert_slots)
 
 
 def _launch(
@@ -98,7 +98,7 @@ def _launch(
     rows: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    slots: torch.Tensor,
+    expert_slots: torch.Tensor,
     blocks: Blocks,
     most_rows: int,
     tile: ProgramTile,
@@ -111,7 +111,7 @@ def _launch(
         rows,
         weight,
         out,
-        slots,
+        expert_slots,
         blocks.order,
         blocks.bounds,
         blocks.used,
@@ -120,7 +120,7 @@ def _launch(
         *more,
         DEPTH=weight.shape[2],
         WIDTH=width,
-        SINGLE=len(slots) == 1,
+        SINGLE=len(expert_slots) == 1,
         ROWS=most_rows,
         COLUMNS=tile.columns,
         STEP=tile.depth,
@@ -135,7 +135,7 @@ def _gate_up(
     x,
     weight,
     out,
-    slots,
+    expert_slots,
     order,
     bounds,
     used,
@@ -151,8 +151,8 @@ def _gate_up(
     STEP: tl.constexpr,
 ):
     """x [T, DEPTH] by weight [S, 2 WIDTH, DEPTH] -> out [P, WIDTH], in the order of `order`."""
-    block, column = _place(WIDTH, COLUMNS)
-    slot, row, live = _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
+    block, column = _block_and_columns(WIDTH, COLUMNS)
+    slot, row, live = _rows(block, expert_slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
     if slot >= num_slots:
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
@@ -167,17 +167,17 @@ def _gate_up(
         left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, STEP)
         gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, STEP), gate, input_precision="ieee")
         up = tl.dot(left, _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, STEP), up, input_precision="ieee")
-    opened = gate * tl.sigmoid(gate) * up
+    activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    tl.store(out_at, opened.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
+    tl.store(out_at, activated.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
 
 
 @triton.jit(do_not_specialize=["most_blocks", "num_slots"])
 def _down(
-    opened,
+    activated,
     weight,
     out,
-    slots,
+    expert_slots,
     order,
     bounds,
     used,
@@ -191,14 +191,14 @@ def _down(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """opened [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times `weights` [P] -> out [P, WIDTH], by pair."""
-    block, column = _place(WIDTH, COLUMNS)
-    slot, row, live = _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
+    """activated [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times weights [P] -> out [P, WIDTH], by pair."""
+    block, column = _block_and_columns(WIDTH, COLUMNS)
+    slot, row, live = _rows(block, expert_slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
     if slot >= num_slots:
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
     k = tl.arange(0, STEP)
-    left_at = opened + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+    left_at = activated + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
     matrix = weight + slot.to(tl.int64) * (WIDTH * DEPTH)
     right_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -211,7 +211,7 @@ def _down(
 
 
 @triton.jit
-def _place(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _block_and_columns(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """Returns this program's block and columns.
 
     All tiles of a block are neighbours, and so are the blocks of a slot: their common rows and weights stay in the cache.
@@ -222,10 +222,10 @@ def _place(WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _rows(block, slots, bounds, used, most_blocks, num_slots, SINGLE: tl.constexpr, ROWS: tl.constexpr):
+def _rows(block, expert_slots, bounds, used, most_blocks, num_slots, SINGLE: tl.constexpr, ROWS: tl.constexpr):
     """Returns (slot, rows of the sorted pairs [ROWS], which of them are the block's); slot `num_slots` where there is no block."""
     if SINGLE:
-        slot, first, end = tl.load(slots + block).to(tl.int32), block, block + 1
+        slot, first, end = tl.load(expert_slots + block).to(tl.int32), block, block + 1
     else:
         there = block < tl.load(used)
         slot = tl.load(bounds + block, mask=there, other=num_slots)
@@ -250,13 +250,13 @@ def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _sum(parts, slots, out, num_slots, TOP_K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _sum(parts, expert_slots, out, num_slots, TOP_K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """Sums parts [T * TOP_K, WIDTH] -> out [T, WIDTH]. Parts of experts that are not here were never written, and are left out."""
     token = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for i in tl.static_range(TOP_K):
         pair = (token * TOP_K + i).to(tl.int64)
-        here = tl.load(slots + pair) < num_slots
+        here = tl.load(expert_slots + pair) < num_slots
         total += tl.load(parts + pair * WIDTH + column, mask=here & (column < WIDTH), other=0.0).to(tl.float32)
     tl.store(out + token.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), mask=column < WIDTH)

@@ -36,33 +36,33 @@ class Blocks:
         return self.bounds.shape[1]
 
 
-def most_blocks(pairs: int, slots: int, block: int) -> int:
+def most_blocks(pairs: int, num_slots: int, block: int) -> int:
     """Returns the most blocks of `pairs`: the last block of every slot may have one pair only."""
-    return (pairs + min(pairs, slots) * (block - 1)) // block
+    return (pairs + min(pairs, num_slots) * (block - 1)) // block
 
 
-def cut(slots: torch.Tensor, count: int, block: int) -> Blocks:
+def cut(expert_slots: torch.Tensor, num_slots: int, block: int) -> Blocks:
     """Cuts pairs into blocks of `block`, the last of each slot with the rest.
 
-    slots [T, top_k] int64, contiguous, of `count`; `count` itself stands for an expert that is not here.
+    expert_slots [T, top_k] int64, contiguous, are below `num_slots`, which itself stands for an expert that is not here.
     """
-    pairs, device = slots.numel(), slots.device
-    chunks, bins = triton.cdiv(pairs, CHUNK), max(32, triton.next_power_of_2(count + 1))
+    pairs, device = expert_slots.numel(), expert_slots.device
+    chunks, bins = triton.cdiv(pairs, CHUNK), max(32, triton.next_power_of_2(num_slots + 1))
     order = torch.empty(pairs, dtype=torch.int32, device=device)
-    bounds = torch.empty(3, most_blocks(pairs, count, block), dtype=torch.int32, device=device)
+    bounds = torch.empty(3, most_blocks(pairs, num_slots, block), dtype=torch.int32, device=device)
     used = torch.empty(1, dtype=torch.int32, device=device)
     counts = torch.empty(chunks if chunks > 1 else 0, bins, dtype=torch.int32, device=device)
     sizes = {"CHUNK": CHUNK, "BINS": bins, "num_warps": 8}
     if chunks > 1:
-        _count[(chunks,)](slots, counts, pairs, count, **sizes)
+        _count[(chunks,)](expert_slots, counts, pairs, num_slots, **sizes)
     _place[(chunks,)](
-        slots,
+        expert_slots,
         counts,
         order,
         bounds,
         used,
         pairs,
-        count,
+        num_slots,
         bounds.shape[1],
         chunks,
         BLOCK=block,
@@ -74,22 +74,22 @@ def cut(slots: torch.Tensor, count: int, block: int) -> Blocks:
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _count(slots, counts, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
+def _count(expert_slots, counts, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
     """Writes this program's chunk of counts [chunks, BINS]."""
     chunk = tl.program_id(0)
-    tl.store(counts + chunk * BINS + tl.arange(0, BINS), _histogram(slots, chunk, pairs, num_slots, CHUNK, BINS))
+    tl.store(counts + chunk * BINS + tl.arange(0, BINS), _histogram(expert_slots, chunk, pairs, num_slots, CHUNK, BINS))
 
 
 @triton.jit
-def _histogram(slots, chunk, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
+def _histogram(expert_slots, chunk, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
     """Counts a chunk's pairs by slot. Pairs past the end count as not here."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    return tl.histogram(tl.load(slots + at, mask=at < pairs, other=num_slots).to(tl.int32), BINS)
+    return tl.histogram(tl.load(expert_slots + at, mask=at < pairs, other=num_slots).to(tl.int32), BINS)
 
 
 @triton.jit(do_not_specialize=["pairs", "most_blocks", "chunks"])
 def _place(
-    slots,
+    expert_slots,
     counts,
     order,
     bounds,
@@ -108,7 +108,7 @@ def _place(
     bins, step = tl.arange(0, BINS), tl.arange(0, STEP)
     total, before = tl.zeros([BINS], tl.int32), tl.zeros([BINS], tl.int32)
     if ALONE:
-        total += _histogram(slots, 0, pairs, num_slots, CHUNK, BINS)
+        total += _histogram(expert_slots, 0, pairs, num_slots, CHUNK, BINS)
     else:
         for other in range(chunks):
             found = tl.load(counts + other * BINS + bins)
@@ -119,7 +119,7 @@ def _place(
     base = start + before
     for first in range(0, tl.minimum(CHUNK, pairs - chunk * CHUNK), STEP):
         at = chunk * CHUNK + first + step
-        slot = tl.load(slots + at, mask=at < pairs, other=num_slots).to(tl.int32)
+        slot = tl.load(expert_slots + at, mask=at < pairs, other=num_slots).to(tl.int32)
         earlier = (slot[:, None] == slot[None, :]) & (step[None, :] < step[:, None])
         rank = tl.sum(earlier.to(tl.int32), 1)
         tl.store(order + tl.gather(base, slot, 0) + rank, at, mask=slot < num_slots)

@@ -2,7 +2,7 @@
 
 All heads share one key and value, so the heads of a token are the rows of one matrix product. A program takes ROWS of them, of
 several tokens where one has fewer heads. It reads each latent once for all its rows, as key and as value. Where sequences are too
-few to fill the GPU, each context is split, and a second launch joins the parts.
+few to fill the GPU, each context is split into segments, and a second launch joins their results.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ import triton.language as tl
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 
-LEAST_KEYS = 128
-"""Fewest keys of a part of a split context: the parts' results in fp32 would take more traffic than fewer keys."""
+SEGMENT_KEYS = 128
+"""Fewest keys of a segment of the context: the segments' results in fp32 would take more traffic than fewer keys."""
 
 LOG2_E = 1.4426950408889634
 
@@ -23,7 +23,7 @@ TINY = tl.constexpr(1e-30)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MlaTiles:
     """Sizes of a launch: `heads` times `tokens` are the rows of a program, which reads `keys` at a time."""
 
     heads: int
@@ -33,12 +33,12 @@ class Form:
     stages: int
 
 
-def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
+def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTiles:
     """Chooses the sizes: up to the 64 rows of Hopper's wgmma, of several tokens where one has fewer heads, and at least 16.
 
-    32 keys of 576 elements leave room for two programs of 16 rows a processor, or for one of 64. Its sums [64, 512] fill two
-    warpgroups; with more keys or fewer warps they spill. Three stages: page numbers are loaded before their keys. fp32 has no
-    matrix units without loss, and its latents take twice the room.
+    32 keys of 576 elements leave room for two programs of 16 rows an SM, or for one of 64. Its sums [64, 512] fill two
+    warpgroups; with more keys or fewer warps they spill. Three stages: the numbers of KV blocks are loaded before their keys. fp32
+    has no matrix units without loss, and its latents take twice the room.
 
     With 64 rows both warpgroups compute the same scores, a third of all products for nothing: Triton shares the first of two
     chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but computes the softmax in
@@ -48,16 +48,16 @@ def form_for(num_heads: int, max_query_len: int, dtype: torch.dtype) -> Form:
     heads = max(1, min(most, triton.next_power_of_2(num_heads)))
     tokens = 1 if max_query_len == 1 else max(1, most // heads)
     if dtype == torch.float32:
-        return Form(heads, tokens, 16, 4, 1)
-    return Form(heads, tokens, 32, 4 if heads * tokens <= 16 else 8, 3)
+        return MlaTiles(heads, tokens, 16, 4, 1)
+    return MlaTiles(heads, tokens, 32, 4 if heads * tokens <= 16 else 8, 3)
 
 
-def splits_for(programs: int, longest: int, processors: int) -> int:
-    """Returns the parts of each context, so that all processors have a program: a power of two, since each number is a kernel.
+def segments_for(programs: int, longest: int, sms: int) -> int:
+    """Returns the segments of each context, so that all SMs have a program: a power of two, since each number is a kernel.
 
     `programs` are those without splitting, `longest` is the longest possible context. Neither depends on values on the device.
     """
-    wanted = min(processors // max(1, programs), longest // LEAST_KEYS)
+    wanted = min(sms // max(1, programs), longest // SEGMENT_KEYS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -68,8 +68,8 @@ def attend(
     meta: AttentionMetadata,
     scale: float,
     *,
-    processors: int,
-    form: Form | None = None,
+    sms: int,
+    tiles: MlaTiles | None = None,
 ) -> torch.Tensor:
     """Attends to latents. Returns [H, T, kv_rank], to go through W_UV.
 
@@ -78,24 +78,24 @@ def attend(
     a sequence with a context of 0 are zero.
     """
     heads, tokens, rank = q_latent.shape
-    rope, page = q_rope.shape[2], kv.shape[1]
-    form = form or form_for(heads, meta.max_query_len, kv.dtype)
+    rope, block_size = q_rope.shape[2], kv.shape[1]
+    tiles = tiles or mla_tiles(heads, meta.max_query_len, kv.dtype)
     rows = len(meta.context_lens)
-    blocks = rows if meta.max_query_len == 1 else tokens // form.tokens + rows
-    groups = triton.cdiv(heads, form.heads)
-    splits = splits_for(blocks * groups, meta.block_tables.shape[1] * page, processors)
+    blocks = rows if meta.max_query_len == 1 else tokens // tiles.tokens + rows
+    groups = triton.cdiv(heads, tiles.heads)
+    segments = segments_for(blocks * groups, meta.block_tables.shape[1] * block_size, sms)
     out = torch.empty_like(q_latent)
-    parts = out if splits == 1 else torch.empty(splits, heads, tokens, rank, dtype=torch.float32, device=out.device)
-    logs = torch.empty(splits, heads, tokens, dtype=torch.float32, device=out.device) if splits > 1 else parts
-    _attend[(blocks * groups, splits)](
+    partial = out if segments == 1 else torch.empty(segments, heads, tokens, rank, dtype=torch.float32, device=out.device)
+    lse = torch.empty(segments, heads, tokens, dtype=torch.float32, device=out.device) if segments > 1 else partial
+    _attend[(blocks * groups, segments)](
         q_latent,
         q_rope,
         kv,
         meta.block_tables,
         meta.query_start,
         meta.context_lens,
-        parts,
-        logs,
+        partial,
+        lse,
         meta.block_tables.stride(0),
         tokens,
         heads,
@@ -105,18 +105,19 @@ def attend(
         ROPE=rope,
         RANK_LANES=max(16, triton.next_power_of_2(rank)),
         ROPE_LANES=max(16, triton.next_power_of_2(rope)),
-        PAGE=page,
-        HEADS=form.heads,
-        TOKENS=form.tokens,
-        ROWS=max(16, form.heads * form.tokens),
-        KEYS=form.keys,
-        SPLITS=splits,
+        BLOCK_SIZE=block_size,
+        HEADS=tiles.heads,
+        TOKENS=tiles.tokens,
+        ROWS=max(16, tiles.heads * tiles.tokens),
+        KEYS=tiles.keys,
+        SEGMENTS=segments,
         DECODE=meta.max_query_len == 1,
-        num_warps=form.warps,
-        num_stages=form.stages,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
-    if splits > 1:
-        _join[(heads * tokens,)](parts, logs, out, heads * tokens, RANK=rank, LANES=triton.next_power_of_2(rank), SPLITS=splits)
+    if segments > 1:
+        lanes = triton.next_power_of_2(rank)
+        _join[(heads * tokens,)](partial, lse, out, heads * tokens, RANK=rank, LANES=lanes, SEGMENTS=segments)
     return out
 
 
@@ -129,7 +130,7 @@ def _attend(
     query_start,
     context_lens,
     out,
-    logs,
+    lse,
     table_stride,
     num_tokens,
     num_heads,
@@ -139,15 +140,15 @@ def _attend(
     ROPE: tl.constexpr,
     RANK_LANES: tl.constexpr,
     ROPE_LANES: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     DECODE: tl.constexpr,
 ):
-    """Grid [blocks of tokens * groups of heads, SPLITS]. Row r is head r % HEADS of its group, of token r // HEADS of its block."""
+    """Grid [blocks of tokens * groups of heads, SEGMENTS]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
     groups = tl.cdiv(num_heads, HEADS)
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     sequence, first = _sequence(block, query_start, num_rows, TOKENS, DECODE)
@@ -162,42 +163,42 @@ def _attend(
     row = head.to(tl.int64) * num_tokens + token
     rank, rope = tl.arange(0, RANK_LANES), tl.arange(0, ROPE_LANES)
     latent_mask, rope_mask = live[:, None] & (rank < RANK)[None, :], live[:, None] & (rope < ROPE)[None, :]
-    latent = tl.load(q_latent + row[:, None] * RANK + rank[None, :], mask=latent_mask, other=0.0)
-    turned_at = (token.to(tl.int64) * num_heads + head)[:, None] * ROPE + rope[None, :]
-    turned = tl.load(q_rope + turned_at, mask=rope_mask, other=0.0)
-    # Not -inf, whose difference to itself is NaN: a part may begin past the keys that its first rows see.
-    most = tl.full([ROWS], -1e38, tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, RANK_LANES], tl.float32)
-    # The last of the block's tokens sees most; each part has whole tiles of that.
+    query_latent = tl.load(q_latent + row[:, None] * RANK + rank[None, :], mask=latent_mask, other=0.0)
+    rope_at = (token.to(tl.int64) * num_heads + head)[:, None] * ROPE + rope[None, :]
+    query_rope = tl.load(q_rope + rope_at, mask=rope_mask, other=0.0)
+    # Not -inf, whose difference to itself is NaN: a segment may begin past the keys that its first rows see.
+    top = tl.full([ROWS], -1e38, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, RANK_LANES], tl.float32)
+    # The last of the block's tokens sees most; each segment has whole tiles of that.
     seen = tl.max(sees, 0)
-    part = tl.cdiv(tl.cdiv(seen, KEYS), SPLITS) * KEYS
-    low = tl.program_id(1) * part
-    high = tl.minimum(low + part, seen)
+    most = tl.cdiv(tl.cdiv(seen, KEYS), SEGMENTS) * KEYS
+    low = tl.program_id(1) * most
+    high = tl.minimum(low + most, seen)
     table = tables + sequence.to(tl.int64) * table_stride
     for at in range(low, high, KEYS):
         key = at + tl.arange(0, KEYS)
         inside = key < high
-        page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
-        source = kv + (page * PAGE + key % PAGE)[:, None] * (RANK + ROPE)
-        # The rest of the last page may be anything, even NaN.
-        latents = tl.load(source + rank[None, :], mask=inside[:, None] & (rank < RANK)[None, :], other=0.0)
-        turns = tl.load(source + RANK + rope[None, :], mask=inside[:, None] & (rope < ROPE)[None, :], other=0.0)
-        scores = tl.dot(latent, tl.trans(latents), input_precision="ieee")
-        scores = tl.dot(turned, tl.trans(turns), scores, input_precision="ieee") * scale
+        kv_block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        source = kv + (kv_block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * (RANK + ROPE)
+        # The rest of the last block may be anything, even NaN.
+        key_latents = tl.load(source + rank[None, :], mask=inside[:, None] & (rank < RANK)[None, :], other=0.0)
+        key_rope = tl.load(source + RANK + rope[None, :], mask=inside[:, None] & (rope < ROPE)[None, :], other=0.0)
+        scores = tl.dot(query_latent, tl.trans(key_latents), input_precision="ieee")
+        scores = tl.dot(query_rope, tl.trans(key_rope), scores, input_precision="ieee") * scale
         scores = tl.where(key[None, :] < tl.minimum(sees, high)[:, None], scores, float("-inf"))
-        now = tl.maximum(most, tl.max(scores, 1))
-        shares = tl.exp2(scores - now[:, None])
-        fade = tl.exp2(most - now)
-        weight = weight * fade + tl.sum(shares, 1)
-        mixed = tl.dot(shares.to(latents.dtype), latents, mixed * fade[:, None], input_precision="ieee")
-        most = now
-    mixed = mixed / tl.maximum(weight, TINY)[:, None]
-    if SPLITS > 1:
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(key_latents.dtype), key_latents, acc * shrink[:, None], input_precision="ieee")
+        top = new_top
+    acc = acc / tl.maximum(total, TINY)[:, None]
+    if SEGMENTS > 1:
         row += tl.program_id(1).to(tl.int64) * num_heads * num_tokens
-        tl.store(logs + row, tl.where(weight > 0, most + tl.log2(tl.maximum(weight, TINY)), float("-inf")), mask=live)
-        latent_mask &= (weight > 0)[:, None]
-    tl.store(out + row[:, None] * RANK + rank[None, :], mixed.to(out.dtype.element_ty), mask=latent_mask)
+        tl.store(lse + row, tl.where(total > 0, top + tl.log2(tl.maximum(total, TINY)), float("-inf")), mask=live)
+        latent_mask &= (total > 0)[:, None]
+    tl.store(out + row[:, None] * RANK + rank[None, :], acc.to(out.dtype.element_ty), mask=latent_mask)
 
 
 @triton.jit
@@ -221,13 +222,13 @@ def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.con
 
 
 @triton.jit
-def _join(parts, logs, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SPLITS: tl.constexpr):
-    """Joins parts [SPLITS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
-    row, lane, split = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SPLITS)
-    log = tl.load(logs + split * rows + row)
-    most = tl.max(log, 0)
-    share = tl.where(log > float("-inf"), tl.exp2(log - tl.where(most > float("-inf"), most, 0.0)), 0.0)
+def _join(partial, lse, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Joins partial results [SEGMENTS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
+    row, lane, segment = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SEGMENTS)
+    log = tl.load(lse + segment * rows + row)
+    top = tl.max(log, 0)
+    share = tl.where(log > float("-inf"), tl.exp2(log - tl.where(top > float("-inf"), top, 0.0)), 0.0)
     share = share / tl.maximum(tl.sum(share, 0), TINY)
     mask = (share > 0)[:, None] & (lane < RANK)[None, :]
-    part = tl.load(parts + (split[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
+    part = tl.load(partial + (segment[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
     tl.store(out + row * RANK + lane, tl.sum(part * share[:, None], 0).to(out.dtype.element_ty), mask=lane < RANK)

@@ -94,29 +94,29 @@ def _attend(
     row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live, sees = row < queries, context - queries + row + 1
     nope, rope, value = tl.arange(0, NOPE_LANES), tl.arange(0, ROPE_LANES), tl.arange(0, VALUE_LANES)
-    latent = _rows(q_nope + head * q_nope_head, row, q_nope_token, live, nope, NOPE)
-    turned = _rows(q_rope + head * q_rope_head, row, q_rope_token, live, rope, ROPE)
-    most = tl.full([ROWS], -1e38, tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, VALUE_LANES], tl.float32)
+    query_nope = _rows(q_nope + head * q_nope_head, row, q_nope_token, live, nope, NOPE)
+    query_rope = _rows(q_rope + head * q_rope_head, row, q_rope_token, live, rope, ROPE)
+    top = tl.full([ROWS], -1e38, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_LANES], tl.float32)
     for at in range(0, tl.minimum(context, context - queries + (block + 1) * ROWS), KEYS):
         key = at + tl.arange(0, KEYS)
         inside, source = key < context, key.to(tl.int64)
         keys = _rows(k_nope + head * k_nope_head, source, k_nope_token, inside, nope, NOPE)
-        turns = _rows(k_rope, source, k_rope_token, inside, rope, ROPE)
+        key_rope = _rows(k_rope, source, k_rope_token, inside, rope, ROPE)
         values = _rows(v + head * v_head, source, v_token, inside, value, VALUE)
-        scores = tl.dot(latent, tl.trans(keys), input_precision="ieee")
-        scores = tl.dot(turned, tl.trans(turns), scores, input_precision="ieee") * scale
+        scores = tl.dot(query_nope, tl.trans(keys), input_precision="ieee")
+        scores = tl.dot(query_rope, tl.trans(key_rope), scores, input_precision="ieee") * scale
         scores = tl.where(key[None, :] < tl.minimum(sees, context)[:, None], scores, float("-inf"))
-        now = tl.maximum(most, tl.max(scores, 1))
-        shares = tl.exp2(scores - now[:, None])
-        fade = tl.exp2(most - now)
-        weight = weight * fade + tl.sum(shares, 1)
-        mixed = tl.dot(shares.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-        most = now
-    mixed = mixed / weight[:, None]
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        top = new_top
+    acc = acc / total[:, None]
     at = out + head * out_head + row[:, None] * out_token + value[None, :]
-    tl.store(at, mixed.to(out.dtype.element_ty), mask=live[:, None] & (value < VALUE)[None, :])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=live[:, None] & (value < VALUE)[None, :])
 
 
 @triton.jit

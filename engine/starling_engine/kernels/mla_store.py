@@ -15,14 +15,14 @@ def rotate_and_store(
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     kv: torch.Tensor,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
     *,
     interleaved: bool,
 ) -> torch.Tensor:
     """Stores the step's latents in kv [num_blocks, block_size, kv_rank + rope_dim], contiguous.
 
     q [T, H, key_dim], of which the last rope_dim are rotated; c [T, kv_rank]; k_rope [T, rope_dim]; cos_sin [max_position,
-    rope_dim] fp32; positions and slots as in `AttentionMetadata`.
+    rope_dim] fp32; positions and slot_mapping as in `AttentionMetadata`.
 
     Returns the rotated queries [T, H, rope_dim]. `interleaved` pairs lie side by side. They come out in two halves, in queries and
     keys alike: the order does not matter to a dot product.
@@ -36,7 +36,7 @@ def rotate_and_store(
         positions,
         cos_sin,
         kv,
-        slots,
+        slot_mapping,
         out,
         q.stride(0),
         q.stride(1),
@@ -62,7 +62,7 @@ def _rotate_and_store(
     positions,
     cos_sin,
     kv,
-    slots,
+    slot_mapping,
     out,
     q_stride,
     head_stride,
@@ -79,33 +79,33 @@ def _rotate_and_store(
 ):
     """Grid [T, 1 + heads / HEADS]: the first program of a token stores, the others rotate some heads each."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    turn = tl.arange(0, HALF_LANES)
-    low = turn * 2 if INTERLEAVED else turn
+    pair = tl.arange(0, HALF_LANES)
+    low = pair * 2 if INTERLEAVED else pair
     high = low + 1 if INTERLEAVED else low + HALF
-    turns = cos_sin + tl.load(positions + token) * (2 * HALF)
-    cosine = tl.load(turns + turn, mask=turn < HALF, other=0.0)
-    sine = tl.load(turns + HALF + turn, mask=turn < HALF, other=0.0)
+    table = cos_sin + tl.load(positions + token) * (2 * HALF)
+    cosine = tl.load(table + pair, mask=pair < HALF, other=0.0)
+    sine = tl.load(table + HALF + pair, mask=pair < HALF, other=0.0)
     if part == 0:
-        slot = tl.load(slots + token)
+        slot = tl.load(slot_mapping + token)
         if slot >= 0:
             row = kv + slot * (RANK + 2 * HALF)
             at = tl.arange(0, RANK_LANES)
             tl.store(row + at, tl.load(c + token * c_stride + at, mask=at < RANK), mask=at < RANK)
             key = k_rope + token * k_stride
-            first = tl.load(key + low, mask=turn < HALF).to(tl.float32)
-            second = tl.load(key + high, mask=turn < HALF).to(tl.float32)
-            _store_turned(row + RANK + turn, first, second, cosine, sine, turn < HALF, HALF)
+            first = tl.load(key + low, mask=pair < HALF).to(tl.float32)
+            second = tl.load(key + high, mask=pair < HALF).to(tl.float32)
+            _store_rotated(row + RANK + pair, first, second, cosine, sine, pair < HALF, HALF)
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)[:, None]
-        mask = (head < num_heads) & (turn < HALF)[None, :]
+        mask = (head < num_heads) & (pair < HALF)[None, :]
         query = q + token * q_stride + head * head_stride + NOPE
         first = tl.load(query + low[None, :], mask=mask).to(tl.float32)
         second = tl.load(query + high[None, :], mask=mask).to(tl.float32)
-        rows = out + (token * num_heads + head) * (2 * HALF) + turn[None, :]
-        _store_turned(rows, first, second, cosine[None, :], sine[None, :], mask, HALF)
+        rows = out + (token * num_heads + head) * (2 * HALF) + pair[None, :]
+        _store_rotated(rows, first, second, cosine[None, :], sine[None, :], mask, HALF)
 
 
 @triton.jit
-def _store_turned(at, first, second, cosine, sine, mask, HALF: tl.constexpr):
+def _store_rotated(at, first, second, cosine, sine, mask, HALF: tl.constexpr):
     tl.store(at, (first * cosine - second * sine).to(at.dtype.element_ty), mask=mask)
     tl.store(at + HALF, (second * cosine + first * sine).to(at.dtype.element_ty), mask=mask)

@@ -28,8 +28,8 @@ def _rms_norm_rows(
     mean = tl.sum(wide * wide, axis=1) / SIZE
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     normal = (wide * scale[:, None]).to(values.dtype).to(tl.float32)
-    by = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    tl.store(out + at, (normal * by[None, :]).to(values.dtype), mask=here)
+    weights = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    tl.store(out + at, (normal * weights[None, :]).to(values.dtype), mask=here)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

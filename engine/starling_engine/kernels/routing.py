@@ -14,7 +14,7 @@ TINY = tl.constexpr(1e-20)
 
 
 def route(
-    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slot_mapping: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Does what `layers.router.route` does, each token's best expert first. Experts are distinct even where logits are NaN."""
     tokens = len(logits)
@@ -24,12 +24,12 @@ def route(
         _route[(tokens,)](
             logits,
             logits if bias is None else bias,
-            ids if slots is None else slots,
+            ids if slot_mapping is None else slot_mapping,
             weights,
             ids,
             logits.stride(0),
             routing.scaling,
-            FILLED=slots is not None,
+            PADDED=slot_mapping is not None,
             **constants(routing),
         )
     return weights, ids
@@ -60,12 +60,12 @@ def constants(routing: Routing) -> dict[str, int | bool]:
 def _route(
     logits,
     bias,
-    slots,
+    slot_mapping,
     weights,
     ids,
     stride,
     scaling,
-    FILLED: tl.constexpr,
+    PADDED: tl.constexpr,
     GROUPS: tl.constexpr,
     MEMBERS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -105,8 +105,8 @@ def _route(
         wanted = tl.where(lane == best, float("-inf"), wanted)
     if RENORMALIZE:
         weight = weight / (tl.sum(weight, 0) + TINY)
-    if FILLED:
-        chosen = tl.where(tl.load(slots + token) < 0, -1, chosen)
+    if PADDED:
+        chosen = tl.where(tl.load(slot_mapping + token) < 0, -1, chosen)
     at = token * TOP_K + choice
     tl.store(weights + at, weight * scaling, mask=choice < TOP_K)
     tl.store(ids + at, chosen.to(tl.int64), mask=choice < TOP_K)
@@ -114,8 +114,8 @@ def _route(
 
 @triton.jit
 def _softmax(logit):
-    grown = tl.exp(logit - tl.max(logit, 0))
-    return grown / tl.sum(grown, 0)
+    exponentials = tl.exp(logit - tl.max(logit, 0))
+    return exponentials / tl.sum(exponentials, 0)
 
 
 @triton.jit

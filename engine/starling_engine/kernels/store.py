@@ -45,8 +45,8 @@ def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
 
 @triton.jit
 def _qk_norm_rope_store(
-    qkv, positions, cos_sin, q_norm, k_norm, eps, kv, slots, out, key_scale, value_scale, stride_token, stride_block, stride_value,
-    stride_head, stride_offset,
+    qkv, positions, cos_sin, q_norm, k_norm, eps, kv, slot_mapping, out, key_scale, value_scale, stride_token, stride_block,
+    stride_value, stride_head, stride_offset,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _qk_norm_rope_store(
     new_high = tl.where(plain, high, x_high * cosine + x_low * sine)
     new_rest = tl.where(plain, rest, x_rest)
 
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
     is_cached = exists & (head >= HEADS) & (slot >= 0)
     cached_head = (head - HEADS) % KV_HEADS
     place = tl.maximum(slot, 0)
@@ -102,16 +102,17 @@ def qk_norm_rope_store(
     k_norm: Tensor | None,
     eps: float,
     kv: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     *,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to kv [num_blocks, 2, KVH, block_size, D], queries come back [T, H, D].
 
-    positions and slots [T] (a slot of -1 stores nothing). cos_sin [max_position, rotary_dim] fp32 and the norms [D], or None, as in
-    `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as in `native.reference`. A cache of
-    float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number.
+    positions [T] and slot_mapping [T], of which -1 stores nothing. cos_sin [max_position, rotary_dim] fp32 and the norms [D], or
+    None, as in `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as in `native.reference`.
+
+    A cache of float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number.
     """
     tokens, width = qkv.shape
     kv_heads, block_size, dim = kv.shape[2:]
@@ -126,7 +127,7 @@ def qk_norm_rope_store(
         k_norm,
         eps,
         kv,
-        slots,
+        slot_mapping,
         out,
         key_scale,
         value_scale,

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from starling_engine.errors import ConfigError
 
-REPLAY_PORT = 100
-"""Distance from the port of events to the port of replays: the most data parallel ranks, which have a port each."""
+REPLAY_PORT_OFFSET = 100
+"""Distance from the port of events to that of replays: the most data parallel ranks, which have a port each."""
 FORM = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(?:/(\S+))?")
-LARGEST_PORT = 65535 - REPLAY_PORT
+LARGEST_PORT = 65535 - REPLAY_PORT_OFFSET
 
 
 class EventEndpoint(NamedTuple):

@@ -55,7 +55,10 @@ def agreed_length(groups: Iterable[int], limit: int, longest: Callable[[int, int
 
 
 class KVManager:
-    """Manages all block tables. `chunk` is the most tokens of a sequence in flight: the step's budget times the steps in flight."""
+    """Manages all block tables.
+
+    `max_in_flight` is the most tokens of a sequence in flight: the step's token budget times the steps in flight.
+    """
 
     def __init__(
         self,
@@ -63,18 +66,18 @@ class KVManager:
         num_blocks: int,
         *,
         prefix_caching: bool = True,
-        chunk: int = 2048,
-        log: EventLog | None = None,
+        max_in_flight: int = 2048,
+        events: EventLog | None = None,
     ) -> None:
         self.groups = list(groups)
         self.block_size = groups[0].spec.block_size
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, len(groups), log)
-        self.log = log
-        """Takes the KV events; None without listeners."""
+        self.pool = BlockPool(num_blocks, len(groups), events)
+        self.events = events
+        """Takes what is stored and removed, for listeners; None without any."""
         self.reserved = 0
-        self._chunk = chunk
+        self._max_in_flight = max_in_flight
         self.max_tokens = self._longest_sequence()
         """The longest sequence that the pool can hold alone."""
         self._windows = [g for g, group in enumerate(groups) if group.spec.window]
@@ -86,12 +89,12 @@ class KVManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the blocks that a sequence of `num_tokens` has at its peak, over all groups."""
-        return peak_blocks(self.groups, num_tokens, self._chunk)
+        return peak_blocks(self.groups, num_tokens, self._max_in_flight)
 
     @property
     def blocks_in_flight(self) -> int:
         """Blocks that the steps in flight may take."""
-        return -(-self._chunk // self.block_size) * len(self.groups)
+        return -(-self._max_in_flight // self.block_size) * len(self.groups)
 
     def _longest_sequence(self) -> int:
         low, high = 0, self.pool.num_usable * self.block_size
@@ -183,7 +186,7 @@ class KVManager:
             for first, table in zip(firsts, tables, strict=True)
         ]
 
-    def make_room(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+    def grow_for_load(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Extends the tables to `num_tokens` tokens that will be loaded, with the blocks that a next token reads.
 
         The reserved blocks suffice.
@@ -219,7 +222,7 @@ class KVManager:
                 table[index] = copy
         return copies
 
-    def leave_window(self, sequence: SequenceBlocks, num_computed: int) -> None:
+    def free_behind_window(self, sequence: SequenceBlocks, num_computed: int) -> None:
         """Frees the blocks that no token from `num_computed` on can read. Called after every step, it mostly has none."""
         if num_computed < sequence.leaves_at or not self._windows:
             return
@@ -244,18 +247,18 @@ class KVManager:
             sequence.reserved += more
             self.reserved += more
 
-    def forget_own(self, sequence: SequenceBlocks) -> list[bytes]:
-        """Removes the blocks that the sequence itself added to the cache; returns their hashes."""
+    def evict_own_blocks(self, sequence: SequenceBlocks) -> list[bytes]:
+        """Evicts the blocks that the sequence itself added to the cache; returns their hashes."""
         hashes = sequence.chain.hashes[sequence.found_blocks : sequence.cached_blocks]
         for index, block_hash in enumerate(hashes, sequence.found_blocks):
             for group, table in enumerate(sequence.tables):
                 if self.pool.find(group, block_hash) == table[index]:
-                    self.pool.forget(table[index])
+                    self.pool.evict_block(table[index])
         sequence.cached_blocks = min(sequence.cached_blocks, sequence.found_blocks)
         return hashes
 
-    def remember(self, sequence: SequenceBlocks, tokens: Sequence[int], num_confirmed: int) -> None:
-        """Adds blocks that are full of confirmed tokens to the cache, so that others can find them."""
+    def cache_blocks(self, sequence: SequenceBlocks, tokens: Sequence[int], num_confirmed: int) -> None:
+        """Caches blocks that are full of confirmed tokens by their hashes, so that others can find them."""
         full = num_confirmed // self.block_size
         if not self.prefix_caching or full <= sequence.cached_blocks:
             return
@@ -263,16 +266,16 @@ class KVManager:
         for index in range(sequence.cached_blocks, full):
             for group, table in enumerate(sequence.tables):
                 if table[index] != NULL_BLOCK:
-                    new = self.pool.remember(group, sequence.chain.hashes[index], table[index])
-                    if new and self.log is not None:
-                        self.log.stored(group, self.span(sequence, tokens, index, 1))
+                    new = self.pool.cache_block(group, sequence.chain.hashes[index], table[index])
+                    if new and self.events is not None:
+                        self.events.stored(group, self.span(sequence, tokens, index, 1))
         sequence.cached_blocks = full
 
     def span(self, sequence: SequenceBlocks, tokens: Sequence[int], first: int, count: int) -> BlockSpan:
         """Returns the span of `count` hashed blocks from the `first`-th on; tokens are packed, because the CPU tier stores them."""
         hashes, end = sequence.chain.hashes, first + count
         parent = hashes[first - 1] if first else None
-        packed = array("I", tokens[first * self.block_size : end * self.block_size]) if self.log is not None else ()
+        packed = array("I", tokens[first * self.block_size : end * self.block_size]) if self.events is not None else ()
         return BlockSpan(hashes[first:end], parent, packed, sequence.salt)
 
     def release(self, sequence: SequenceBlocks) -> None:

@@ -24,7 +24,7 @@ class BlockPool:
     A block without a reference is free. Free blocks stay cached by hash until they are taken, least recently freed first.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int = 1, log: EventLog | None = None) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1, events: EventLog | None = None) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -33,7 +33,7 @@ class BlockPool:
         self._hash_of: list[tuple[int, bytes] | None] = [None] * num_blocks
         self.version = 0
         """Grows with each change of the cache: search results hold while it stays the same."""
-        self._log = log
+        self._events = events
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
     @property
@@ -58,7 +58,7 @@ class BlockPool:
         for block in blocks:
             self.refs[block] = 1
             self.num_blank -= self._hash_of[block] is None
-            self._forget(block)
+            self._evict(block)
         return blocks
 
     def share(self, block: int) -> None:
@@ -86,7 +86,7 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self.refs[block] == 0
 
-    def remember(self, group: int, block_hash: bytes, block: int) -> bool:
+    def cache_block(self, group: int, block_hash: bytes, block: int) -> bool:
         """Caches a full block by its hash. Returns False if the block is cached already, or another one has the same hash."""
         if self._hash_of[block] is not None or block_hash in self._cached[group]:
             return False
@@ -103,27 +103,27 @@ class BlockPool:
         """Returns a byte for each hash: 1 if it is cached, else 0."""
         return bytes(map(self._cached[group].__contains__, hashes))
 
-    def forget(self, block: int) -> None:
-        """Removes a block that is in use from the cache, if it is there."""
+    def evict_block(self, block: int) -> None:
+        """Evicts a block that is in use from the cache, if it is there."""
         assert self.refs[block], "free blocks are counted in num_blank"
-        self._forget(block)
+        self._evict(block)
 
-    def forget_free(self) -> None:
-        """Removes all free blocks from the cache."""
+    def evict_free_blocks(self) -> None:
+        """Evicts all free blocks from the cache."""
         for block in self._free:
-            self._forget(block)
+            self._evict(block)
         self.num_blank = len(self._free)
-        if self._log is not None:
-            self._log.emptied()
+        if self._events is not None:
+            self._events.emptied()
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         key = self._hash_of[block]
         if key is not None:
             del self._cached[key[0]][key[1]]
             self._hash_of[block] = None
             self.version += 1
-            if self._log is not None:
-                self._log.removed(key[0], [key[1]])
+            if self._events is not None:
+                self._events.removed(key[0], [key[1]])
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Asserts that reference counts match `tables`, all block tables in use. For idle moments and tests."""

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from starling_engine.errors import ConfigError
-from starling_engine.kv.event_endpoint import REPLAY_PORT, parse_endpoint
+from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET, parse_endpoint
 from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 logger = logging.getLogger("starling.events")
@@ -56,7 +56,7 @@ class EventPublisher:
             self._open(host, port, parsed.binds)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            problem = f"cannot publish at {host}:{port}, or take requests at port {port + REPLAY_PORT}: {error}"
+            problem = f"cannot publish at {host}:{port}, or take requests at port {port + REPLAY_PORT_OFFSET}: {error}"
             raise ConfigError(problem, "kv_events") from None
         self._thread = threading.Thread(target=self._serve_replays, name="kv-events", daemon=True)
         self._thread.start()
@@ -70,7 +70,7 @@ class EventPublisher:
             self._pub.bind(f"tcp://{host}:{port}")
         else:
             self._pub.connect(f"tcp://{host}:{port}")
-        self._router.bind(f"tcp://{host if binds else '*'}:{port + REPLAY_PORT}")
+        self._router.bind(f"tcp://{host if binds else '*'}:{port + REPLAY_PORT_OFFSET}")
 
     def publish(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
         """Publishes a batch. Never waits: a listener that is too slow misses it."""

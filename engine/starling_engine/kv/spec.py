@@ -1,6 +1,6 @@
-"""The form of a layer's pages in the paged cache.
+"""The form of a block in one layer of the KV cache (vLLM calls that a page).
 
-Layers of equal spec form a KV group with its own block tables; all groups take pages of equal bytes from one pool.
+Layers of equal spec form a KV group with its own block tables; all groups take blocks of equal bytes from one pool.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class KVSpec:
     """Keys and values of every token of a sequence (full attention).
 
-    A page of one layer is [2, num_kv_heads, block_size, head_dim] of `dtype_bytes` each (keys first).
+    A block of one layer is [2, num_kv_heads, block_size, head_dim] of `dtype_bytes` each (keys first).
     """
 
     block_size: int
@@ -21,13 +21,14 @@ class KVSpec:
     dtype_bytes: int
 
     @property
-    def page_shape(self) -> tuple[int, ...]:
-        """Shape of a layer's page, in elements."""
+    def layer_block_shape(self) -> tuple[int, ...]:
+        """Shape of a block in this layer, in elements."""
         return (2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
-    def page_bytes(self) -> int:
-        return math.prod(self.page_shape) * self.dtype_bytes
+    def layer_block_bytes(self) -> int:
+        """Bytes of a block in this layer alone."""
+        return math.prod(self.layer_block_shape) * self.dtype_bytes
 
     @property
     def window(self) -> int:
@@ -57,44 +58,44 @@ class WindowSpec(KVSpec):
 class LatentSpec(KVSpec):
     """A latent of every token of a sequence, from which all heads make their keys and values (arXiv 2405.04434, section 2.1).
 
-    `num_kv_heads` is 1 and `head_dim` kv_lora_rank + rope_dim. A page of one layer is [block_size, head_dim], a token's row
+    `num_kv_heads` is 1 and `head_dim` kv_lora_rank + rope_dim. A block of one layer is [block_size, head_dim], a token's row
 
         | compressed keys and values, normalised (kv_lora_rank) | the heads' common key part, rotated (rope_dim) |
     """
 
     @property
-    def page_shape(self) -> tuple[int, ...]:
+    def layer_block_shape(self) -> tuple[int, ...]:
         return (self.block_size, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers that share one block table; `layers[i]` has its pages in the pool's storage tensor i."""
+    """The layers that share one block table; `layers[i]` has its part of each block in the pool's storage tensor i."""
 
     spec: KVSpec
     layers: tuple[int, ...]
 
 
-def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, chunk: int) -> int:
-    """Returns the blocks of a sequence of `num_tokens` at its peak, over all groups, with `chunk` tokens in flight at once."""
+def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) -> int:
+    """Returns the blocks of a sequence of `num_tokens` at its peak, over all groups, with `max_in_flight` in steps at once."""
     logical = -(-num_tokens // groups[0].spec.block_size)
     peak = 0
     for group in groups:
         window = group.spec.window
-        peak += min(logical, -(-(window + chunk) // group.spec.block_size) + 1) if window else logical
+        peak += min(logical, -(-(window + max_in_flight) // group.spec.block_size) + 1) if window else logical
     return peak
 
 
 def group_layers(specs: list[KVSpec]) -> list[KVGroup]:
     """Groups layers by spec into groups of at most `size` layers, where `size` is the smallest number of layers of one kind.
 
-    A page has `size` times page_bytes in every group, so any page can serve any group. A last, shorter group leaves the rest of its
-    pages unused. Raises ValueError if two kinds differ in page_bytes.
+    A block has `size` times layer_block_bytes in every group, so any block can serve any group. A last, shorter group leaves the
+    rest of its blocks unused. Raises ValueError if two kinds differ in layer_block_bytes.
     """
     kinds: dict[KVSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer)
-    if len({spec.page_bytes for spec in kinds}) > 1:
-        raise ValueError(f"layers need pages of different sizes: {sorted({s.page_bytes for s in kinds})} bytes")
+    if len({spec.layer_block_bytes for spec in kinds}) > 1:
+        raise ValueError(f"layers need blocks of different sizes: {sorted({s.layer_block_bytes for s in kinds})} bytes")
     size = min(len(layers) for layers in kinds.values())
     return [KVGroup(spec, tuple(layers[at : at + size])) for spec, layers in kinds.items() for at in range(0, len(layers), size)]

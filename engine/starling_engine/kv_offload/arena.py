@@ -21,7 +21,7 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.native import ops, reference
 from starling_engine.native.build import load
 from starling_engine.platforms.host_memory import anonymous, pin
-from starling_engine.platforms.priority import lower_priority
+from starling_engine.platforms.thread_priority import lower_priority
 
 
 class Arena:
@@ -89,8 +89,8 @@ def group_pages(groups: Sequence[KVGroup], kv: Sequence[Tensor]) -> list[GroupPa
 
 def _pages(group: KVGroup, layers: list[Tensor]) -> GroupPages:
     spec = group.spec
-    runs = math.prod(spec.page_shape[:-2])
-    run_bytes = spec.page_bytes // runs
+    runs = math.prod(spec.layer_block_shape[:-2])
+    run_bytes = spec.layer_block_bytes // runs
     flat = [layer.view(torch.uint8).view(len(layer), runs, run_bytes) for layer in layers]
     return GroupPages(flat, runs, run_bytes, CHUNK // spec.block_size)
 

@@ -96,7 +96,7 @@ class DeviceTransfers:
             return []
         if not all(job.outcome.values()):
             return [request]
-        self._kv.remember(request.blocks, request.tokens, request.computed)
+        self._kv.cache_blocks(request.blocks, request.tokens, request.computed)
         request.blocks.stored_chunks = request.computed // CHUNK
         return []
 

@@ -10,7 +10,7 @@ promoted, and again while they are loaded; others run meanwhile. Whatever fails 
 
 from collections.abc import Mapping, Sequence, Set
 
-from starling_engine.config import Preempt, TiersConfig
+from starling_engine.config import PreemptionMode, TiersConfig
 from starling_engine.delta import TierStats
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
@@ -33,8 +33,8 @@ class TieredOffload(OffloadManager):
     `slots` is the size of the primary tier in chunks, `chunk_bytes` the size of one on all ranks together.
     """
 
-    def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: Preempt) -> None:
-        mirror = KVEventMirror(kv.log) if kv.log is not None else None
+    def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: PreemptionMode) -> None:
+        mirror = KVEventMirror(kv.events) if kv.events is not None else None
         chunks, primary = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, mirror)
         stats, enabled = OffloadStats(config, primary, chunk_bytes), config.has_secondary
         jobs = TransferJobs(primary, kv.pool)

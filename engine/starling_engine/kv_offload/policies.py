@@ -3,7 +3,7 @@
 Each is a fixed rule over what has been measured, with one knob, and knows nothing of requests, blocks or tiers.
 """
 
-from starling_engine.config import Preempt
+from starling_engine.config import PreemptionMode
 
 PATIENCE = 0.01
 """Seconds that lookups may take on average without finding anything."""
@@ -47,7 +47,7 @@ class TransferCosts:
 class SwapPolicy:
     """Decides whether a preempted request stores its chunks or computes them again. `preempt` "auto" takes the cheaper."""
 
-    def __init__(self, preempt: Preempt, costs: TransferCosts) -> None:
+    def __init__(self, preempt: PreemptionMode, costs: TransferCosts) -> None:
         self._preempt = preempt
         self._costs = costs
 

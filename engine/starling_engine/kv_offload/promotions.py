@@ -4,9 +4,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from starling_engine.ipc.log_throttle import LogThrottle
 from starling_engine.kv_offload.chunks import ChunkMap
 from starling_engine.kv_offload.jobs import BATCH, TransferJob, TransferJobs
+from starling_engine.kv_offload.log_throttle import LogThrottle
 from starling_engine.kv_offload.orders import ChunkSlot
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import PROBE_EVERY, LookupPolicy, TransferCosts, WriteBackBudget

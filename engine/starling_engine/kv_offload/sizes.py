@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from starling_engine.byte_sizes import format_bytes
 from starling_engine.config import TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.kv.layer_specs import kv_groups, whole_groups
@@ -9,7 +10,6 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.secondary.store.address import parse_address
 from starling_engine.ledger import HostMemory, block_bytes
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.sizes import amount
 
 
 def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
@@ -34,10 +34,11 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
     assert config.tiers is not None
     size = chunk_bytes(model, config)
     groups = len(whole_groups(model, config))
-    slots = config.tiers.slot_bytes // size
+    slots = config.tiers.host_bytes // size
     if slots < groups:
         raise ConfigError(
-            f"{amount(config.tiers.slot_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}", "kv_cpu_bytes"
+            f"{format_bytes(config.tiers.host_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}",
+            "kv_cpu_bytes",
         )
     return slots
 

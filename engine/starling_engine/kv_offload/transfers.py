@@ -18,7 +18,7 @@ from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers, open_secondary
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.platforms.priority import lower_priority
+from starling_engine.platforms.thread_priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 

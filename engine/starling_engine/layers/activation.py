@@ -1,4 +1,4 @@
-"""The gate of the MLP."""
+"""The activation of a gated MLP: SiLU of the gate, times up."""
 
 from collections.abc import Callable
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]
 """ids [T] int64, counted from the first row that this rank holds -> rows [T, hidden_size]."""
@@ -25,10 +25,10 @@ class TokenEmbedding:
         self._dtype = dtype
         self._device = device
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         share = self._share
         part = (share.slice,) if share.size < share.whole else ()
-        return {f"{self._name}.weight": Slot((share.whole, self._hidden_size), self._load, part)}
+        return {f"{self._name}.weight": WeightSlot((share.whole, self._hidden_size), self._load, part)}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Lookup`."""

@@ -11,21 +11,21 @@ import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.topology.shard import Share
-from starling_engine.weights.slot import Alias, Slot, part_slot
+from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
 
-Shard = Literal["gate", "up", "down"]
+Projection = Literal["gate", "up", "down"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
-    A layer has `num_experts`, and this rank has `slots` for one of them each. It has the share `intermediate` of every expert; if
-    that is less than all, its output is one of several parts of a sum.
+    A layer has `num_experts`, and this rank has `num_slots` expert slots for one of them each. It has the share `intermediate` of
+    every expert; if that is less than all, its output is one of several parts of a sum.
     """
 
     num_experts: int
-    slots: int
+    num_slots: int
     hidden_size: int
     intermediate: Share
 
@@ -34,20 +34,20 @@ class ExpertsShape:
         """Width of this rank's share."""
         return self.intermediate.size
 
-    def shard(self, shard: Shard) -> tuple[Share, Share]:
+    def shares(self, projection: Projection) -> tuple[Share, Share]:
         """Returns this rank's share of each dimension of one expert's matrix."""
         hidden = Share.all(self.hidden_size)
-        return (hidden, self.intermediate) if shard == "down" else (self.intermediate, hidden)
+        return (hidden, self.intermediate) if projection == "down" else (self.intermediate, hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One tensor that a method loads for each expert: matrix `shard`, named `name` after the module ("weight").
+    """One tensor that a method loads for each expert: matrix `projection`, named `name` after the module ("weight").
 
     `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
     """
 
-    shard: Shard
+    projection: Projection
     name: str
     shares: tuple[Share, ...]
 
@@ -67,7 +67,7 @@ class ExpertsMethod(Protocol):
         """Names the parts of an expert. Allocates nothing yet."""
         ...
 
-    def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+    def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         """Copies the part in, converting to the method's dtype. Memory of slots that were never loaded is not taken."""
         ...
 
@@ -82,11 +82,11 @@ class ExpertsMethod(Protocol):
         """
         ...
 
-    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sums each token's experts, times their weights: x [T, hidden_size] -> [T, hidden_size] in x's dtype.
 
-        The rows of x may be strided. slots [T, top_k] int64 are distinct for each token; `shape.slots` stands for an expert that is
-        not here, and adds nothing. weights [T, top_k] fp32.
+        The rows of x may be strided. expert_slots [T, top_k] int64 are distinct for each token; `shape.num_slots` stands for an
+        expert that is not here, and adds nothing. weights [T, top_k] fp32.
         """
         ...
 
@@ -99,12 +99,12 @@ ExpertsSelector = Callable[[ExpertsShape], ExpertsMethod]
 class ExpertNames:
     """Names of one layer's experts in a checkpoint.
 
-    prefix   expert n is the module `prefix`.n, and `shards` are its gate, up and down
+    prefix   expert n is the module `prefix`.n, and `projections` are its gate, up and down
     fused    the module in which transformers keeps all of them as two tensors: gate and up [E, 2 I, H], down [E, H, I]
     """
 
     prefix: str
-    shards: tuple[str, str, str]
+    projections: tuple[str, str, str]
     fused: str
 
 
@@ -121,7 +121,7 @@ class Experts:
         self.method = method
         self._names = names
         self._parts = method.create(shape, dtype, device)
-        self._free = [*reversed(range(shape.slots))]
+        self._free = [*reversed(range(shape.num_slots))]
         self._reserved: dict[int, int] = {}
         """Slot of each expert that has one."""
         self._missing: dict[int, int] = {}
@@ -130,20 +130,20 @@ class Experts:
         """Number of the load that brought each expert; each load has another one."""
         self._load_numbers = count()
         # One more, for the expert -1.
-        self._slot_of = torch.full((shape.num_experts + 1,), shape.slots, dtype=torch.int64, device=device)
+        self._slot_of = torch.full((shape.num_experts + 1,), shape.num_slots, dtype=torch.int64, device=device)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Calls `ExpertsMethod.apply` with the slots of the experts `ids`. Experts that are elsewhere, and -1, add nothing."""
         return self.method.apply(x, self._slot_of[ids], weights)
 
-    def reserve(self, expert: int) -> dict[str, Slot]:
+    def reserve(self, expert: int) -> dict[str, WeightSlot]:
         """Reserves a slot for an expert, and returns its tensors to load. It can be used once all of them are loaded.
 
         Raises ConfigError when all slots are taken.
         """
         if expert not in self._reserved:
             if not self._free:
-                raise ConfigError(f"no free slot for expert {expert}: all {self.shape.slots} of the rank are taken")
+                raise ConfigError(f"no free slot for expert {expert}: all {self.shape.num_slots} of the rank are taken")
             self._reserved[expert] = self._free.pop()
             self._missing[expert] = len(self._parts)
         return {self._name(expert, part): self._slot(expert, part) for part in self._parts}
@@ -151,7 +151,7 @@ class Experts:
     def drop(self, expert: int) -> None:
         """Frees its slot, whether it is loaded or not. No token may be sent to it any more."""
         self._loaded.pop(expert, None)  # first, for threads that read it
-        self._slot_of[expert] = self.shape.slots
+        self._slot_of[expert] = self.shape.num_slots
         self._missing.pop(expert, None)
         slot = self._reserved.pop(expert)
         self.method.release(slot)
@@ -208,23 +208,23 @@ class Experts:
         return copied if self._loaded.get(expert) == number else None
 
     def _name(self, expert: int, part: ExpertPart) -> str:
-        gate, up, down = self._names.shards
-        module = {"gate": gate, "up": up, "down": down}[part.shard]
+        gate, up, down = self._names.projections
+        module = {"gate": gate, "up": up, "down": down}[part.projection]
         return f"{self._names.prefix}.{expert}.{module}.{part.name}"
 
-    def _slot(self, expert: int, part: ExpertPart) -> Slot:
+    def _slot(self, expert: int, part: ExpertPart) -> WeightSlot:
         return part_slot(part.shares, partial(self._load, expert, part), self._alias(expert, part))
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
         shape, fused = self.shape, self._names.fused
         experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
-        if part.shard == "down":
+        if part.projection == "down":
             return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (expert, slice(None), share.slice))
-        first = share.start + (share.whole if part.shard == "up" else 0)
+        first = share.start + (share.whole if part.projection == "up" else 0)
         return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        self.method.load_shard(self._reserved[expert], part, tensor)
+        self.method.load_part(self._reserved[expert], part, tensor)
         self._missing[expert] -= 1
         if not self._missing[expert]:
             self.mark_loaded(expert)
@@ -237,8 +237,8 @@ def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
     """Returns the parts of a method that takes every matrix as it is in the checkpoint."""
-    shards: tuple[Shard, ...] = ("gate", "up", "down")
-    return [ExpertPart(shard, "weight", shape.shard(shard)) for shard in shards]
+    projections: tuple[Projection, ...] = ("gate", "up", "down")
+    return [ExpertPart(projection, "weight", shape.shares(projection)) for projection in projections]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Grouping:
 
     There are S of them: T * top_k where all experts are here.
 
-    starts   [slots + 1] int64: the pairs of slot s are [starts[s], starts[s + 1])
+    starts   [num_slots + 1] int64: the pairs of slot s are [starts[s], starts[s + 1])
     tokens   [S] int64: the token of each pair
     order    [S] int64: each pair's index in the [T, top_k] that it was sorted from
     """
@@ -257,13 +257,13 @@ class Grouping:
     order: torch.Tensor
 
 
-def group_by_slot(slots: torch.Tensor, count: int) -> Grouping:
-    """Sorts pairs by slot. slots [T, top_k] int64, of `count`; pairs of slot `count` are left out.
+def group_by_slot(expert_slots: torch.Tensor, num_slots: int) -> Grouping:
+    """Sorts pairs by slot. expert_slots [T, top_k] int64 are below `num_slots`; pairs with `num_slots` itself are left out.
 
     Stable: an expert's tokens stay in order, so that its sums do not depend on the other experts.
     """
-    flat = slots.flatten()
-    starts = torch.zeros(count + 1, dtype=torch.int64, device=slots.device)
-    torch.cumsum(torch.bincount(flat, minlength=count)[:count], 0, out=starts[1:])
+    flat = expert_slots.flatten()
+    starts = torch.zeros(num_slots + 1, dtype=torch.int64, device=expert_slots.device)
+    torch.cumsum(torch.bincount(flat, minlength=num_slots)[:num_slots], 0, out=starts[1:])
     order = flat.argsort(stable=True)[: int(starts[-1])]
-    return Grouping(starts, order // slots.shape[1], order)
+    return Grouping(starts, order // expert_slots.shape[1], order)

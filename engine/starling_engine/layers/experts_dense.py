@@ -20,7 +20,7 @@ class StackedExperts:
         self.shape, self._dtype, self._device = shape, dtype, device
         return plain_parts(shape)
 
-    def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+    def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         self._memory_of(slot, part).copy_(tensor)
         self.loaded = True
 
@@ -42,12 +42,12 @@ class StackedExperts:
 
     def _memory_of(self, slot: int, part: ExpertPart) -> torch.Tensor:
         """Returns the memory of the part."""
-        if part.shard == "down":
+        if part.projection == "down":
             return self.downs[slot]
-        return self.gate_ups[slot].view(2, self.shape.intermediate_size, self.shape.hidden_size)[int(part.shard == "up")]
+        return self.gate_ups[slot].view(2, self.shape.intermediate_size, self.shape.hidden_size)[int(part.projection == "up")]
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
-        return torch.empty(self.shape.slots, rows, columns, dtype=self._dtype, device=self._device)
+        return torch.empty(self.shape.num_slots, rows, columns, dtype=self._dtype, device=self._device)
 
 
 class DenseExperts(StackedExperts):
@@ -57,17 +57,17 @@ class DenseExperts(StackedExperts):
     capturable = False
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
-        self._gate = silu_and_mul(dtype, device)
+        self._activation = silu_and_mul(dtype, device)
         return super().create(shape, dtype, device)
 
-    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        groups = group_by_slot(slots, self.shape.slots)
+    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = group_by_slot(expert_slots, self.shape.num_slots)
         starts, weights = groups.starts.tolist(), weights.flatten()[groups.order].unsqueeze(-1)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for slot in groups.starts.diff().nonzero().flatten().tolist():
             assert self.loaded, "applied before it was loaded"
             pairs = slice(starts[slot], starts[slot + 1])
             tokens = groups.tokens[pairs]
-            opened = self._gate(linear(x[tokens], self.gate_ups[slot]))
-            out.index_add_(0, tokens, linear(opened, self.downs[slot]) * weights[pairs])
+            activated = self._activation(linear(x[tokens], self.gate_ups[slot]))
+            out.index_add_(0, tokens, linear(activated, self.downs[slot]) * weights[pairs])
         return out.to(x.dtype)

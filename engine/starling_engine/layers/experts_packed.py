@@ -21,8 +21,8 @@ class NativeExperts:
         self._staged: dict[int, torch.Tensor] = {}
         return plain_parts(shape)
 
-    def load_shard(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        if part.shard == "down":
+    def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+        if part.projection == "down":
             self._load_down(slot, tensor)
         else:
             self._load_half(slot, part, tensor)
@@ -33,14 +33,14 @@ class NativeExperts:
     def memory(self, slot: int) -> list[torch.Tensor]:
         return [self._gate_ups().data[slot], self._downs().data[slot]]
 
-    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        groups = group_by_slot(slots, self._shape.slots)
+    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = group_by_slot(expert_slots, self._shape.num_slots)
         if not len(groups.order):
             return torch.zeros(x.shape, dtype=x.dtype)
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
         weights = weights.flatten()[groups.order]
-        opened = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
-        return ops.grouped_sum(opened, groups.tokens, weights, groups.starts, self._down, len(x))
+        activated = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
+        return ops.grouped_sum(activated, groups.tokens, weights, groups.starts, self._down, len(x))
 
     def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
         ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._downs(), slot)
@@ -50,7 +50,7 @@ class NativeExperts:
         size, hidden = self._shape.intermediate_size, self._shape.hidden_size
         both = slot in self._staged
         whole = self._staged.pop(slot) if both else torch.empty(2, size, hidden, dtype=torch.bfloat16)
-        whole[int(part.shard == "up")].copy_(tensor)
+        whole[int(part.projection == "up")].copy_(tensor)
         if not both:
             self._staged[slot] = whole
             return
@@ -60,11 +60,11 @@ class NativeExperts:
         """Allocated at its first use; its pages are taken as they are written."""
         if self._gate_up is None:
             self._gate_up = ops.empty_experts(
-                self._shape.slots, 2 * self._shape.intermediate_size, self._shape.hidden_size, gated=True
+                self._shape.num_slots, 2 * self._shape.intermediate_size, self._shape.hidden_size, gated=True
             )
         return self._gate_up
 
     def _downs(self) -> PackedExperts:
         if self._down is None:
-            self._down = ops.empty_experts(self._shape.slots, self._shape.hidden_size, self._shape.intermediate_size)
+            self._down = ops.empty_experts(self._shape.num_slots, self._shape.hidden_size, self._shape.intermediate_size)
         return self._down

@@ -12,8 +12,8 @@ class TritonExperts(StackedExperts):
     name = "triton"
     capturable = True
 
-    def apply(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if not len(x) or not self.loaded:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
-        tiles = grouped.tiles_for(len(x), slots.shape[1], self.shape.num_experts, x.dtype)
-        return grouped.experts(x, slots, weights, self.gate_ups, self.downs, tiles)
+        tiles = grouped.tiles_for(len(x), expert_slots.shape[1], self.shape.num_experts, x.dtype)
+        return grouped.experts(x, expert_slots, weights, self.gate_ups, self.downs, tiles)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from starling_engine.topology.shard import Share
-from starling_engine.weights.slot import Slot, part_slot
+from starling_engine.weights.weight_slot import WeightSlot, part_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class LinearShape:
         """Rows of the matrix."""
         return sum(self.out_sizes)
 
-    def rows(self, shard: int) -> slice:
-        """Returns the rows of the whole matrix that module `shard` fills."""
-        start = sum(self.out_sizes[:shard])
-        return slice(start, start + self.out_sizes[shard])
+    def rows(self, module: int) -> slice:
+        """Returns the rows of the whole matrix that module `module` of `names` fills."""
+        start = sum(self.out_sizes[:module])
+        return slice(start, start + self.out_sizes[module])
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
-    """One tensor that a method loads for module `shard`, named `name` after the module ("weight", "bias").
+    """One tensor that a method loads for module `module` of `LinearShape.names`, named `name` after the module ("weight", "bias").
 
     `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
     """
 
-    shard: int
+    module: int
     name: str
     shares: tuple[Share, ...]
 
@@ -69,7 +69,7 @@ class LinearPart:
 class LinearMethod(Protocol):
     """Stores and multiplies one matrix. Each `Linear` has a method object of its own.
 
-    The calls come in this order: `create` once, `load_shard` for each part that it named, `finish` once, then `apply`.
+    The calls come in this order: `create` once, `load_part` for each part that it named, `finish` once, then `apply`.
     """
 
     name: str
@@ -78,7 +78,7 @@ class LinearMethod(Protocol):
         """Names the parts to load. Allocates nothing: layers whose turn has not come take no memory."""
         ...
 
-    def load_shard(self, part: LinearPart, tensor: torch.Tensor) -> None:
+    def load_part(self, part: LinearPart, tensor: torch.Tensor) -> None:
         """Copies the part in, converting to the method's dtype."""
         ...
 
@@ -95,7 +95,7 @@ class LinearMethod(Protocol):
         ...
 
 
-AddUp = Callable[[torch.Tensor], torch.Tensor]
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """See `Communicator.all_reduce`."""
 
 MethodSelector = Callable[[LinearShape], LinearMethod]
@@ -105,31 +105,36 @@ MethodSelector = Callable[[LinearShape], LinearMethod]
 class Linear:
     """One matrix of the model: its checkpoint tensors on one side, its method on the other.
 
-    `add_up` sums, in fp32, the products of the ranks that hold some columns each; None where this rank holds them all.
+    `all_reduce` sums, in fp32, the products of the ranks that hold some columns each; None where this rank holds them all.
     """
 
     def __init__(
-        self, shape: LinearShape, method: LinearMethod, dtype: torch.dtype, device: torch.device, add_up: AddUp | None = None
+        self,
+        shape: LinearShape,
+        method: LinearMethod,
+        dtype: torch.dtype,
+        device: torch.device,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         self.shape = shape
         self.method = method
         self._parts = method.create(shape, dtype, device)
         self._missing = len(self._parts)
-        self._add_up = add_up
-        self.forward = method.apply if add_up is None else self._summed
+        self._all_reduce = all_reduce
+        self.forward = method.apply if all_reduce is None else self._reduced
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         return {self._name(part): part_slot(part.shares, partial(self._load, part)) for part in self._parts}
 
     def _name(self, part: LinearPart) -> str:
-        return f"{self.shape.names[part.shard]}.{part.name}"
+        return f"{self.shape.names[part.module]}.{part.name}"
 
-    def _summed(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        assert self._add_up is not None
-        return self._add_up(self.method.apply(x, torch.float32)).to(out_dtype or x.dtype)
+    def _reduced(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        assert self._all_reduce is not None
+        return self._all_reduce(self.method.apply(x, torch.float32)).to(out_dtype or x.dtype)
 
     def _load(self, part: LinearPart, tensor: torch.Tensor) -> None:
-        self.method.load_shard(part, tensor)
+        self.method.load_part(part, tensor)
         self._missing -= 1
         # Not when the whole model is loaded: a method that packs then holds both forms of one matrix only.
         if not self._missing:

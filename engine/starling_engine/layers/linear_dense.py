@@ -23,9 +23,9 @@ class StackedWeights:
 
     def parts(self) -> list[LinearPart]:
         shape = self.shape
-        found = [LinearPart(shard, "weight", (rows, shape.ins)) for shard, rows in enumerate(shape.outs)]
+        found = [LinearPart(module, "weight", (rows, shape.ins)) for module, rows in enumerate(shape.outs)]
         if shape.bias:
-            found += [LinearPart(shard, "bias", (self._added_here(rows),)) for shard, rows in enumerate(shape.outs)]
+            found += [LinearPart(module, "bias", (self._added_here(rows),)) for module, rows in enumerate(shape.outs)]
         return found
 
     def _added_here(self, rows: Share) -> Share:
@@ -33,7 +33,7 @@ class StackedWeights:
         return rows if self.shape.ins.start == 0 else Share(0, 0, rows.whole)
 
     def load(self, part: LinearPart, tensor: torch.Tensor) -> None:
-        rows = self.shape.rows(part.shard)
+        rows = self.shape.rows(part.module)
         if part.name == "weight":
             if self.weight is None:
                 self.weight = self._empty(self.shape.out_size, self.shape.in_size)
@@ -60,10 +60,10 @@ class StackedMethod(ABC):
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         self._shape = shape
         self._staged = StackedWeights(shape, dtype, device)
-        self._gate = silu_and_mul(dtype, device) if shape.gated else None
+        self._activation = silu_and_mul(dtype, device) if shape.gated else None
         return self._staged.parts()
 
-    def load_shard(self, part: LinearPart, tensor: torch.Tensor) -> None:
+    def load_part(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self._staged.load(part, tensor)
 
     def finish(self) -> None:
@@ -71,7 +71,7 @@ class StackedMethod(ABC):
         self.store(weight, bias)
 
     def _finished(self, product: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-        out = product if self._gate is None else self._gate(product)
+        out = product if self._activation is None else self._activation(product)
         return out if out_dtype is None else out.to(out_dtype)
 
     @abstractmethod

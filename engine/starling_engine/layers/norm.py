@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
-from starling_engine.weights.slot import Slot, copy_slot
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
 class NormKernels(Protocol):
@@ -35,7 +35,7 @@ class RMSNorm:
         Both inputs may be overwritten, so the caller must use the results only.
         """
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         return {f"{self._name}.weight": copy_slot(self.weight)}
 
     def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from starling_engine.layers.linear import Linear
 from starling_engine.model_config.moe import Routing
 from starling_engine.platforms.triton_support import why_not_triton
-from starling_engine.weights.slot import Alias, Slot, copy_slot
+from starling_engine.weights.weight_slot import Alias, WeightSlot, copy_slot
 
 Route = Callable[[torch.Tensor, Routing, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 """`route`, or a kernel that does the same."""
@@ -39,12 +39,12 @@ def _log(name: str, reason: str) -> None:
 
 
 def route(
-    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slots: torch.Tensor | None = None
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, slot_mapping: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses each token's experts: logits [T, num_experts] fp32 -> (weights [T, top_k] fp32, ids [T, top_k] int64).
 
     `bias` [num_experts] fp32 where the routing has one. A token's experts are distinct and in no particular order. They are -1 for
-    a token whose slot, in `slots` [T], is negative.
+    a token whose entry of `slot_mapping` [T] is negative: padding.
     """
     affinities = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     wanted = affinities if bias is None else affinities + bias
@@ -52,8 +52,8 @@ def route(
         wanted = _within_groups(wanted, routing)
     ids = wanted.topk(routing.top_k, dim=-1).indices
     weights = affinities.gather(-1, ids)
-    if slots is not None:
-        ids = ids.masked_fill(slots[:, None] < 0, -1)
+    if slot_mapping is not None:
+        ids = ids.masked_fill(slot_mapping[:, None] < 0, -1)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     return (weights if routing.scaling == 1 else weights * routing.scaling), ids
@@ -68,25 +68,28 @@ def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 class Router:
-    """The gate's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
+    """The router's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
 
-    `fused` is the gate's name in checkpoints that hold all experts in one tensor.
+    `fused` is the matrix's name in checkpoints that hold all experts in one tensor.
     """
 
-    def __init__(self, gate: Linear, routing: Routing, bias_name: str, fused: str, device: torch.device) -> None:
-        self._gate = gate
+    def __init__(self, linear: Linear, routing: Routing, bias_name: str, fused: str, device: torch.device) -> None:
+        self._linear = linear
         self._routing = routing
         self._route = select_route(device)
         self._bias_name = bias_name
         self._fused = fused
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
 
-    def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> (weights, ids), see `route`."""
-        return self._route(self._gate.forward(x, torch.float32), self._routing, self._bias, slots)
+        return self._route(self._linear.forward(x, torch.float32), self._routing, self._bias, slot_mapping)
 
-    def slots(self) -> dict[str, Slot]:
-        slots = {name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape)) for name, slot in self._gate.slots().items()}
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        slots = {
+            name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape))
+            for name, slot in self._linear.weight_slots().items()
+        }
         if self._bias is not None:
             slots[self._bias_name] = copy_slot(self._bias)
         return slots

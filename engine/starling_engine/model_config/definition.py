@@ -27,15 +27,15 @@ class Traits:
 class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
-    Expert n is `experts`.n, its gate, up and down are `expert_shards`; `router_bias` is a tensor's whole name. Names that begin
-    with `fused` are those of transformers, which may hold all experts in one tensor.
+    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` is a tensor's whole name. Names that
+    begin with `fused` are those of transformers, which may hold all experts in one tensor.
 
     `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers.
     """
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
-    head: str = "lm_head"
+    lm_head: str = "lm_head"
     layer: str = "model.layers.{}"
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
@@ -55,7 +55,7 @@ class TensorNames:
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
     experts: str = "mlp.experts"
-    expert_shards: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
     fused_router: str = "mlp.gate"
     fused_experts: str = "mlp.experts"

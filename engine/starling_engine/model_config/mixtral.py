@@ -4,7 +4,7 @@ from starling_engine.model_config.definition import ModelDefinition, TensorNames
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
 
-NAMES = TensorNames(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_shards=("w1", "w3", "w2"))
+NAMES = TensorNames(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_projections=("w1", "w3", "w2"))
 
 
 def _windows(config: Fields, num_layers: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The decoder: one for all architectures of the registry, driven by `ModelConfig`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.select import Backend
 from starling_engine.expert_parallel.ranks import ExpertRanks
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import stage_layers
 from starling_engine.layers.embedding import TokenEmbedding, Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
@@ -18,17 +20,33 @@ from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import DEFINITIONS
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
-from starling_engine.models.forward_context import ForwardContext, no_tick
-from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 
-class HasSlots(Protocol):
+@dataclass(slots=True)
+class ForwardContext:
+    """Cache and positions of one step, per layer. Valid for one forward pass.
+
+    kv         [num_blocks, *layer_block_shape] of each layer (see `kv/spec.py`); written by the pass
+    attention  each layer's metadata; layers of one KV group share the object
+    rows       [R] int64, the tokens whose hidden states are wanted, or None for all: past its attention, the last layer computes
+               no others
+    tick       called once a layer, so that a watcher sees progress inside a long step
+    """
+
+    kv: list[torch.Tensor]
+    attention: list[AttentionMetadata]
+    rows: torch.Tensor | None = None
+    tick: Callable[[], None] = no_tick
+
+
+class HasWeightSlots(Protocol):
     """A part of the model that a checkpoint fills."""
 
-    def slots(self) -> dict[str, Slot]: ...
+    def weight_slots(self) -> dict[str, WeightSlot]: ...
 
 
 class Decoder:
@@ -38,7 +56,7 @@ class Decoder:
     experts_method_selector  default: the one that is best on this machine
     tensor                   the ranks that split every matrix among them; all of them make the same calls
     stage                    the layers that are here: the first stage embeds, the last one has the final norm and the head
-    expert_ranks             as in `BuildContext`; `slots` then names the experts that the placement in force gives this rank
+    expert_ranks             as in `BuildContext`; `weight_slots` then names the experts that the placement in force gives this rank
     """
 
     def __init__(
@@ -92,17 +110,17 @@ class Decoder:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
-    def serve_experts(self, tick: Callable[[], None] = no_tick) -> None:
+    def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
         for layer in self._layers:
             if layer.moe is not None:
-                layer.moe.serve()
+                layer.moe.forward_without_tokens()
             tick()
 
     @property
     def experts(self) -> dict[int, Experts]:
         """The experts of each layer here that has any, by its index among all such layers of the model."""
-        return {layer.moe.row: layer.moe.experts for layer in self._layers if layer.moe is not None}
+        return {layer.moe.moe_layer: layer.moe.experts for layer in self._layers if layer.moe is not None}
 
     @property
     def kv_scaled(self) -> dict[str, AttentionWeights]:
@@ -132,19 +150,19 @@ class Decoder:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
         # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         dtype = None if out is not None and out.is_cuda else torch.float32
-        logits = self._vocabulary.gather(self._head.forward(hidden, dtype))
+        logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
         return logits if out is None else out.copy_(logits)
 
-    def slots(self) -> dict[str, Slot]:
-        slots: dict[str, Slot] = {}
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        slots: dict[str, WeightSlot] = {}
         for part in self._parts:
-            slots.update(part.slots())
+            slots.update(part.weight_slots())
         return slots
 
     def duplicates(self) -> dict[str, str]:
         if not self.config.tie_word_embeddings:
             return {}
-        return {f"{self._names.head}.weight": f"{self._names.embedding}.weight"}
+        return {f"{self._names.lm_head}.weight": f"{self._names.embedding}.weight"}
 
     def ignores(self, name: str) -> bool:
         """Returns whether a tensor without a slot is harmless.
@@ -163,7 +181,7 @@ class Decoder:
         if not self.stage.first:
             others.append(f"{names.embedding}.")
         if not self.stage.last:
-            others += [f"{names.norm}.", f"{names.head}."]
+            others += [f"{names.norm}.", f"{names.lm_head}."]
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
             experts = (names.experts, names.fused_experts)
@@ -176,9 +194,9 @@ class Decoder:
         tied = config.tie_word_embeddings
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows = self._vocabulary.share
-        self._head = build.linear(stacked([names.embedding if tied else names.head], [rows], config.hidden_size, lookup=tied))
+        self._lm_head = build.linear(stacked([names.embedding if tied else names.lm_head], [rows], config.hidden_size, lookup=tied))
         table = TokenEmbedding(names.embedding, rows, config.hidden_size, build.dtype, build.device)
-        self._embed = self._vocabulary.lookup(self._head.method.lookup if tied else table.forward)
-        first: tuple[HasSlots, ...] = (self._head if tied else table,) if self.stage.first else ()
-        last: tuple[HasSlots, ...] = (self._norm, self._head) if self.stage.last else ()
-        self._parts: tuple[HasSlots, ...] = (*first, *self._layers, *last)
+        self._embed = self._vocabulary.lookup(self._lm_head.method.lookup if tied else table.forward)
+        first: tuple[HasWeightSlots, ...] = (self._lm_head if tied else table,) if self.stage.first else ()
+        last: tuple[HasWeightSlots, ...] = (self._norm, self._lm_head) if self.stage.last else ()
+        self._parts: tuple[HasWeightSlots, ...] = (*first, *self._layers, *last)

@@ -1,4 +1,7 @@
-"""A decoder layer and its attention. Another kind of attention or MLP is another class with the same `forward` and `slots`."""
+"""A decoder layer and its attention.
+
+Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
+"""
 
 import torch
 
@@ -10,7 +13,7 @@ from starling_engine.models.build_context import BuildContext
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
-from starling_engine.weights.slot import Slot, copy_slot
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
 class Attention:
@@ -41,8 +44,8 @@ class Attention:
         out = self._attend(self._qkv.forward(x), self.weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
 
-    def slots(self) -> dict[str, Slot]:
-        slots = {**self._qkv.slots(), **self._o.slots()}
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
         norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None:
@@ -102,17 +105,17 @@ class DecoderLayer:
         x, residual = self._post_norm.forward(x, residual if rows is None else residual[rows])
         if isinstance(self._mlp, Mlp):
             return self._mlp.forward(x), residual
-        return self._mlp.forward(x, meta.slots if rows is None else meta.slots[rows]), residual
+        return self._mlp.forward(x, meta.slot_mapping if rows is None else meta.slot_mapping[rows]), residual
 
     @property
     def moe(self) -> MoeBlock | None:
         """The MLP, if it has experts."""
         return self._mlp if isinstance(self._mlp, MoeBlock) else None
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         return {
-            **self._input_norm.slots(),
-            **self.attention.slots(),
-            **self._post_norm.slots(),
-            **self._mlp.slots(),
+            **self._input_norm.weight_slots(),
+            **self.attention.weight_slots(),
+            **self._post_norm.weight_slots(),
+            **self._mlp.weight_slots(),
         }

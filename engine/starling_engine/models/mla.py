@@ -11,7 +11,7 @@ from starling_engine.layers.rope import mscale_all_dim
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build_context import BuildContext
 from starling_engine.topology.shard import Share
-from starling_engine.weights.slot import Slot, part_slot
+from starling_engine.weights.weight_slot import WeightSlot, part_slot
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms of compressed queries, keys and values, as in the authors' code; the model's other norms may differ."""
@@ -55,12 +55,19 @@ class LatentAttention:
         out = self._attend(self._q.forward(q_in), c, k_rope, self._weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         shape = self._shape
         rows = self._heads.times(shape.nope_dim + shape.value_dim)
-        norm = {} if self._q_norm is None else self._q_norm.slots()
+        norm = {} if self._q_norm is None else self._q_norm.weight_slots()
         kv_b = {self._kv_b: part_slot((rows, Share.all(shape.kv_rank)), self._load_kv_b)}
-        return {**self._down.slots(), **norm, **self._q.slots(), **self._kv_norm.slots(), **kv_b, **self._o.slots()}
+        return {
+            **self._down.weight_slots(),
+            **norm,
+            **self._q.weight_slots(),
+            **self._kv_norm.weight_slots(),
+            **kv_b,
+            **self._o.weight_slots(),
+        }
 
     def _load_kv_b(self, tensor: torch.Tensor) -> None:
         """Splits kv_b_proj, whose rows are each head's W_UK and then its W_UV."""

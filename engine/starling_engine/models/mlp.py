@@ -4,7 +4,7 @@ import torch
 
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build_context import BuildContext
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 CACHED_ROWS = 512
 """Tokens that a CPU takes through the MLP at once, so that the values between its two matrices stay in the processor's cache.
@@ -37,5 +37,5 @@ class Mlp:
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._down.forward(self._gate_up.forward(x))
 
-    def slots(self) -> dict[str, Slot]:
-        return {**self._gate_up.slots(), **self._down.slots()}
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        return {**self._gate_up.weight_slots(), **self._down.weight_slots()}

@@ -8,7 +8,7 @@ from starling_engine.layers.router import Router
 from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.mlp import Mlp
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 
 class MoeBlock:
@@ -19,7 +19,7 @@ class MoeBlock:
 
     def __init__(self, build: BuildContext, moe: MoeConfig, index: int, prefix: str) -> None:
         self.experts = _experts(build, moe, prefix)
-        self.row = moe.layers.index(index)
+        self.moe_layer = moe.layers.index(index)
         """Index of the layer among the model's layers with experts."""
         self._router = _router(build, moe, prefix)
         self._shared = _shared(build, moe, prefix) if moe.shared_size else None
@@ -30,49 +30,49 @@ class MoeBlock:
         self._skips = build.expert_ranks is None and self.experts.method.capturable
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
 
-    def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]. `slots` [T] as in `AttentionMetadata`: padding then reads no expert, if possible.
+    def forward(self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. `slot_mapping` as in `AttentionMetadata`: with it padding reads no expert.
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
-        weights, ids = self._router.forward(x, slots if self._skips else None)
+        weights, ids = self._router.forward(x, slot_mapping if self._skips else None)
         if self._ranks is None:
-            out = self._add_up(self.experts.forward(x, ids, weights))
+            out = self._reduce(self.experts.forward(x, ids, weights))
             return out if self._shared is None else out.add_(self._shared.forward(x))
-        combine = self._ranks.dispatch(self.row, x, ids, weights)
+        combine = self._ranks.dispatch(self.moe_layer, x, ids, weights)
         shared = None if self._shared is None else self._shared.forward(x)  # while tokens are on their way
         out = combine(self.experts.forward)
         return out if shared is None else out.add_(shared)
 
-    def serve(self) -> None:
-        """Makes the same exchanges without tokens of its own: this rank's experts compute the others' tokens."""
+    def forward_without_tokens(self) -> None:
+        """Makes the exchanges of `forward` without tokens of its own: this rank's experts compute the others' tokens."""
         assert self._ranks is not None, "ranks that share no experts exchange nothing"
         weights, ids = self._router.forward(self._no_tokens)
-        self._ranks.dispatch(self.row, self._no_tokens, ids, weights)(self.experts.forward)
+        self._ranks.dispatch(self.moe_layer, self._no_tokens, ids, weights)(self.experts.forward)
 
-    def slots(self) -> dict[str, Slot]:
-        """Returns the slots, of experts only for those that the placement in force gives this rank."""
-        slots = self._router.slots()
-        for expert in range(self._num_experts) if self._ranks is None else self._ranks.held(self.row):
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """Returns the weight slots, of experts only for those that the placement in force gives this rank."""
+        slots = self._router.weight_slots()
+        for expert in range(self._num_experts) if self._ranks is None else self._ranks.held(self.moe_layer):
             slots.update(self.experts.reserve(expert))
-        return slots if self._shared is None else {**slots, **self._shared.slots()}
+        return slots if self._shared is None else {**slots, **self._shared.weight_slots()}
 
-    def _add_up(self, part: torch.Tensor) -> torch.Tensor:
+    def _reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Sums the parts, where every rank has a part of the width of each expert."""
         return part if self._tensor.shard.count == 1 else self._tensor.all_reduce(part.float()).to(part.dtype)
 
 
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
     names = build.names
-    gate = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, exact=True))
-    return Router(gate, moe.routing, f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}", build.device)
+    linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, exact=True))
+    return Router(linear, moe.routing, f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}", build.device)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
     shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe))
-    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_shards, f"{prefix}.{names.fused_experts}")
+    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, f"{prefix}.{names.fused_experts}")
     return Experts(tensors, shape, build.experts(shape), build.dtype, build.device)
 
 

@@ -27,6 +27,10 @@ def call_group(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         raise PeerLost(f"another rank is gone or stuck: {error}") from error
 
 
+def no_tick() -> None:
+    """Does nothing, for callers whose progress nobody watches."""
+
+
 class Communicator(Protocol):
     """Ranks that split one thing among them; `shard` says which of them this one is.
 

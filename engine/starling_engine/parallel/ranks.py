@@ -55,12 +55,12 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.dev
     )
 
 
-def with_shared_memory(ranks: Communicator, rendezvous: Rendezvous, call: Callable[[int], str] | None = None) -> Communicator:
+def with_shared_memory(ranks: Communicator, rendezvous: Rendezvous, name_of: Callable[[int], str] | None = None) -> Communicator:
     """Returns a communicator of the same ranks, through shared memory where they can share it.
 
-    `call` as in `SharedMemoryCommunicator`.
+    `name_of` as in `SharedMemoryCommunicator`.
     """
     if ranks.shard.count == 1 or native.load() is None or not can_share_memory(ranks):
         return ranks
     logger.info("%d ranks exchange through shared memory (they are on one machine)", ranks.shard.count)
-    return SharedMemoryCommunicator(ranks, rendezvous.timeout, call)
+    return SharedMemoryCommunicator(ranks, rendezvous.timeout, name_of)

@@ -14,8 +14,8 @@ from starling_engine.errors import ConfigError, RankLost
 from starling_engine.native import ops
 from starling_engine.parallel.communicator import Communicator, PendingTensor
 
-SLOT_BYTES = 1 << 20
-"""Bytes of one rank that are exchanged at once. Two slots a rank stay in the processor's cache."""
+BUFFER_BYTES = 1 << 20
+"""Bytes of one rank that are exchanged at once. Two buffers a rank stay in the processor's cache."""
 
 SHARED_FOLDER = Path("/dev/shm")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -47,23 +47,23 @@ def shared_folder() -> Path | None:
 class SharedMemoryCommunicator:
     """Exchanges through shared memory. All its ranks must be on this machine.
 
-    `slow` carries rare calls, and the name of the memory's file.
+    `fallback` carries what shared memory does not, and the name of its file.
     """
 
     capturable = False
 
-    def __init__(self, slow: Communicator, timeout: float, call: Callable[[int], str] | None = None) -> None:
-        """`call` names a rank in errors. Raises RankLost when a rank does not come, ConfigError when memory is short."""
-        self.shard = slow.shard
-        self._slow = slow
+    def __init__(self, fallback: Communicator, timeout: float, name_of: Callable[[int], str] | None = None) -> None:
+        """`name_of` names a rank in errors. Raises RankLost when a rank does not come, ConfigError when memory is short."""
+        self.shard = fallback.shard
+        self._fallback = fallback
         self._timeout = timeout
-        self._call = call or (lambda rank: f"rank {rank} of {slow.shard.count}")
-        self._memory = self._join(ops.exchange_bytes(self.shard.count, SLOT_BYTES))
+        self._name_of = name_of or (lambda rank: f"rank {rank} of {fallback.shard.count}")
+        self._memory = self._join(ops.exchange_bytes(self.shard.count, BUFFER_BYTES))
         self._area = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype is not torch.float32 or not x.is_contiguous():
-            return self._slow.all_reduce(x)
+            return self._fallback.all_reduce(x)
         self._exchange(x, None)
         return x
 
@@ -77,25 +77,25 @@ class SharedMemoryCommunicator:
         self.tick()
         out = torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype)
         x = x.contiguous()
-        self._check(ops.exchange_parts(self._area, self.shard.index, SLOT_BYTES, x, sent, out, received, self._timeout))
+        self._check(ops.exchange_parts(self._area, self.shard.index, BUFFER_BYTES, x, sent, out, received, self._timeout))
         return lambda: out
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        self._slow.send(x, to)
+        self._fallback.send(x, to)
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        return self._slow.receive(x, source)
+        return self._fallback.receive(x, source)
 
     def tick(self) -> None:
-        self._slow.tick()
+        self._fallback.tick()
 
     def _exchange(self, x: torch.Tensor, out: torch.Tensor | None) -> None:
         self.tick()
-        self._check(ops.exchange(self._area, self.shard.index, self.shard.count, SLOT_BYTES, x, out, self._timeout))
+        self._check(ops.exchange(self._area, self.shard.index, self.shard.count, BUFFER_BYTES, x, out, self._timeout))
 
     def _check(self, missing: int | None) -> None:
         if missing is not None:
-            raise RankLost(f"{self._call(missing)} did not come within {self._timeout:g} s")
+            raise RankLost(f"{self._name_of(missing)} did not come within {self._timeout:g} s")
 
     def _join(self, size: int) -> mmap.mmap:
         """Maps the file that the first rank makes. It is unlinked once all have it open, so nothing is left behind."""
@@ -105,14 +105,14 @@ class SharedMemoryCommunicator:
                     os.posix_fallocate(file.fileno(), 0, size)  # now: a lack of memory later would kill the process silently
                 except OSError as error:
                     raise ConfigError(f"no room in {Path(file.name).parent} for {size} bytes that ranks share: {error}") from error
-                self._slow.all_gather(_as_numbers(file.name))
+                self._fallback.all_gather(_as_numbers(file.name))
                 memory = mmap.mmap(file.fileno(), size)
-                self._slow.all_gather(torch.zeros(1))
+                self._fallback.all_gather(torch.zeros(1))
             return memory
-        name = _as_text(self._slow.all_gather(_as_numbers(""))[0])
+        name = _as_text(self._fallback.all_gather(_as_numbers(""))[0])
         with Path(name).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), size)
-        self._slow.all_gather(torch.zeros(1))
+        self._fallback.all_gather(torch.zeros(1))
         return memory
 
 

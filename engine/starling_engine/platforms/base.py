@@ -33,7 +33,7 @@ class Platform(Protocol):
         """Returns the bytes that are free now."""
         ...
 
-    def keep_scratch(self) -> None:
+    def keep_freed_memory(self) -> None:
         """Keeps the memory that a step frees for the next one. Called when all permanent memory is allocated."""
         ...
 

@@ -39,7 +39,7 @@ class CpuPlatform:
         now = read_limits()
         return machine if now.memory is None else max(0, min(machine, now.memory - (now.memory_used or 0)))
 
-    def keep_scratch(self) -> None:
+    def keep_freed_memory(self) -> None:
         """Tells glibc to keep freed memory. Else the kernel zeroes pages for each large tensor, 3 to 8 % of a step's time.
 
         Other C libraries are left alone.

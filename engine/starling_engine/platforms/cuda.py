@@ -39,7 +39,7 @@ class CudaPlatform:
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + kept
 
-    def keep_scratch(self) -> None:
+    def keep_freed_memory(self) -> None:
         """Does nothing: torch's allocator keeps it anyway."""
 
     def check_dtype(self, dtype: torch.dtype) -> None:
@@ -73,7 +73,7 @@ class CudaQueue:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def record_event(self) -> DeviceEvent:
-        # Blocking: a thread that waits for every step must not keep a core of the pod busy.
+        # Blocking: a thread that waits for every step must not keep a CPU core of the pod busy.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return _CudaEvent(event, self._device)

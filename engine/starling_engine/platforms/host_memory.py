@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import torch
 
-from starling_engine.sizes import amount
+from starling_engine.byte_sizes import format_bytes
 
 
 def anonymous(size: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def pin(memory: torch.Tensor) -> None:
     error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
     if error:
         forget_error()
-        raise MemoryError(f"{amount(memory.nbytes)} of host memory cannot be pinned (CUDA error {error})")
+        raise MemoryError(f"{format_bytes(memory.nbytes)} of host memory cannot be pinned (CUDA error {error})")
 
 
 def unpin(memory: torch.Tensor) -> None:

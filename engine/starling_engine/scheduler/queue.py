@@ -5,7 +5,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from starling_engine.config import Policy
+from starling_engine.config import SchedulingPolicy
 from starling_engine.request_state import RequestState
 
 
@@ -71,5 +71,5 @@ class PriorityQueue(WaitingQueue):
     _insert_again = _insert
 
 
-def make_queue(policy: Policy) -> WaitingQueue:
+def make_queue(policy: SchedulingPolicy) -> WaitingQueue:
     return FcfsQueue() if policy == "fcfs" else PriorityQueue()

@@ -29,7 +29,7 @@ logger = logging.getLogger("starling.scheduler")
 
 
 class Scheduler:
-    """Owns requests, slots and block tables. Not thread-safe: one engine core drives it."""
+    """Owns requests, batch slots and block tables. Not thread-safe: one engine core drives it."""
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: OffloadManager | None = None) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class Scheduler:
         return None
 
     def _queue_full(self, length: int) -> str | None:
-        """Returns why a request of `length` tokens cannot wait too, or None. Free slots go to requests that wait already."""
+        """Returns why a request of `length` tokens cannot wait too, or None. Free batch slots go to requests that wait already."""
         count, tokens = len(self.waiting), self.waiting.num_tokens
         if count >= self.config.max_num_waiting + len(self._free_slots):
             return f"{count} requests are waiting already"
@@ -182,7 +182,7 @@ class Scheduler:
                 continue
             if todo > 1:
                 prompts.append(request)
-            elif todo == 1 and end < request.budget_end and builder.budget:
+            elif todo == 1 and end < request.length_limit and builder.token_budget:
                 if self.config.stages > 1 and (request.pending or len(builder.requests) >= room):
                     continue
                 if end > len(request.blocks.tables[0]) * block_size and not self._grow(builder, request, end):
@@ -192,33 +192,33 @@ class Scheduler:
     def _plan_prompts(self, builder: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
         """Shares the rest of the budget among prompts. Running ones also get what waiting ones do not use."""
         if len(self.running) > len(prompts):
-            builder.budget = self._prefill.tokens(builder.budget)
+            builder.token_budget = self._prefill.tokens(builder.token_budget)
         wanted = [request.todo for request in prompts]
         waits = admits and len(self.waiting) > 0 and len(self._free_slots) > 0
-        reserved = sum(shares(builder.budget, [*wanted, builder.budget if waits else 0], self.kv.block_size)[:-1])
-        builder.budget -= reserved
+        reserved = sum(shares(builder.token_budget, [*wanted, builder.token_budget if waits else 0], self.kv.block_size)[:-1])
+        builder.token_budget -= reserved
         if admits:
             self._admit_waiting(builder)
-        builder.budget += reserved
-        for request, share in zip(prompts, shares(builder.budget, wanted, self.kv.block_size), strict=True):
+        builder.token_budget += reserved
+        for request, share in zip(prompts, shares(builder.token_budget, wanted, self.kv.block_size), strict=True):
             self._plan_prompt(builder, request, share)
 
     def _plan_prompt(self, builder: StepBuilder, request: RequestState, most: int) -> None:
-        """Adds the next chunk of a request with several tokens to compute, at most `most`."""
+        """Adds the next prefill chunk of a request with several tokens to compute, at most `most`."""
         count = min(request.todo, most)
         if count and request.status is RequestStatus.RUNNING and self._grow(builder, request, request.planned + count):
             builder.add_row(request, count)
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
-        """Starts waiting requests in their order, until budget, slots or blocks end. Requests with closed gates are skipped."""
-        if not builder.budget or not self._free_slots:
+        """Starts waiting requests in their order, until token budget, batch slots or blocks end. Closed gates are skipped."""
+        if not builder.token_budget or not self._free_slots:
             return
         for request in [r for r in self.waiting if not r.gates]:
-            if not builder.budget or not self._free_slots or not self._admit(builder, request):
+            if not builder.token_budget or not self._free_slots or not self._admit(builder, request):
                 return
 
     def _admit(self, builder: StepBuilder, request: RequestState) -> bool:
-        """Starts a request, or skips one that has to wait for its chunks. Returns False when no further request may be tried."""
+        """Starts a request, or skips one that waits for offloaded chunks. Returns False when no further request may be tried."""
         prefix = self._prefixes.find(request)
         if prefix is None:
             return True
@@ -250,18 +250,18 @@ class Scheduler:
 
     def _load_prefix(self, request: RequestState, prefix: PrefixHit) -> None:
         """Orders the loads of a prefix; the request is in no step until its blocks have come."""
-        self.kv.make_room(request.blocks, prefix.length)
+        self.kv.grow_for_load(request.blocks, prefix.length)
         hit = prefix.hit // self.kv.block_size
         self.offload.prepare_load(request, hit, prefix.length, after=self._step_id - 1)
 
     def _plan_first(self, builder: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
-        """Adds the request's first chunk, after the prefix that it found on the device."""
+        """Adds the request's first prefill chunk, after the prefix that it found on the device."""
         sequence = request.blocks
         if prefix.forked:
             sequence.cached_blocks = sequence.found_blocks = prefix.hit // self.kv.block_size
             builder.copies.extend(self.kv.make_writable(sequence, prefix.hit))
         sequence.stored_chunks = prefix.hit // CHUNK
-        count = min(len(request.tokens) - prefix.hit, builder.budget)
+        count = min(len(request.tokens) - prefix.hit, builder.token_budget)
         self.kv.grow(sequence, prefix.hit + count)
         builder.add_row(request, count)
 
@@ -310,7 +310,7 @@ class Scheduler:
         self.offload.on_request_preempted(request)
         self.stats.preemptions_total += 1
 
-    # ---- slots ----
+    # ---- batch slots ----
 
     def _take_slot(self, request: RequestState) -> None:
         self.waiting.remove(request)
@@ -360,9 +360,9 @@ class Scheduler:
         request.computed = computed
         sequence = request.blocks
         if computed // self.kv.block_size > sequence.cached_blocks:
-            self.kv.remember(sequence, request.tokens, computed)
+            self.kv.cache_blocks(sequence, request.tokens, computed)
             self.offload.on_blocks_cached(request)
-        self.kv.leave_window(sequence, computed)
+        self.kv.free_behind_window(sequence, computed)
         if prompt_done:
             self._open_forks(request)
         if Gate.SUSPECT in request.gates and computed >= request.failed_at:
@@ -370,7 +370,7 @@ class Scheduler:
 
     def _forget_computed(self, request: RequestState) -> None:
         """Removes a failed row's blocks from the cache: they may be wrong too."""
-        chunks = self.kv.forget_own(request.blocks)
+        chunks = self.kv.evict_own_blocks(request.blocks)
         self.offload.invalidate(chunks)
 
     def _open_forks(self, parent: RequestState) -> None:
@@ -414,12 +414,12 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Drops cached blocks that no running request uses, on the device and in the CPU tier."""
-        self.forget_device()
+        self.reset_device_cache()
         self.offload.reset()
 
-    def forget_device(self) -> None:
+    def reset_device_cache(self) -> None:
         """Drops cached blocks of the device that no running request uses. The tiers' chunks stay."""
-        self.kv.pool.forget_free()
+        self.kv.pool.evict_free_blocks()
 
     # ---- faults ----
 
@@ -444,12 +444,12 @@ class Scheduler:
     def _plan_trial(self, builder: StepBuilder) -> None:
         """Plans a step of suspects alone, as many of the group as fit. Streams wait for it as for any other."""
         if len(self.running) > len(self._suspects.tried):
-            builder.budget = self._prefill.tokens(builder.budget)
+            builder.token_budget = self._prefill.tokens(builder.token_budget)
         for request in tuple(self._suspects.tried):
-            if not builder.budget:
+            if not builder.token_budget:
                 break
             if request.status is RequestStatus.RUNNING:
-                self._plan_prompt(builder, request, builder.budget)
+                self._plan_prompt(builder, request, builder.token_budget)
             elif self._free_slots:
                 self._admit(builder, request)
         if builder.requests:
@@ -465,7 +465,7 @@ class Scheduler:
         return self.stats
 
     def check_integrity(self) -> None:
-        """Asserts that blocks, slots and requests agree; cheap enough for idle moments."""
+        """Asserts that blocks, batch slots and requests agree; cheap enough for idle moments."""
         self.offload.check_integrity({request.record.id for request in self.waiting})
         pinned = self.offload.pinned_blocks()
         self.kv.pool.check_integrity([*(t for r in self.running for t in r.blocks.tables), *pinned])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.request_state import RequestState
 from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, StepPlan
-from starling_engine.tokens import pack
+from starling_engine.token_packing import pack_tokens
 
 
 @dataclass(slots=True)
@@ -14,8 +14,8 @@ class StepBuilder:
 
     step_id: int
     epoch: int
-    budget: int
-    """Tokens that still fit."""
+    token_budget: int
+    """Tokens that still fit into the step."""
     stages: int
     requests: list[RequestState] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class StepBuilder:
     inputs: list[int] = field(default_factory=list)
 
     def add_row(self, request: RequestState, count: int) -> None:
-        """Adds a row for the next `count` tokens of `request`; enters it in its slot if the workers do not have it yet."""
+        """Adds a row for the next `count` tokens of `request`; enters it in its batch slot if the workers do not have it yet."""
         if not request.entered:
             self._enter(request)
         start, known = request.planned, len(request.tokens)
@@ -43,7 +43,7 @@ class StepBuilder:
         self.num_tokens.append(count)
         self.sampled_in.append(request.last_step if end > request.given else GIVEN)
         self.sample.append(samples)
-        self.budget -= count
+        self.token_budget -= count
         request.planned = end
         if self.stages > 1:
             self.inputs.append(request.tokens[end - 1])
@@ -56,7 +56,7 @@ class StepBuilder:
         record = request.record
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.blocks.tables]
-        tokens = pack(request.tokens)
+        tokens = pack_tokens(request.tokens)
         request.given = len(request.tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, blocks, record.seed, sampling, record.pooling))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from starling_engine.weights.slot import Loadable, Slot
+from starling_engine.weights.weight_slot import Loadable, WeightSlot
 
 POOL = 1 << 22
 """Random numbers that are drawn in all. A matrix's rows are parts of the pool, so filling costs a copy, not a draw."""
@@ -17,7 +17,7 @@ QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
 
 def load_dummy(model: Loadable, seed: int) -> None:
     """Fills every slot, see `DummyWeights`."""
-    DummyWeights(seed).fill(model.slots())
+    DummyWeights(seed).fill(model.weight_slots())
 
 
 class DummyWeights:
@@ -31,17 +31,17 @@ class DummyWeights:
         self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
         self._scaled: dict[float, torch.Tensor] = {}
 
-    def fill(self, slots: Mapping[str, Slot]) -> None:
+    def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         for name, slot in slots.items():
             whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, self._pool, self._scaled)
             slot.load(whole[slot.part] if slot.part else whole)
 
 
-def _vector(name: str, slot: Slot) -> torch.Tensor:
+def _vector(name: str, slot: WeightSlot) -> torch.Tensor:
     return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)
 
 
-def _matrix(name: str, slot: Slot, pool: torch.Tensor, scaled: dict[float, torch.Tensor]) -> torch.Tensor:
+def _matrix(name: str, slot: WeightSlot, pool: torch.Tensor, scaled: dict[float, torch.Tensor]) -> torch.Tensor:
     """Returns a view with overlapping rows. Few scales occur, so the pool is scaled once for each, in `scaled`."""
     rows, columns = slot.shape
     scale = _scale(name, columns)

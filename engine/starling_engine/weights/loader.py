@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
 from starling_engine.weights.checkpoint import DTYPE_BYTES, TensorInfo, read_checkpoint
-from starling_engine.weights.slot import Loadable, Slot
+from starling_engine.weights.weight_slot import Loadable, WeightSlot
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all) of this rank."""
@@ -32,7 +32,7 @@ def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress
     Raises WeightError naming tensors that are missing, unknown, misshapen or of a dtype that cannot be converted. Headers tell, so
     that is checked before the first byte is copied.
     """
-    slots = model.slots()
+    slots = model.weight_slots()
     found = read_checkpoint(folder)
     sources = _match(slots, found)
     known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
@@ -48,7 +48,7 @@ class Checkpoint:
         """Raises as `read_checkpoint`."""
         self._found = read_checkpoint(folder)
 
-    def fill(self, slots: Mapping[str, Slot]) -> None:
+    def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         """Raises as `load_weights`."""
         _copy(slots, _match(slots, self._found), no_progress)
 
@@ -68,7 +68,7 @@ class _Source:
         return math.prod(self.shape) * DTYPE_BYTES[self.info.dtype]
 
 
-def _match(slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
+def _match(slots: Mapping[str, WeightSlot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
     """Returns the source of each slot. Raises WeightError for sources that do not fit."""
     sources = {name: source for name, slot in slots.items() if (source := _source(name, slot, found))}
     _refuse("is missing", [name for name in slots if name not in sources])
@@ -85,7 +85,7 @@ def _match(slots: Mapping[str, Slot], found: Mapping[str, TensorInfo]) -> dict[s
     return sources
 
 
-def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source | None:
+def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _Source | None:
     if name in found:
         return _Source(name, found[name], slot.local_shape, slot.shape, slot.part)
     alias = slot.alias
@@ -94,7 +94,7 @@ def _source(name: str, slot: Slot, found: Mapping[str, TensorInfo]) -> _Source |
     return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index)
 
 
-def _copy(slots: Mapping[str, Slot], sources: Mapping[str, _Source], progress: Progress) -> None:
+def _copy(slots: Mapping[str, WeightSlot], sources: Mapping[str, _Source], progress: Progress) -> None:
     total = sum(source.num_bytes for source in sources.values())
     done = 0
     for path, names in _by_file(sources).items():
@@ -132,7 +132,7 @@ def _refuse(fault: str, names: list[str]) -> None:
 
 def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
     """Raises WeightError where two copies of a tied tensor differ: the model would give wrong tokens silently."""
-    slots = model.slots()
+    slots = model.weight_slots()
     for name, original in model.duplicates().items():
         if name not in found or original not in slots:  # another stage has it
             continue

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone
-from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
+from starling_engine.sleep import MemoryReply, ReleaseMemory, RestoreMemory
 from starling_engine.topology.epoch import Balance, EpochCommand, Prepared, Rearranged, Switched, Unprepared
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Idle(msgspec.Struct, tag="idle"):
 
 Command = Idle | TransferChunks | ReleaseMemory | RestoreMemory | EpochCommand
 
-Reply = TransferDone | TierStatus | MemoryOrderDone | Prepared | Unprepared | Switched | Balance | Rearranged
+Reply = TransferDone | TierStatus | MemoryReply | Prepared | Unprepared | Switched | Balance | Rearranged
 """Message from a rank to its core: the answer to a command, or news that nobody asked for."""
 
 
@@ -38,6 +38,6 @@ class CommandHandler:
         match command:
             case ReleaseMemory() | RestoreMemory():
                 self._settle()  # the core knows the results of the rank that samples; this one's may still be in flight
-                self._reply(self._worker.order_memory(command))
+                self._reply(self._worker.change_memory(command))
             case _:
                 raise AssertionError(f"{type(command).__name__} is for ranks that step with those of other cores")

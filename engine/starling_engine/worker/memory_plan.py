@@ -23,7 +23,7 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     config, platform, model, groups = factory.config, factory.platform, factory.model, factory.groups
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
     activations = _activations(factory, dtype)
-    held = sum(math.prod(slot.local_shape) for slot in model.slots().values())
+    held = sum(math.prod(slot.local_shape) for slot in model.weight_slots().values())
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
     per_request = peak_blocks(groups, config.max_model_len, in_flight)
     return plan_memory(
@@ -78,16 +78,16 @@ def kv_dtype(config: WorkerConfig) -> torch.dtype:
 
 
 def allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Allocates one storage tensor for each index in a group; layers of different groups share it, for they never share a page.
+    """Allocates one storage tensor for each index in a group; layers of different groups share it, for they never share a block.
 
-    Returns each layer's view [num_blocks, *page_shape]. Pages are zero, so nothing read is ever NaN.
+    Returns each layer's view [num_blocks, *layer_block_shape]. Blocks are zero, so nothing read is ever NaN.
     """
     size = max(len(group.layers) for group in groups)
-    storages = [_zeros(num_blocks * groups[0].spec.page_bytes, device) for _ in range(size)]
+    storages = [_zeros(num_blocks * groups[0].spec.layer_block_bytes, device) for _ in range(size)]
     views: dict[int, torch.Tensor] = {}
     for group in groups:
         for storage, layer in zip(storages, group.layers, strict=False):
-            views[layer] = storage.view(dtype).view(num_blocks, *group.spec.page_shape)
+            views[layer] = storage.view(dtype).view(num_blocks, *group.spec.layer_block_shape)
     return [views[layer] for layer in sorted(views)]
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from starling_engine.ledger import LOGPROB_ROWS
-from starling_engine.models.forward_context import ForwardContext
+from starling_engine.models.decoder import ForwardContext
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
 from starling_engine.worker.device.pinned import DeviceValues

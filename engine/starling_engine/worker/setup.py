@@ -20,7 +20,7 @@ from starling_engine.platforms.base import Platform
 from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
-from starling_engine.weights.slot import WeightSource
+from starling_engine.weights.weight_slot import WeightSource
 from starling_engine.worker.memory_plan import kv_dtype
 
 

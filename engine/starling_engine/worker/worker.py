@@ -22,9 +22,9 @@ from starling_engine.ledger import Ledger
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
-from starling_engine.sleep import MemoryOrder, MemoryOrderDone
+from starling_engine.sleep import MemoryCommand, MemoryReply
 from starling_engine.step import NewRequest, StepPlan, StepResult
-from starling_engine.tokens import pack
+from starling_engine.token_packing import pack_tokens
 from starling_engine.topology.epoch import Balance, Rearranged
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.guarded_step import GuardedStep
@@ -92,7 +92,7 @@ class Worker:
         if self._config.dp_sync:
             self._model, self._expert_ranks = model, expert_ranks
         with self._phase("warm up"):
-            setup.platform.keep_scratch()
+            setup.platform.keep_freed_memory()
             self._warm_up(groups)
         if isinstance(self._runner, DeviceRunner):
             with self._phase("graphs"), torch.inference_mode():
@@ -142,11 +142,11 @@ class Worker:
     def _reserved(self, model: Decoder, slots: int | None = None) -> int:
         """Elements of the experts that this rank will have to hold: it stands by without any. `slots` of each layer, or all."""
         shapes = [e.shape for e in model.experts.values()] if self._config.dp_sync else []
-        return sum(3 * (s.slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
+        return sum(3 * (s.num_slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
 
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """Runs one token, into the null block, so that the first request does not pay for lazy initialisation."""
-        new = NewRequest(0, pack([0]), 1, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
+        new = NewRequest(0, pack_tokens([0]), 1, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
         self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)
@@ -186,10 +186,10 @@ class Worker:
         """Does `begin`, and then `finish`."""
         return self.begin(plan).finish()
 
-    def order_memory(self, order: MemoryOrder) -> MemoryOrderDone:
+    def change_memory(self, command: MemoryCommand) -> MemoryReply:
         """Gives memory back, or restores it; no step is in flight. Not for a rank whose config says `dp_sync`."""
         assert self._sleeper is not None, "prepare() comes first, and ranks that step with other cores' do not sleep"
-        return self._sleeper.carry_out(order)
+        return self._sleeper.carry_out(command)
 
     def transfer(self, orders: Sequence[TransferOrder]) -> None:
         """Begins to transfer chunks. From any thread."""
@@ -230,4 +230,4 @@ class Worker:
         """Runs a step without a plan: the experts that are here compute for the tokens of other ranks."""
         assert self._model is not None, "prepare() comes first"
         with torch.inference_mode():
-            self._model.serve_experts(self._tick)
+            self._model.forward_without_tokens(self._tick)

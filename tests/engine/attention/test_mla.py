@@ -112,7 +112,7 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
     layer = weights(MlaShape(**SIZES))
     kv = torch.full((4, BLOCK, 40), 5.0)
     meta = metadata([(0, 3)], torch.tensor([[2]], dtype=torch.int32))
-    meta.slots[1] = -1
+    meta.slot_mapping[1] = -1
     TorchMla().forward(torch.randn(3, 96), torch.randn(3, 32), torch.randn(3, 8), layer, kv, meta)
     written = (kv != 5.0).any(-1)
     assert written.nonzero().tolist() == [[2, 0], [2, 2]]

@@ -89,7 +89,7 @@ def metadata(rows: list[tuple[int, int]], tables: torch.Tensor) -> AttentionMeta
     counts = torch.tensor([0] + [count for _, count in rows])
     return AttentionMetadata(
         positions=torch.cat(positions),
-        slots=torch.cat(slots),
+        slot_mapping=torch.cat(slots),
         query_start=counts.cumsum(0).to(torch.int32),
         context_lens=torch.tensor([start + count for start, count in rows], dtype=torch.int32),
         block_tables=tables,
@@ -128,7 +128,7 @@ def test_a_token_without_a_slot_stores_nothing(backend: AttentionBackend) -> Non
     qkv = torch.randn(3, width(PLAIN), generator=torch.Generator().manual_seed(0))
     kv = torch.full((4, 2, 2, BLOCK, 16), 5.0)
     meta = metadata([(0, 3)], torch.tensor([[2]], dtype=torch.int32))
-    meta.slots[1] = -1
+    meta.slot_mapping[1] = -1
     backend.forward(qkv, PLAIN, kv, meta)
     written = (kv != 5.0).flatten(3).any(-1)
     assert written.nonzero()[:, 0].unique().tolist() == [2]

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from starling_engine import SamplingParams
-from starling_engine.kv.event_endpoint import REPLAY_PORT
+from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
 from starling_engine.kv_offload.secondary.base import CHUNK
 
 from tests.engine.listener import free_port
@@ -34,7 +34,7 @@ class Dynamo:
         self._client = client
 
     async def register(self, port: int) -> None:
-        place = {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": f"tcp://127.0.0.1:{port + REPLAY_PORT}"}
+        place = {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": f"tcp://127.0.0.1:{port + REPLAY_PORT_OFFSET}"}
         answer = await self._client.post("/register", json={"instance_id": 1, "model_name": "m", "block_size": BLOCK, **place})
         answer.raise_for_status()
 

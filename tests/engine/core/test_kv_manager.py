@@ -21,13 +21,13 @@ def params(max_tokens: int) -> SamplingParams:
 @pytest.mark.parametrize(("window", "chunk"), [(16, 32), (20, 24), (64, 8)])
 def test_an_admitted_prompt_gets_its_blocks_whatever_others_take(window: int, chunk: int) -> None:
     """Blocks that its window frees stay reserved until it is computed; else it is preempted half-way."""
-    kv = KVManager(groups_of(8, window), 60, chunk=chunk)
+    kv = KVManager(groups_of(8, window), 60, max_in_flight=chunk)
     sequence = kv.new_sequence(b"root")
     assert kv.admit(sequence, [[], []], 240)
     for end in [*range(chunk, 240, chunk), 240]:
         kv.pool.take(kv.num_available)
         kv.grow(sequence, end)
-        kv.leave_window(sequence, end)
+        kv.free_behind_window(sequence, end)
     assert sequence.num_blocks == 30 and sequence.reserved == 0
     kv.release(sequence)
     assert kv.reserved == 0
@@ -98,7 +98,7 @@ def test_a_hit_is_the_longest_that_every_group_can_go_on_from(data: st.DataObjec
     cached = data.draw(st.sets(st.sampled_from(range(count)))) if count else set()
     for number in cached:
         (block,) = kv.pool.take(1)
-        kv.pool.remember(0, hashes[number], block)
+        kv.pool.cache_block(0, hashes[number], block)
     limit = data.draw(st.integers(0, count))
     spec = kv.groups[0].spec
     possible = [length for length in range(limit + 1) if cached.issuperset(range(spec.first_needed_block(length * 8), length))]

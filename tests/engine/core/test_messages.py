@@ -5,7 +5,7 @@ import pytest
 from starling_engine.core.messages import Add, FromFrontend
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.tokens import pack, unpack
+from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.worker.messages import Execute, ToWorker
 
 from tests.engine.toy_engine import ToyEngine
@@ -45,8 +45,8 @@ def test_so_does_a_plan_for_a_rank_in_a_process() -> None:
     assert len(plan.new[0].token_ids) == 4 * len(LONG)
     message = encode(Execute(plan))
     came = msgspec.msgpack.decode(message, type=ToWorker)
-    assert isinstance(came, Execute) and unpack(came.plan.new[0].token_ids).tolist() == LONG
+    assert isinstance(came, Execute) and unpack_tokens(came.plan.new[0].token_ids).tolist() == LONG
 
 
 def test_the_bytes_are_little_endian() -> None:
-    assert pack([1, 256]) == b"\1\0\0\0\0\1\0\0"
+    assert pack_tokens([1, 256]) == b"\1\0\0\0\0\1\0\0"

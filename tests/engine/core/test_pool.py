@@ -30,7 +30,7 @@ def test_the_least_recently_used_block_is_uncached_first() -> None:
     pool = BlockPool(4)
     blocks = pool.take(3)
     for block, block_hash in zip(blocks, (b"a", b"b", b"c"), strict=True):
-        pool.remember(0, block_hash, block)
+        pool.cache_block(0, block_hash, block)
     for block in (blocks[1], blocks[0], blocks[2]):
         pool.release(block)
     pool.take(1)
@@ -40,7 +40,7 @@ def test_the_least_recently_used_block_is_uncached_first() -> None:
 def test_uncached_blocks_are_taken_before_cached_ones() -> None:
     pool = BlockPool(4)
     first, second, third = pool.take(3)
-    pool.remember(0, b"a", first)
+    pool.cache_block(0, b"a", first)
     for block in (first, second, third):
         pool.release(block)
     assert pool.take(2) == [third, second]
@@ -50,17 +50,17 @@ def test_uncached_blocks_are_taken_before_cached_ones() -> None:
 def test_a_hit_takes_a_free_block_out_of_the_list() -> None:
     pool = BlockPool(3)
     (block,) = pool.take(1)
-    pool.remember(0, b"a", block)
+    pool.cache_block(0, b"a", block)
     pool.release(block)
     pool.share(block)
     assert pool.num_free == 1 and pool.take(1) != [block]
-    pool.forget_free()
+    pool.evict_free_blocks()
     assert pool.find(0, b"a") == block, "only free blocks are uncached"
 
 
 def test_the_first_block_of_a_hash_stays_cached() -> None:
     pool = BlockPool(3)
     one, two = pool.take(2)
-    pool.remember(0, b"a", one)
-    pool.remember(0, b"a", two)
+    pool.cache_block(0, b"a", one)
+    pool.cache_block(0, b"a", two)
     assert pool.find(0, b"a") == one

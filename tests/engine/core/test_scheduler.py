@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starling_engine.config import Policy
+from starling_engine.config import SchedulingPolicy
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
@@ -225,7 +225,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_queue_is_full_of_tokens_too(policy: Policy) -> None:
+def test_a_queue_is_full_of_tokens_too(policy: SchedulingPolicy) -> None:
     engine = ToyEngine()
     engine.scheduler.config = replace(engine.scheduler.config, max_num_waiting_tokens=30)
     engine.scheduler.waiting = make_queue(policy)

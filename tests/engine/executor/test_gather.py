@@ -5,7 +5,7 @@ from starling_engine.delta import TierStats
 from starling_engine.errors import RankLost
 from starling_engine.executor.gather import ReplyGather, StepResults
 from starling_engine.kv_offload.orders import TierStatus, TransferDone
-from starling_engine.sleep import MemoryOrderDone
+from starling_engine.sleep import MemoryReply
 from starling_engine.step import StepResult
 from starling_engine.topology.epoch import Balance, ExpertLoads, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.worker.commands import Reply
@@ -45,8 +45,8 @@ def test_a_status_stays_valid_until_the_rank_sends_another() -> None:
     ("errors", "merged"), [((None, None), None), ((None, "no memory"), "rank 1: no memory"), (("a", "b"), "rank 0: a; rank 1: b")]
 )
 def test_a_rank_that_could_not_give_its_memory_back_is_named(errors: tuple[str | None, str | None], merged: str | None) -> None:
-    replies = [(rank, MemoryOrderDone(error)) for rank, error in enumerate(errors)]
-    assert gather(*replies) == gather(*reversed(replies)) == [MemoryOrderDone(merged)]
+    replies = [(rank, MemoryReply(error)) for rank, error in enumerate(errors)]
+    assert gather(*replies) == gather(*reversed(replies)) == [MemoryReply(merged)]
 
 
 def test_an_epoch_is_prepared_when_the_slowest_rank_is() -> None:

@@ -24,7 +24,7 @@ from starling_engine.topology.epoch import CHECKPOINT, PEERS
 from starling_engine.topology.placement import spread
 from starling_engine.topology.shard import Share
 from starling_engine.weights.loader import Checkpoint
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, make_reference
 from tests.engine.expert_parallel.test_ranks import Rank, build, wait
@@ -42,7 +42,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 class Away:
     """A checkpoint that cannot be read any more."""
 
-    def fill(self, _slots: Mapping[str, Slot]) -> None:
+    def fill(self, _slots: Mapping[str, WeightSlot]) -> None:
         raise WeightError("model.safetensors is away")
 
 
@@ -209,7 +209,7 @@ class Hooked(DenseExperts):
 
 
 def one_slot(method: DenseExperts) -> Experts:
-    shape = ExpertsShape(num_experts=3, slots=1, hidden_size=8, intermediate=Share.all(8))
+    shape = ExpertsShape(num_experts=3, num_slots=1, hidden_size=8, intermediate=Share.all(8))
     names = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
     return Experts(names, shape, method, torch.float32, torch.device("cpu"))
 

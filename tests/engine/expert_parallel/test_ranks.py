@@ -21,7 +21,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.topology.placement import Placement, regroup, spread
 from starling_engine.weights.loader import Checkpoint, load_weights
-from starling_engine.weights.slot import Slot
+from starling_engine.weights.weight_slot import WeightSlot
 
 from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, make_reference
 from tests.engine.paged_driver import PagedDriver
@@ -56,7 +56,7 @@ class Rank:
     def step(self, prompt: list[int], count: int) -> None:
         """The next `count` tokens, or what the others need of it."""
         if not count:
-            self.model.serve_experts()
+            self.model.forward_without_tokens()
             return
         start = self.driver.lengths[0]
         self.logits += self.driver.run([(0, prompt[start : start + count])])
@@ -258,7 +258,7 @@ class Stuck(Checkpoint):
         super().__init__(folder)
         self.waits, self.go_on = threading.Event(), threading.Event()
 
-    def fill(self, slots: Mapping[str, Slot]) -> None:
+    def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         super().fill(slots)
         self.waits.set()
         assert self.go_on.wait(10)

@@ -45,7 +45,7 @@ def step(rows: int, queries: int) -> AttentionMetadata:
 def absorbed(rows: int, queries: int, heads: int) -> None:
     tokens = rows * queries
     kv = empty(1024, 16, V3.latent_dim)
-    mla.attend(empty(heads, tokens, V3.kv_rank), empty(tokens, heads, 64), kv, step(rows, queries), 0.1, processors=132)
+    mla.attend(empty(heads, tokens, V3.kv_rank), empty(tokens, heads, 64), kv, step(rows, queries), 0.1, sms=132)
 
 
 def expanded() -> None:
@@ -57,4 +57,4 @@ def expanded() -> None:
 def store() -> None:
     meta, cos_sin, kv = step(64, 1), empty(4096, 64, dtype=torch.float32), empty(1024, 16, V3.latent_dim)
     q, c, k_rope = empty(64, 128, 192), empty(64, 512), empty(64, 64)
-    rotate_and_store(q, c, k_rope, meta.positions, cos_sin, kv, meta.slots, interleaved=True)
+    rotate_and_store(q, c, k_rope, meta.positions, cos_sin, kv, meta.slot_mapping, interleaved=True)

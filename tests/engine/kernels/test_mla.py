@@ -28,7 +28,7 @@ class Expanding(MlaShape):
 def on(device: torch.device, meta: AttentionMetadata, *, known: bool) -> AttentionMetadata:
     """Makes metadata with the lengths that the host knows, or without."""
     lens = (meta.query_start.tolist(), meta.context_lens.tolist()) if known else None
-    names = ("positions", "slots", "query_start", "context_lens", "block_tables")
+    names = ("positions", "slot_mapping", "query_start", "context_lens", "block_tables")
     return replace(meta, **{name: getattr(meta, name).to(device) for name in names}, host_lens=lens)
 
 
@@ -51,7 +51,7 @@ def test_equals_attention_written_out(
     name: str, form: str, dtype: torch.dtype, tolerance: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences of different lengths, in chunks that end inside blocks, then one token each, with contexts that are split."""
-    monkeypatch.setattr(mla, "LEAST_KEYS", 8)
+    monkeypatch.setattr(mla, "SEGMENT_KEYS", 8)
     monkeypatch.setattr(mla_triton, "SHORT", 1)
     monkeypatch.setattr(mla_triton, "sms", lambda _: 8)
     layer = weights((Expanding if form == "expanded" else MlaShape)(**SHAPES[name]))
@@ -104,10 +104,11 @@ def test_runs_are_neighbours_in_one_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "longest", "splits"), [(2, 8192, 64), (128, 8192, 1), (40, 1 << 17, 2), (1, 100, 1), (1, 1000, 4), (500, 8192, 1)]
+    ("programs", "longest", "segments"),
+    [(2, 8192, 64), (128, 8192, 1), (40, 1 << 17, 2), (1, 100, 1), (1, 1000, 4), (500, 8192, 1)],
 )
-def test_contexts_are_split_to_fill_the_processors(programs: int, longest: int, splits: int) -> None:
-    assert mla.splits_for(programs, longest, 132) == splits
+def test_contexts_are_split_to_fill_the_processors(programs: int, longest: int, segments: int) -> None:
+    assert mla.segments_for(programs, longest, 132) == segments
 
 
 @pytest.mark.parametrize(("rows", "queries", "heads"), [(1, 1, 128), (64, 1, 16), (8, 4, 16)])

@@ -37,14 +37,14 @@ def test_blocks_are_the_sorted_pairs(tokens: int, top_k: int, slots: int, block:
 
 
 def test_the_most_blocks_are_enough_and_can_be_needed() -> None:
-    assert grouping.most_blocks(pairs=10, slots=3, block=4) == 4  # 1 + 1 + 8
-    assert grouping.most_blocks(pairs=3, slots=128, block=16) == 3
-    assert grouping.most_blocks(pairs=4096, slots=1, block=128) == 32
+    assert grouping.most_blocks(pairs=10, num_slots=3, block=4) == 4  # 1 + 1 + 8
+    assert grouping.most_blocks(pairs=3, num_slots=128, block=16) == 3
+    assert grouping.most_blocks(pairs=4096, num_slots=1, block=128) == 32
 
 
 def filled(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Experts:
     layer, source = Experts(NAMES, shape, TritonExperts(), dtype, device), reference(shape)
-    for expert in range(shape.slots):
+    for expert in range(shape.num_slots):
         load(layer, source, expert)
     return layer
 

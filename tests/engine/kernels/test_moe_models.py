@@ -57,7 +57,7 @@ def watch_idle(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, ...]]:
     apply, seen = TritonExperts.apply, set[tuple[bool, ...]]()
 
     def watched(self: TritonExperts, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        seen.add(tuple((slots == self.shape.slots).all(-1).tolist()))
+        seen.add(tuple((slots == self.shape.num_slots).all(-1).tolist()))
         return apply(self, x, slots, weights)
 
     monkeypatch.setattr(TritonExperts, "apply", watched)

@@ -64,7 +64,7 @@ def test_the_layer_takes_it_where_triton_runs(monkeypatch: pytest.MonkeyPatch, d
     assert elementwise_kernels(FP16, device) == "triton"
     x, residual, weight = torch.randn(3, 5, 64).half().unbind()
     for norm_layer in (layer, other):
-        norm_layer.slots()["norm.weight"].load(weight[0])
+        norm_layer.weight_slots()["norm.weight"].load(weight[0])
     for added in (None, residual):
         expected = other.forward(x.clone(), added if added is None else added.clone())
         actual = layer.forward(x.to(device), added if added is None else added.to(device))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from starling_engine.kernels.one_shot import BLOCKS, SLOT_BYTES, TILE, one_shot_sum, region_bytes
+from starling_engine.kernels.one_shot import BLOCKS, BUFFER_BYTES, TILE, one_shot_sum, region_bytes
 
 from tests.engine.kernels.compiled import MAX_SHARED, compiled
 
@@ -10,7 +10,7 @@ RANKS = 3
 
 
 class Machine:
-    """Every rank's region, in one memory. `flags` and `slots` are views of one rank's."""
+    """Every rank's region, in one memory. `flags` and `buffer` are views of one rank's."""
 
     def __init__(self, device: torch.device) -> None:
         self.regions = [torch.zeros(region_bytes(RANKS), dtype=torch.uint8, device=device) for _ in range(RANKS)]
@@ -25,16 +25,16 @@ class Machine:
     def counts(self, rank: int) -> torch.Tensor:
         return self.numbers(rank)[BLOCKS * RANKS :]
 
-    def slot(self, rank: int, number: int, x: torch.Tensor) -> torch.Tensor:
+    def buffer(self, rank: int, number: int, x: torch.Tensor) -> torch.Tensor:
         """Returns the memory of `x` for the sum of this number."""
-        slots = self.regions[rank][-2 * SLOT_BYTES :].view(2, SLOT_BYTES)
-        return slots[number & 1, : x.nbytes].view(x.dtype).view(x.shape)
+        buffers = self.regions[rank][-2 * BUFFER_BYTES :].view(2, BUFFER_BYTES)
+        return buffers[number & 1, : x.nbytes].view(x.dtype).view(x.shape)
 
     def arrive(self, rank: int, number: int, parts: list[torch.Tensor]) -> None:
         """Does what the other ranks do until they wait."""
         for other in range(RANKS):
             if other != rank:
-                self.slot(other, number, parts[other]).copy_(parts[other])
+                self.buffer(other, number, parts[other]).copy_(parts[other])
                 self.flags(rank)[:, other] = number
 
 
@@ -66,7 +66,7 @@ def test_a_rank_sets_the_flag_of_every_other_and_writes_its_part(device):
     parts, machine = draw(50, torch.float32, device), Machine(device)
     machine.arrive(1, 1, parts)
     one_shot_sum(parts[1].clone(), machine.addresses, 1)
-    assert torch.equal(machine.slot(1, 1, parts[1]), parts[1])
+    assert torch.equal(machine.buffer(1, 1, parts[1]), parts[1])
     for other in range(RANKS):
         assert machine.flags(other)[:, 1].eq(1).all()
     assert machine.flags(0)[:, [0, 2]].eq(0).all(), "it speaks for itself alone"
@@ -74,7 +74,7 @@ def test_a_rank_sets_the_flag_of_every_other_and_writes_its_part(device):
 
 @pytest.mark.parametrize("begun", [0, 7, 2**31 - 2])
 def test_sums_follow_one_another(begun, device):
-    """Checks that sums use two slots in turn, also where the count wraps to negative numbers."""
+    """Checks that sums use two buffers in turn, also where the count wraps to negative numbers."""
     machine = Machine(device)
     machine.counts(0).fill_(begun)
     for rank in range(RANKS):

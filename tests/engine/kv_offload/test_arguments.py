@@ -92,7 +92,7 @@ def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, out
     def host_bytes(**fields: Any) -> int:
         tiers = resolve(EngineArgs(model=str(tmp_path), **outside, **fields))[2].worker.tiers
         assert tiers is not None
-        return tiers.slot_bytes
+        return tiers.host_bytes
 
     chunk = host_bytes(max_model_len=64)
     assert host_bytes(max_model_len=256) == 4 * chunk

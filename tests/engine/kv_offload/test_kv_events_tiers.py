@@ -85,7 +85,7 @@ def test_a_router_knows_what_both_tiers_know(
             case 0:
                 engine.scheduler.reset_prefix_cache()
             case 1:
-                engine.scheduler.forget_device()
+                engine.scheduler.reset_device_cache()
         listen(engine, router)
     engine.run()
     listen(engine, router)
@@ -119,7 +119,7 @@ def test_a_device_that_forgets_leaves_the_cpu_tier() -> None:
     engine.run()
     listen(engine, router)
     assert len(router.cached["CPU"][0]) == 3 * CHUNK // 8
-    engine.scheduler.forget_device()
+    engine.scheduler.reset_device_cache()
     assert engine.log is not None
     (event,) = heard(engine.log)
     assert isinstance(event, Removed) and event.medium == "GPU"

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from starling_engine.config import TiersConfig
-from starling_engine.ipc.log_throttle import LOG_INTERVAL
+from starling_engine.kv_offload.log_throttle import LOG_INTERVAL
 from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.policies import PROBE_EVERY
 from starling_engine.kv_offload.stats import OffloadStats

@@ -64,7 +64,7 @@ def test_in_a_small_cache_with_a_cpu_tier(checkpoint: tuple[Path, Outputs], poli
     with core_with(folder, tiers, kv_blocks=80) as core:
         for _ in range(3):
             assert serve(core) == expected
-            core.scheduler.kv.pool.forget_free()
+            core.scheduler.kv.pool.evict_free_blocks()
         cpu = core.scheduler.snapshot().tiers["cpu"]
         assert cpu.hits_total and cpu.stored_bytes_total and cpu.loaded_bytes_total
 

@@ -83,7 +83,7 @@ def test_a_prefix_loses_its_end_first(policy: str, chunks: int, window: int) -> 
     prompt = prompt_of(chunks * CHUNK + 10)
     run_one(engine, "first", prompt)
     run_one(engine, "other", prompt_of(8 * CHUNK + 10, 1))
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     assert run_one(engine, "again", prompt) == (chunks - 4) * CHUNK
 
 
@@ -94,13 +94,13 @@ def test_what_the_device_has_of_a_prefix_stays_in_slots_as_long_as_the_rest(poli
     prompt, other = prompt_of(6 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
     run_one(engine, "first", prompt)
     run_one(engine, "other", other)
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     engine.add("beginning", prompt[: 3 * CHUNK + 1], SamplingParams(max_tokens=1, prompt_logprobs=0))  # computed
     engine.run()
     assert run_one(engine, "again", prompt) == 6 * CHUNK
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     run_one(engine, "third", prompt_of(5 * CHUNK + 10, 2))
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     assert run_one(engine, "at last", prompt) == 6 * CHUNK
 
 
@@ -128,7 +128,7 @@ def test_what_need_not_be_stored_keeps_nothing_else_from_it() -> None:
     engine = filled(40)
     known, new = prompt_of(20 * CHUNK + 10), prompt_of(6 * CHUNK + 10, 1)
     run_one(engine, "known", known)
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     engine.offload.device._under_pressure = lambda: False
     for name, prompt in (("computed", known), ("new", new)):
         engine.add(name, prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))  # nothing of it comes from slots
@@ -171,7 +171,7 @@ def test_the_device_has_the_beginning_and_slots_the_rest() -> None:
     engine = engine_of(secondary={}, block_size=8)
     prompt = prompt_of(300)
     run_one(engine, "old", prompt)
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     run_one(engine, "beginning", prompt[:100])
     assert run_one(engine, "all", prompt) == 256
 
@@ -289,7 +289,7 @@ def test_copies_that_fail_are_errors_of_the_cpu_tier(kind: str, monkeypatch: pyt
     run_one(engine, "works", prompt)
     assert cpu.errors_total == 0
     monkeypatch.setattr(ToyTiers, "_do", fails)
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     run_one(engine, "again", prompt)
     run_one(engine, "other", prompt_of(300, 1))
     assert cpu.errors_total == 4
@@ -380,7 +380,7 @@ def test_a_fork_does_not_take_what_its_parent_still_loads() -> None:
     engine.offload.device.swap_out(parent)
     engine.scheduler._preempt(parent)
     engine._transfer()
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     engine.scheduler.abort("x")
     engine.run()
     assert engine.tiers.counts["load"] >= 3
@@ -409,7 +409,7 @@ def test_a_swapped_request_finds_its_chunks(window: int) -> None:
     engine.offload.device.swap_out(request)
     engine.scheduler._preempt(request)
     engine._transfer()
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     engine.run()
     assert engine.tiers.counts["load"] >= 3
     assert engine.outputs["a"] == expected_output(prompt_of(220), params(40), 0, LENGTH)

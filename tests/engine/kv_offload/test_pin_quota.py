@@ -88,7 +88,7 @@ def test_who_finds_no_room_for_what_is_there_does_not_ask_again_and_again(monkey
     prompt, now = prompt_of(390), [0.0]
     engine = engine_of(secondary=left_in_secondary(prompt), num_blocks=200, slots=8)
     run_one(engine, "beginning", prompt[:321])
-    engine.kv.pool.forget_free()
+    engine.kv.pool.evict_free_blocks()
     monkeypatch.setattr(engine.offload.jobs, "clock", lambda: now[0])
     pins, lookups, do = engine.offload.pins, [], engine.tiers._do
     monkeypatch.setattr(engine.tiers, "_do", lambda order: (lookups.append(order), do(order))[1])

@@ -1,7 +1,7 @@
 """A store that is full is logged now and then, and tried less and less."""
 
 import pytest
-from starling_engine.ipc.log_throttle import LOG_INTERVAL
+from starling_engine.kv_offload.log_throttle import LOG_INTERVAL
 from starling_engine.kv_offload.secondary.store.tier import StoreRoom
 
 LONGEST_PAUSE = 8.0

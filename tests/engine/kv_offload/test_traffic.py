@@ -140,7 +140,7 @@ class Forgetful(Round):
 
     def _step(self) -> None:
         super()._step()
-        self._core.scheduler.forget_device()
+        self._core.scheduler.reset_device_cache()
 
 
 def serve(core: EngineCore, asked: list[Asked], rng: random.Random, kind: type[Round] = Round) -> None:
@@ -198,7 +198,7 @@ def test_outputs_are_those_without_tiers(model: tuple[str, Path, Reference], tmp
             for asked in rounds:
                 serve(core, asked, rng)
                 if rng.random() < 0.3:
-                    core.scheduler.forget_device()
+                    core.scheduler.reset_device_cache()
             count(core, seen)
         if outside is not None:
             other = OTHERS[name] if seed == 1 else {}

@@ -26,7 +26,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_rms_norm_adds_the_residual_first(tokens: int, dtype: torch.dtype, tolerance: float) -> None:
     norm = RMSNorm("norm", 48, 1e-5, dtype, CPU)
-    norm.slots()["norm.weight"].load(numbers(48, seed=0, dtype=dtype))
+    norm.weight_slots()["norm.weight"].load(numbers(48, seed=0, dtype=dtype))
     x, residual = numbers(tokens, 48, seed=1, dtype=dtype), numbers(tokens, 48, seed=2, dtype=dtype)
     total = x.float() + residual.float()
     expected = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.weight.float()
@@ -39,7 +39,7 @@ def test_rms_norm_adds_the_residual_first(tokens: int, dtype: torch.dtype, toler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_without_a_residual_hands_its_input_on(dtype: torch.dtype) -> None:
     norm = RMSNorm("norm", 48, 1e-5, dtype, CPU)
-    norm.slots()["norm.weight"].load(torch.ones(48))
+    norm.weight_slots()["norm.weight"].load(torch.ones(48))
     x = numbers(3, 48, seed=1, dtype=dtype)
     before = x.clone()
     normed, kept = norm.forward(x, None)

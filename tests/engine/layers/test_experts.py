@@ -17,7 +17,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
-SHAPE = ExpertsShape(num_experts=7, slots=7, hidden_size=50, intermediate=Share.all(24))
+SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=50, intermediate=Share.all(24))
 NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
@@ -178,7 +178,7 @@ def test_what_ranks_give_adds_up(make: Callable[[], ExpertsMethod], dtype: torch
     whole = ExpertsShape(6, 6, 48, Share.all(32))
     source = reference(whole)
     if split == "experts":
-        parts = [filled(make(), dtype, replace(whole, slots=4), source, experts) for experts in ([5, 0], [3, 1, 4, 2])]
+        parts = [filled(make(), dtype, replace(whole, num_slots=4), source, experts) for experts in ([5, 0], [3, 1, 4, 2])]
     else:
         shapes = [replace(whole, intermediate=Shard(rank, 2).of(32)) for rank in range(2)]
         parts = [filled(make(), dtype, shape, source) for shape in shapes]
@@ -199,7 +199,7 @@ def check_sum(source: Qwen3MoeExperts, parts: Sequence[Experts], x: torch.Tensor
 def test_experts_come_and_go(make: Callable[[], ExpertsMethod], dtype: torch.dtype) -> None:
     """Checks that an expert which was dropped half loaded leaves nothing in its slot."""
     shape = ExpertsShape(6, 3, 48, Share.all(32))
-    source = reference(replace(shape, slots=6))
+    source = reference(replace(shape, num_slots=6))
     layer = filled(make(), dtype, shape, source, [0, 1])
     for parts in (1, 2):
         load(layer, source, 5, parts)

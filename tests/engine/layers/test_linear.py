@@ -31,7 +31,7 @@ def filled(method: LinearMethod, shape: LinearShape, dtype: torch.dtype) -> tupl
     layer = Linear(shape, method, dtype, CPU)
     weights, biases = [], []
     # Biases before weights and the last module first: the order must not matter.
-    for name, slot in reversed(layer.slots().items()):
+    for name, slot in reversed(layer.weight_slots().items()):
         tensor = torch.randn(slot.shape, generator=generator).to(BF16)
         slot.load(tensor)
         (biases if name.endswith(".bias") else weights).insert(0, tensor.float())
@@ -86,7 +86,7 @@ def test_looks_rows_up_in_the_matrix_that_it_multiplies(make: Callable[[], Linea
 
 def test_names_its_tensors_as_the_checkpoint_does() -> None:
     layer = Linear(stacked(["a.gate", "a.up"], [6, 4], 2, bias=True), DenseLinear(), torch.float32, CPU)
-    assert {name: slot.shape for name, slot in layer.slots().items()} == {
+    assert {name: slot.shape for name, slot in layer.weight_slots().items()} == {
         "a.gate.weight": (6, 2),
         "a.up.weight": (4, 2),
         "a.gate.bias": (6,),

@@ -22,7 +22,7 @@ def test_a_latent_model_caches_one_latent_a_token() -> None:
     assert (config.head_dim, config.rotary_dim) == (80, 32)
     specs = kv_specs(config, 16, 2)
     assert specs == [LatentSpec(16, 1, 128, 2)] * 4
-    assert specs[0].page_shape == (16, 128) and specs[0].page_bytes == 16 * 128 * 2
+    assert specs[0].layer_block_shape == (16, 128) and specs[0].layer_block_bytes == 16 * 128 * 2
 
 
 def test_deepseek_defaults_are_those_of_transformers() -> None:

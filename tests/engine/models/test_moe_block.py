@@ -80,7 +80,7 @@ def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:
         tensor.copy_((torch.randn(tensor.shape) * std).bfloat16())
     tensors = {f"layer.mlp.{key}": tensor for key, tensor in reference.state_dict().items()}
     block = MoeBlock(build_context(moe, dtype), moe, 0, "layer")
-    slots = block.slots()
+    slots = block.weight_slots()
     for key, slot in slots.items():
         slot.load(tensors[key] if key in tensors else tensors[slot.alias.tensor][slot.alias.index])
     assert "layer.mlp.gate.weight" in slots and "layer.mlp.shared_experts.down_proj.weight" in slots

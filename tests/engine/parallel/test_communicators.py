@@ -8,10 +8,9 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError, RankLost
-from starling_engine.models.forward_context import no_tick
-from starling_engine.parallel.communicator import ALONE, Communicator, SingleRank, call_group
+from starling_engine.parallel.communicator import ALONE, Communicator, SingleRank, call_group, no_tick
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
-from starling_engine.parallel.shared_memory import SHARED_FOLDER, SLOT_BYTES, SharedMemoryCommunicator
+from starling_engine.parallel.shared_memory import BUFFER_BYTES, SHARED_FOLDER, SharedMemoryCommunicator
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 
@@ -24,7 +23,7 @@ def numbers(ranks: Communicator, size: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("size", [1, 17, 4096, 2 * SLOT_BYTES // 4 + 5])
+@pytest.mark.parametrize("size", [1, 17, 4096, 2 * BUFFER_BYTES // 4 + 5])
 def test_all_ranks_have_the_same_sum(kind: str, count: int, size: int) -> None:
     sums = on_ranks(count, kind, lambda ranks: ranks.all_reduce(numbers(ranks, size)))
     expected = sum(torch.randn(size, generator=torch.Generator().manual_seed(i)) for i in range(count))
@@ -44,7 +43,7 @@ def test_sums_follow_one_another(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
-@pytest.mark.parametrize("size", [3, SLOT_BYTES + 7])
+@pytest.mark.parametrize("size", [3, BUFFER_BYTES + 7])
 def test_all_gather_keeps_the_order_of_the_ranks(kind: str, dtype: torch.dtype, size: int) -> None:
     gathered = on_ranks(2, kind, lambda ranks: ranks.all_gather((numbers(ranks, size) * 100).to(dtype).view(1, size)))
     expected = [(torch.randn(size, generator=torch.Generator().manual_seed(i)) * 100).to(dtype).view(1, size) for i in range(2)]
@@ -53,7 +52,7 @@ def test_all_gather_keeps_the_order_of_the_ranks(kind: str, dtype: torch.dtype, 
 
 SOME = [[3, 0, 2], [1, 4, 0], [0, 0, 0]]
 """Rows that each rank sends to each; the last one sends none."""
-MANY = [[1, SLOT_BYTES // 40, 5], [SLOT_BYTES // 30, 0, SLOT_BYTES // 9], [7, 0, 1]]
+MANY = [[1, BUFFER_BYTES // 40, 5], [BUFFER_BYTES // 30, 0, BUFFER_BYTES // 9], [7, 0, 1]]
 """Rows of 28 bytes: more than fits into shared memory at once."""
 
 

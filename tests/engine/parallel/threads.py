@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import pytest
 from starling_engine import native
-from starling_engine.models.forward_context import no_tick
-from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.parallel.gloo import GlooCommunicator, join_store, serve_store
 from starling_engine.parallel.shared_memory import SharedMemoryCommunicator
 from starling_engine.topology.rendezvous import Rendezvous

@@ -92,7 +92,7 @@ from starling_engine.platforms.cpu import CpuPlatform
 
 def faults(kept):
     if kept:
-        CpuPlatform().keep_scratch()
+        CpuPlatform().keep_freed_memory()
     before = 0
     for attempt in range(12):
         if attempt == 8:  # where among others' the blocks lie is chance; until they fit, there may be some more

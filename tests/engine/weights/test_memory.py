@@ -57,7 +57,7 @@ model = Decoder(load_model_config(folder), dtype, device, select_linear_method(d
 # Threads and libraries that the first kernel brings are not the model's.
 shape = stacked(["warm"], [512], 512)
 warm = Linear(shape, select_linear_method(dtype, device)(shape), dtype, device)
-for slot in warm.slots().values():
+for slot in warm.weight_slots().values():
     slot.load(torch.ones(slot.shape))
 start = resident()
 peak, running = 0, True
@@ -84,7 +84,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (folder / "config.json").write_text(json.dumps(request.param))
     config = load_model_config(folder)
     device = torch.device("cpu")
-    slots = Decoder(config, torch.bfloat16, device, lambda _: DenseLinear(), TorchPagedAttention()).slots()
+    slots = Decoder(config, torch.bfloat16, device, lambda _: DenseLinear(), TorchPagedAttention()).weight_slots()
     names = sorted(slots)
     weight_map = {name: f"model-{at * SHARDS // len(names)}.safetensors" for at, name in enumerate(names)}
     for file in set(weight_map.values()):

@@ -9,7 +9,7 @@ import torch
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.sleep import MemoryOrder, MemoryOrderDone, ReleaseMemory, RestoreMemory
+from starling_engine.sleep import MemoryCommand, MemoryReply, ReleaseMemory, RestoreMemory
 from starling_engine.step import StepPlan
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_runner import DeviceRunner
@@ -105,11 +105,11 @@ def test_a_row_without_finite_logits_ends_its_request(late: bool, tmp_path: Path
 def test_a_device_that_slept_has_no_request_left(folder: Path) -> None:
     with core_for(folder, prefix_caching=False) as core:
 
-        def carry_out(order: MemoryOrder) -> None:
+        def carry_out(order: MemoryCommand) -> None:
             core.executor.send(order)
             while not (replies := core.executor.replies(0.1)):
                 core.executor.check()
-            assert replies == [MemoryOrderDone()]
+            assert replies == [MemoryReply()]
 
         requests = of_kinds([*KINDS[:2], *KINDS[4:7]])
         before = answers(core, requests)

@@ -50,7 +50,7 @@ def test_all_storages_of_a_model_are_found_once(variant: str, method: type[Linea
     if method is NativeLinear and native.load() is None:
         pytest.skip("this machine has no native kernels")
     model = model_of(variant, tmp_path, torch.bfloat16, method)
-    weights = sum(2 * torch.Size(slot.local_shape).numel() for slot in model.slots().values())
+    weights = sum(2 * torch.Size(slot.local_shape).numel() for slot in model.weight_slots().values())
     found = storages_of(model)
     assert len({storage.data_ptr() for storage in found}) == len(found)
     rotations = 64 * model.config.rotary_dim * 4

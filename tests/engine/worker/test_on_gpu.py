@@ -85,6 +85,6 @@ def test_what_comes_back_from_the_cpu_tier_is_what_was_computed(tmp_path: Path) 
     with core_with(tmp_path, TiersConfig(cpu_bytes=4 * MIB), kv_blocks=80, preempt="swap", device=DEVICE) as core:
         for _ in range(3):
             assert serve(core) == expected
-            core.scheduler.kv.pool.forget_free()
+            core.scheduler.kv.pool.evict_free_blocks()
         cpu = core.scheduler.snapshot().tiers["cpu"]
         assert cpu.hits_total and cpu.stored_bytes_total and cpu.loaded_bytes_total

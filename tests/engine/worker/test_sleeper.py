@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 from starling_engine.models.decoder import Decoder
-from starling_engine.sleep import MemoryOrderDone, ReleaseMemory, RestoreMemory
+from starling_engine.sleep import MemoryReply, ReleaseMemory, RestoreMemory
 from starling_engine.worker.sleep.memory import storages_of
 from starling_engine.worker.sleep.sleeper import RankSleeper
 
@@ -64,11 +64,11 @@ def rank(request: pytest.FixtureRequest) -> Rank:
 @pytest.mark.parametrize("tags", [["weights", "kv_cache"], ["kv_cache", "weights"]])
 def test_weights_wait_in_host_memory(rank: Rank, tags: list[Any]) -> None:
     assert len(storages_of(rank.weights)) == 2
-    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryOrderDone() == rank.sleeper.carry_out(ReleaseMemory(1))
+    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryReply() == rank.sleeper.carry_out(ReleaseMemory(1))
     assert rank.weights.sizes == [0, 0, 0]
     for tag in tags:
         assert rank.weights not in rank.runner.calls, "not before all is restored"
-        assert rank.sleeper.carry_out(RestoreMemory([tag])) == MemoryOrderDone() == rank.sleeper.carry_out(RestoreMemory([tag]))
+        assert rank.sleeper.carry_out(RestoreMemory([tag])) == MemoryReply() == rank.sleeper.carry_out(RestoreMemory([tag]))
     assert rank.runner.calls == ["sleep", "sleep", rank.weights], "once"
     assert bool((rank.weights.tied == 1).all()) and bool((rank.weights.norm == 1).all()), "the same objects"
     assert not rank.kv.any()
@@ -79,16 +79,16 @@ def test_a_deeper_sleep_drops_the_weights(rank: Rank) -> None:
         rank.sleeper.carry_out(ReleaseMemory(1))
         == rank.sleeper.carry_out(ReleaseMemory(2))
         == rank.sleeper.carry_out(ReleaseMemory(1))
-        == MemoryOrderDone()
+        == MemoryReply()
     )
     assert rank.weights.sizes == [0, 0, 0]
     rank.fails = True
-    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone("OSError: the file is gone")
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryReply("OSError: the file is gone")
     assert rank.runner.calls[-1] == "sleep"
     rank.fails = False
-    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone()
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryReply()
     assert rank.runner.calls[-1] is rank.fresh
-    assert rank.sleeper.carry_out(ReleaseMemory(2)) == MemoryOrderDone() and rank.fresh.sizes == [0, 0, 0]
+    assert rank.sleeper.carry_out(ReleaseMemory(2)) == MemoryReply() and rank.fresh.sizes == [0, 0, 0]
 
 
 def test_without_enough_host_memory_nothing_changes(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,6 @@ def test_without_enough_host_memory_nothing_changes(rank: Rank, monkeypatch: pyt
         raise MemoryError("out of host memory")
 
     monkeypatch.setattr("starling_engine.worker.sleep.memory.anonymous", full)
-    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryOrderDone("MemoryError: out of host memory")
+    assert rank.sleeper.carry_out(ReleaseMemory(1)) == MemoryReply("MemoryError: out of host memory")
     assert all(rank.weights.sizes) and bool(rank.kv.all()) and not rank.runner.calls
-    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryOrderDone() and not rank.runner.calls
+    assert rank.sleeper.carry_out(RestoreMemory(["weights", "kv_cache"])) == MemoryReply() and not rank.runner.calls

@@ -39,7 +39,7 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
     planes = 1 if model.mla else 2
     shares = []
     for group in whole_groups(model, config):
-        token_bytes = group.spec.page_bytes // (planes * group.spec.num_kv_heads * config.block_size)
+        token_bytes = group.spec.layer_block_bytes // (planes * group.spec.num_kv_heads * config.block_size)
         local = part_of(model, group, tensor, stage)
         writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != local for lower in range(rank.tp))
         window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk

@@ -239,5 +239,5 @@ def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, record
     computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
     width = int(computed.min()) // size
     shared = min(common_prefix(batch.tables[g][step.slots, :width], computed, size) for g in full)
-    page_bytes = sum(len(groups[g].layers) * groups[g].spec.page_bytes for g in full)
-    return shared if shared * (rows - 1) * page_bytes > CASCADE_BYTES or not recorded else 0
+    block_bytes = sum(len(groups[g].layers) * groups[g].spec.layer_block_bytes for g in full)
+    return shared if shared * (rows - 1) * block_bytes > CASCADE_BYTES or not recorded else 0

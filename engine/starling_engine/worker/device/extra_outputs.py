@@ -18,7 +18,7 @@ from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowResult, StepPlan
-from starling_engine.tokens import unpack
+from starling_engine.token_packing import unpack_tokens
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.pinned import DeviceValues, Readback, send
@@ -103,7 +103,7 @@ class ExtraOutputs:
         for new in plan.new:
             adjuster = self._batch.slot_state(new.slot).adjuster
             if adjuster is not None:
-                self._adjuster.enter(new.slot, adjuster, unpack(new.token_ids).tolist())
+                self._adjuster.enter(new.slot, adjuster, unpack_tokens(new.token_ids).tolist())
 
     def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
         """Replaces tokens drawn from the model's own logits by tokens of adjusted logits."""

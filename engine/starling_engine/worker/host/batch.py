@@ -13,7 +13,7 @@ from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, 
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
 from starling_engine.step import NewRequest, StepPlan
-from starling_engine.tokens import unpack
+from starling_engine.token_packing import unpack_tokens
 
 Ints = npt.NDArray[np.int64]
 
@@ -121,7 +121,7 @@ class InputBatch:
 
     def _enter(self, new: NewRequest) -> None:
         slot, params = new.slot, new.sampling
-        ids = unpack(new.token_ids)
+        ids = unpack_tokens(new.token_ids)
         self.tokens[slot, : len(ids)] = ids
         self.table_lengths[:, slot] = 0
         for group, blocks in enumerate(new.blocks):

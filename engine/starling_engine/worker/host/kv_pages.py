@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.spec import KVGroup
-from starling_engine.models.forward_context import ForwardContext
+from starling_engine.models.decoder import ForwardContext
 from starling_engine.step import StepPlan
 
 

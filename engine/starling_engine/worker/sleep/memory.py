@@ -177,7 +177,7 @@ def return_unused(device: torch.device) -> None:
 def _trim_thread_arena() -> None:
     """Returns the end of this thread's arena, up to 64 MiB, which malloc_trim(3) leaves alone.
 
-    glibc trims it when a large block before it is freed; a CPU's workers have switched that off (`CpuPlatform.keep_scratch`).
+    glibc trims it when a large block before it is freed; a CPU's workers have switched that off (`CpuPlatform.keep_freed_memory`).
     """
     libc: Any = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

@@ -8,7 +8,7 @@ import torch
 
 from starling_engine.errors import StarlingError
 from starling_engine.models.decoder import Decoder
-from starling_engine.sleep import MemoryOrder, MemoryOrderDone, ReleaseMemory, RestoreMemory, Tag
+from starling_engine.sleep import MemoryCommand, MemoryReply, ReleaseMemory, RestoreMemory, Tag
 from starling_engine.worker.pending_step import Runner
 from starling_engine.worker.sleep.memory import HostCopies, Pages, return_unused, storages_of
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("starling.worker")
 
 
 class RankSleeper:
-    """Carries out orders to release and restore memory; an order may come twice.
+    """Carries out commands to release and restore memory; a command may come twice.
 
     `model` must be the runner's, with no other reference. `remake` builds the model again from the files, as at the start: so there
     is only one way to fill weights of any form, and a failure half-way leaves nothing behind.
@@ -39,23 +39,23 @@ class RankSleeper:
         """The weights, while they wait in host memory."""
         self._asleep: set[Tag] = set()
 
-    def carry_out(self, order: MemoryOrder) -> MemoryOrderDone:
-        """Carries out an order and reports any failure; after one the rank goes on, and the order may come again."""
+    def carry_out(self, command: MemoryCommand) -> MemoryReply:
+        """Carries out a command and reports any failure; after one the rank goes on, and the command may come again."""
         began = time.perf_counter()
         try:
-            self._do(order)
+            self._do(command)
         except Exception as error:
             expected = isinstance(error, StarlingError)  # its message says all
-            logger.error("%s failed: %s", order, error, exc_info=not expected)
+            logger.error("%s failed: %s", command, error, exc_info=not expected)
             return_unused(self._device)
-            return MemoryOrderDone(f"{type(error).__name__}: {error}")
-        if isinstance(order, ReleaseMemory):
+            return MemoryReply(f"{type(error).__name__}: {error}")
+        if isinstance(command, ReleaseMemory):
             return_unused(self._device)
-        logger.info("%s took %.2f s", order, time.perf_counter() - began)
-        return MemoryOrderDone()
+        logger.info("%s took %.2f s", command, time.perf_counter() - began)
+        return MemoryReply()
 
-    def _do(self, order: MemoryOrder) -> None:
-        match order:
+    def _do(self, command: MemoryCommand) -> None:
+        match command:
             case ReleaseMemory(level):
                 self._release_weights(level)
                 self._asleep.add("weights")

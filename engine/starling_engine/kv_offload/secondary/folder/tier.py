@@ -14,7 +14,7 @@ from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from threading import Lock
 
-from starling_engine.config import Direct
+from starling_engine.config import DirectIo
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
@@ -38,7 +38,7 @@ WRITE_ERRORS = FULL | {EROFS, EACCES, EPERM}
 """Numbers of errors that a write may meet while reads go on."""
 
 
-def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint) -> "FolderTier":
+def open_folder(path: str, limit: int, direct: DirectIo, fingerprint: Fingerprint) -> "FolderTier":
     """Opens the tier in the folder `path`, which is made where it is missing; `limit` is in bytes, of all models together.
 
     Returns within milliseconds: what the folder holds is counted in the background. On a disk that is out of order the tier waits
@@ -60,7 +60,7 @@ def open_folder(path: str, limit: int, direct: Direct, fingerprint: Fingerprint)
     return tier
 
 
-def _uses_direct(layout: FolderLayout, direct: Direct) -> bool:
+def _uses_direct(layout: FolderLayout, direct: DirectIo) -> bool:
     """Returns whether to use O_DIRECT; "auto" where it is seen to work. Raises ConfigError where "on" does not, OSError."""
     if direct == "off":
         return False

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from starling_engine.byte_sizes import parse_bytes
 from starling_engine.errors import ConfigError
-from starling_engine.sizes import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from starling_engine.errors import ConfigError
-from starling_engine.ipc.log_throttle import LogThrottle
+from starling_engine.kv_offload.log_throttle import LogThrottle
 from starling_engine.kv_offload.secondary.base import ObjectKey, ObjectMissing, TierCounters, TierError
 from starling_engine.kv_offload.secondary.circuit_breaker import CircuitBreaker
 from starling_engine.kv_offload.secondary.store.address import StoreAddress, parse_address

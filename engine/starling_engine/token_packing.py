@@ -8,12 +8,12 @@ ID_BYTES = 4
 _SWAPS = sys.byteorder != "little"
 
 
-def pack(ids: Sequence[int]) -> bytes:
+def pack_tokens(ids: Sequence[int]) -> bytes:
     """Raises OverflowError for an id that does not fit."""
     return _ordered(array("i", ids)).tobytes()
 
 
-def unpack(packed: bytes) -> "array[int]":
+def unpack_tokens(packed: bytes) -> "array[int]":
     """Raises ValueError for a length that is no whole number of tokens."""
     ids = array("i")
     ids.frombytes(packed)

@@ -18,6 +18,6 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * factor)
 
 
-def amount(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Returns a number of bytes as people read it, in GiB or MiB."""
     return f"{size / (1 << 30):.2f} GiB" if abs(size) >= 1 << 30 else f"{size / (1 << 20):.2f} MiB"

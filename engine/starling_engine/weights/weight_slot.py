@@ -1,4 +1,4 @@
-"""A slot of a model is filled by one tensor of a checkpoint. Slots are all that the loader knows of a model."""
+"""A weight slot of a model is filled by one tensor of a checkpoint. Weight slots are all that the loader knows of a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WeightSlot:
     """Takes this rank's part of a tensor.
 
     shape  of the whole tensor
@@ -43,8 +43,8 @@ class Slot:
 class Loadable(Protocol):
     """A model that can be filled from a checkpoint."""
 
-    def slots(self) -> Mapping[str, Slot]:
-        """Returns slots by tensor name, in the order in which the model uses them. Every one must be loaded."""
+    def weight_slots(self) -> Mapping[str, WeightSlot]:
+        """Returns weight slots by tensor name, in the order in which the model uses them. Every one must be loaded."""
         ...
 
     def duplicates(self) -> Mapping[str, str]:
@@ -59,21 +59,21 @@ class Loadable(Protocol):
 class WeightSource(Protocol):
     """Loads weights after the start, too."""
 
-    def fill(self, slots: Mapping[str, Slot]) -> None:
+    def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         """Loads every slot."""
         ...
 
 
-def copy_slot(target: torch.Tensor) -> Slot:
+def copy_slot(target: torch.Tensor) -> WeightSlot:
     """Returns the slot that fills `target`."""
 
     def load(tensor: torch.Tensor) -> None:
         target.copy_(tensor)
 
-    return Slot(tuple(target.shape), load)
+    return WeightSlot(tuple(target.shape), load)
 
 
-def part_slot(shares: Sequence[Share], load: Callable[[torch.Tensor], None], alias: Alias | None = None) -> Slot:
+def part_slot(shares: Sequence[Share], load: Callable[[torch.Tensor], None], alias: Alias | None = None) -> WeightSlot:
     """Returns the slot that takes `shares` of the dimensions of a tensor."""
     whole = all(share.size == share.whole for share in shares)
-    return Slot(tuple(share.whole for share in shares), load, () if whole else tuple(share.slice for share in shares), alias)
+    return WeightSlot(tuple(share.whole for share in shares), load, () if whole else tuple(share.slice for share in shares), alias)

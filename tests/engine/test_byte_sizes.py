@@ -1,7 +1,7 @@
 """Sizes as people write them."""
 
 import pytest
-from starling_engine.sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes
 
 
 @pytest.mark.parametrize(
