@@ -133,7 +133,7 @@ class Operator:
         """Wakes the services that have pods on these nodes."""
         named = set(nodes)
         for key in self.cache.all_services():
-            if any(pod.host in named for pod in self.cache.pods(key)):
+            if any(pod.cluster_node in named for pod in self.cache.pods(key)):
                 self.reconciler.wake(key)
 
     def _set_waiting_for(self, problem: str | None) -> None:

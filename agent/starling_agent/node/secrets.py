@@ -1,4 +1,7 @@
-"""Waits for the Secrets of the endpoint, and reports which one is missing. A pod that cannot mount one would never start."""
+"""Waits for the Secrets with API keys and TLS certificate, and reports which is missing. The pod mounts them as optional.
+
+If they were required, a pod without one would stay in ContainerCreating, and no agent could report why.
+"""
 
 import asyncio
 import signal
@@ -16,7 +19,7 @@ log = structlog.get_logger("starling.agent")
 
 
 async def wait_for_secrets(endpoint: EndpointConfig, state: ReportState) -> bool:
-    """Waits until all Secrets are there. Returns False after a signal to end. Nothing is served meanwhile."""
+    """Waits until all Secrets are there. Returns False after SIGTERM or SIGINT. Nothing is served meanwhile."""
     if missing_secret(endpoint) is None:
         return True
     ended = asyncio.Event()

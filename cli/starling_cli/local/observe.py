@@ -38,7 +38,7 @@ def _pod(pod: LocalPod, host: str) -> Pod:
         group=pod.group,
         revision=pod.revision,
         number=pod.number,
-        host=host,
+        cluster_node=host,
         address=LOCALHOST,
         # As with a kubelet, a container that is started again leaves its pod running.
         phase="Running" if running or pod.restarts else "Pending",
@@ -48,7 +48,7 @@ def _pod(pod: LocalPod, host: str) -> Pod:
         deleted_at=pod.deleted_at,
         restarts=pod.restarts,
         waiting=pod.waiting,
-        last_log=pod.last_log,
+        termination_message=pod.termination_message,
     )
 
 

@@ -49,7 +49,7 @@ class LocalPod:
     pid: int | None = None
     restarts: int = 0
     waiting: str = ""
-    last_log: str = ""
+    termination_message: str = ""
     report: Report | None = None
     report_at: float | None = None
 
@@ -124,10 +124,10 @@ class PodRunner:
         # What it left behind (an engine core that hangs) goes with it.
         self._signal(signal.SIGKILL)
         pod.pid, pod.report, pod.report_at = None, None, None
-        pod.last_log = _termination_message(pod.log)
+        pod.termination_message = _termination_message(pod.log)
         # The end of a pod that was stopped is no restart.
         pod.restarts += not self._stop.is_set()
-        pod.waiting = f"{_ended(code)}: {pod.last_log.splitlines()[-1] if pod.last_log.strip() else 'no log'}"
+        pod.waiting = f"{_ended(code)}: {pod.termination_message.splitlines()[-1] if pod.termination_message.strip() else 'no log'}"
         self._changed()
         return True
 

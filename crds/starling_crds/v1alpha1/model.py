@@ -17,7 +17,7 @@ class SecretKey(ApiModel):
 
 
 class WeightsCache(ApiModel):
-    """Place of downloaded weights. Without one: an emptyDir, which a new pod fills again."""
+    """Volume that keeps downloaded weights: a claim or a hostPath; else an emptyDir, and each new pod downloads them again."""
 
     RULES = (
         Rule(
@@ -51,8 +51,8 @@ DISTINCT = Rule(
 )
 
 
-def _of_hub(field: str) -> Rule:
-    """Refuses fields of the cache for weights that are not downloaded, rather than ignore them."""
+def _only_for_downloads(field: str) -> Rule:
+    """Refuses a field that only downloads use where the source is no download, rather than ignore it."""
     outer = "" if "." not in field else f"has(self.{field.partition('.')[0]}) && "
     return Rule(
         field=field,
@@ -65,7 +65,7 @@ def _of_hub(field: str) -> Rule:
 class ModelSpec(ApiModel):
     """The model to serve."""
 
-    RULES = tuple(_of_hub(field) for field in ("tokenSecret", "cache.claim", "cache.hostPath", "cache.sizeLimit"))
+    RULES = tuple(_only_for_downloads(field) for field in ("tokenSecret", "cache.claim", "cache.hostPath", "cache.sizeLimit"))
 
     source: Annotated[ModelSource, EngineArgument("model"), EngineArgument("revision")] = Field(
         description=(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from starling_operator.apply.foreign_fields import foreign_paths, is_exact
+from starling_operator.apply.foreign_fields import foreign_paths, lacks_foreign_fields
 from starling_operator.apply.refusals import WriteRefusals
 from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
 from starling_operator.cluster.kube import Kube, KubeError
@@ -36,7 +36,7 @@ class Applier:
     def __init__(self, kube: Kube, cache: Cache, has: Callable[[Kind], Awaitable[bool]]) -> None:
         self._kube, self._has = kube, has
         self._cache = cache
-        self._settled = AppliedObjects()
+        self._applied = AppliedObjects()
         self._ownership = Ownership()
         self._refusals = WriteRefusals()
         self._created: dict[Key, tuple[str, float]] = {}
@@ -47,7 +47,7 @@ class Applier:
         self._refusals.retain((service.namespace, service.name), (*decision.create, *decision.apply))
         for manifest in decision.create:
             if BY_NAME[manifest["kind"]] is SECRET:
-                await self._create_unread(service, manifest, outcome)
+                await self._create_secret(service, manifest, outcome)
             elif self._live(service, manifest) is None:
                 await self._try_write(service, manifest, outcome, create_only=True)
         for manifest in decision.apply:
@@ -70,18 +70,22 @@ class Applier:
         return self._cache.children(service.uid).get((manifest["kind"], manifest["metadata"]["name"]))
 
     def _is_as_wanted(self, live: Manifest | None, manifest: Manifest) -> bool:
-        return live is not None and (self._matches(live, manifest) or self._settled.knows(live, manifest))
+        return live is not None and (self._matches(live, manifest) or self._applied.knows(live, manifest))
 
     def _matches(self, live: Manifest, manifest: Manifest) -> bool:
-        return is_applied(live, manifest) and is_exact(live, manifest) and not self._ownership.left_over(live, manifest)
+        return (
+            is_applied(live, manifest)
+            and lacks_foreign_fields(live, manifest)
+            and not self._ownership.has_leftover_fields(live, manifest)
+        )
 
-    async def _create_unread(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
-        """Creates a Secret every CREATE_AGAIN seconds while it is needed: Secrets are never read, so it may be gone."""
+    async def _create_secret(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
+        """Creates a Secret every CREATE_AGAIN seconds while pods need it: Secrets are never read, so it may have been deleted."""
         key, name = (service.namespace, service.name), manifest["metadata"]["name"]
         last, created_at = self._created.get(key, ("", 0.0))
         left = created_at + CREATE_AGAIN - time.monotonic() if last == name else 0.0
         if left <= 0.0:
-            # A full quota refuses a second one before the API server says that there is one already.
+            # Where a ResourceQuota is used up it rejects the request first, even if the Secret exists. That is not reported.
             reported = Outcome() if last == name else outcome
             if not await self._try_write(service, manifest, reported, create_only=True):
                 return
@@ -89,7 +93,7 @@ class Applier:
         outcome.retry_after = min(outcome.retry_after or left, left)
 
     async def _try_write(self, service: Service, manifest: Manifest, outcome: Outcome, create_only: bool) -> bool:
-        """Returns whether the object is written. A refused one is sent again only when it changed or its time has come."""
+        """Returns whether the object is written. A refused one is sent again when its manifest changed or its backoff is over."""
         key = (service.namespace, service.name)
         refused = self._refusals.in_backoff(key, manifest)
         if refused is None:
@@ -99,7 +103,7 @@ class Applier:
                 self._refusals.clear(key, manifest)
                 return True
             except KubeError as failed:
-                error = await self._classified(failed, manifest)
+                error = await self._refusal_behind(failed, manifest)
                 if not error.is_permanent and error.status != 500:
                     raise
                 if error.status == 404 and not await self._has(BY_NAME[manifest["kind"]]):
@@ -107,7 +111,7 @@ class Applier:
                         return False  # No spec asks for it, and its CRD was removed a moment ago.
                     error = KubeError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, transient=not error.is_permanent)
-                log.warning("%s %s is refused: %s", *_named(manifest), error, extra=about(key))
+                log.warning("%s %s is refused: %s", *_kind_and_name(manifest), error, extra=about(key))
         if refused.is_reported:
             outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
         outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
@@ -123,17 +127,17 @@ class Applier:
             written = await self._apply_again(kind, manifest, live)
             foreign = foreign_paths(written, manifest)
             if foreign:
-                log.info("%s %s: removing what was added to it: %s", *_named(manifest), ", ".join(foreign))
+                log.info("%s %s: removing foreign fields: %s", *_kind_and_name(manifest), ", ".join(foreign))
                 written = await self._kube.remove(kind.path(service.namespace, manifest["metadata"]["name"]), foreign, written)
         if kind is SECRET:
             return
         self._cache.put(kind, written)
         live = self._live(service, manifest)
         if not create_only and live is not None and not self._matches(live, manifest):
-            self._settled.remember(live, manifest)
+            self._applied.remember(live, manifest)
 
-    async def _classified(self, failed: KubeError, manifest: Manifest) -> KubeError:
-        """Returns the refusal behind an internal error: that of a dry run which creates the same object, if that is invalid."""
+    async def _refusal_behind(self, failed: KubeError, manifest: Manifest) -> KubeError:
+        """Returns the refusal behind a status 500, where a dry run of the same object shows that it is invalid; else `failed`."""
         kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
         if failed.status == 500:
             try:
@@ -143,7 +147,7 @@ class Applier:
         return failed
 
     async def _create(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """Creates an object that never changes. One that exists must be ours; a Secret's name proves that."""
+        """Creates an object that never changes. An existing one must be ours. A Secret's name proves that: it has a digest."""
         try:
             return await self._kube.create(kind.path(service.namespace), manifest)
         except KubeError as error:
@@ -176,14 +180,14 @@ class Applier:
             raise
 
     async def _existing(self, service: Service, kind: Kind, manifest: Manifest) -> Manifest:
-        """Returns the object that has the name. Raises when it belongs to somebody else: nothing of others is ever taken over."""
+        """Returns the object that has the name. Raises when it belongs to somebody else: objects of others are never adopted."""
         name = manifest["metadata"]["name"]
         found = await self._kube.get(kind.path(service.namespace, name))
         owner = controller_of(found)
         if owner is None and any(field["manager"] == MANAGER for field in found["metadata"].get("managedFields", ())):
             return found
         if owner is None or owner["uid"] != service.uid:
-            raise KubeError(409, "AlreadyExists", f"exists and belongs to {_owner(owner)}; rename the service or remove it")
+            raise KubeError(409, "AlreadyExists", f"exists and belongs to {_owner_text(owner)}; rename the service or remove it")
         return found
 
     async def _delete(self, service: Service, deletion: Delete) -> None:
@@ -208,13 +212,13 @@ class Applier:
             self._cache.put(kind, left)
         else:
             self._cache.drop(deletion.uid)
-        self._settled.forget(deletion.uid)
+        self._applied.forget(deletion.uid)
         self._ownership.forget(deletion.uid)
 
 
-def _named(manifest: Manifest) -> tuple[str, str]:
+def _kind_and_name(manifest: Manifest) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _owner(owner: Manifest | None) -> str:
+def _owner_text(owner: Manifest | None) -> str:
     return "nobody" if owner is None else f"{owner['kind']} {owner['name']} ({owner['uid']})"

@@ -15,7 +15,7 @@ _EXACT_SPECS = ("NetworkPolicy",)
 _EXACT_LISTS = {"Service": ("ports",)}
 
 
-def is_exact(live: Manifest, wanted: Manifest) -> bool:
+def lacks_foreign_fields(live: Manifest, wanted: Manifest) -> bool:
     """Returns whether nobody added anything where nothing may be added."""
     if wanted["kind"] in _EXACT_SPECS:
         return bool(live["spec"] == wanted["spec"])

@@ -39,19 +39,19 @@ def min_available(
     """
     kept = groups.without(change.remove).all
     leaving = (pod for pod in groups.leaving if pod.deleted_at is None)
-    live = [*leaving, *(pod for group in groups.all for pod in group.live)]
+    pods = [*leaving, *(pod for group in groups.all for pod in group.remaining_pods)]
     spare = _evictable(kept, wanted, ready)
     if spare <= 0 and any(group.cordoned for group in kept) and not _is_starting(kept, change, ready, broken, now):
         # No group comes that would be worth a wait, and a node's drain must not wait for ever.
         spare = 1
-    return max(0, sum(pod.ready for pod in live) - spare) if spare > 0 else len(live)
+    return max(0, sum(pod.ready for pod in pods) - spare) if spare > 0 else len(pods)
 
 
 def _evictable(kept: Sequence[Group], wanted: WantedGroups, ready: Ready) -> int:
     """Groups that may go; in pods, where each pod serves by itself."""
     if all(group.drains_as_one for group in kept):
         return sum(map(ready, kept)) - wanted.kept_by_evictions(wanted.replicas)
-    serving = sum(pod.ready for group in kept for pod in group.live)
+    serving = sum(pod.ready for group in kept for pod in group.remaining_pods)
     return serving - wanted.kept_by_evictions(wanted.replicas * wanted.nodes)
 
 
@@ -62,5 +62,9 @@ def _is_starting(kept: Sequence[Group], change: RolloutStep, ready: Ready, broke
 
 
 def _is_stuck(group: Group, now: float) -> bool:
-    waits = (pod for pod in group.live if pod.waiting.startswith("Unschedulable"))
-    return group.overdue or bool(group.pod_creation_error) or any(now - pod.created_at >= SCHEDULING_SECONDS for pod in waits)
+    waits = (pod for pod in group.remaining_pods if pod.waiting.startswith("Unschedulable"))
+    return (
+        group.deadline_exceeded
+        or bool(group.pod_creation_error)
+        or any(now - pod.created_at >= SCHEDULING_SECONDS for pod in waits)
+    )

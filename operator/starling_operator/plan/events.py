@@ -40,7 +40,8 @@ def _spec_changed(inputs: StatusInputs) -> tuple[Event, ...]:
 
 
 def _created(inputs: StatusInputs) -> tuple[Event, ...]:
-    """Events of groups that are observed for the first time: a wanted one may be refused. None after a lost status."""
+    """Events of groups that are observed for the first time. A StatefulSet may be refused, so wanted groups do not count yet."""
+    # Without a status, as when it was lost, each group would count as new.
     if inputs.service.status.observed_generation == 0:
         return ()
     new = [group for group in inputs.kept if group.previous is None]
@@ -48,7 +49,7 @@ def _created(inputs: StatusInputs) -> tuple[Event, ...]:
 
 
 def _nodes_released(inputs: StatusInputs) -> tuple[Event, ...]:
-    return (Event("Normal", "NodesReleased", inputs.rollout.waits),) if inputs.rollout.released else ()
+    return (Event("Normal", "NodesReleased", inputs.rollout.wait_reason),) if inputs.rollout.releases_nodes else ()
 
 
 def _pods(nodes: int) -> str:
@@ -89,7 +90,7 @@ def _conditions_changed(old: InferenceServiceStatus, new: InferenceServiceStatus
     if ready.status == "True" and _status(old, "Ready") != "True":
         found.append(Event("Normal", "Ready", ready.message))
     stalled = condition_of(new, "Stalled")
-    if stalled.status == "True" and _stalled_before(old) != (stalled.reason, _news(stalled)):
+    if stalled.status == "True" and _stalled_before(old) != (stalled.reason, _refusal_message(stalled)):
         reason = "Refused" if stalled.reason in _REFUSALS else stalled.reason
         found.append(Event("Warning", reason, stalled.message))
     return tuple(found)
@@ -104,11 +105,11 @@ def _rollout_finished(old: InferenceServiceStatus, new: InferenceServiceStatus) 
 
 def _stalled_before(old: InferenceServiceStatus) -> tuple[str, str] | None:
     found = next((condition for condition in old.conditions if condition.type == "Stalled" and condition.status == "True"), None)
-    return None if found is None else (found.reason, _news(found))
+    return None if found is None else (found.reason, _refusal_message(found))
 
 
-def _news(stalled: Condition) -> str:
-    """Message by which a stall counts as a new one: a refusal's. That of a failing pod changes with each restart."""
+def _refusal_message(stalled: Condition) -> str:
+    """A refusal with another message is a new event. That of a failing pod changes with each restart, so it is left out."""
     return stalled.message if stalled.reason in _REFUSALS else ""
 
 

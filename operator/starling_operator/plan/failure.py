@@ -8,6 +8,7 @@ from starling_operator.plan.observed import Pod
 from starling_operator.plan.readiness import pod_message
 
 _BROKEN_REASONS = ("CrashLoopBackOff", "ErrImageNeverPull", "InvalidImageName")
+"""Waiting reasons of a container that does not start by itself."""
 _TRANSIENT_REASONS = ("ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 """Waiting reasons that the kubelet retries and that often clear up: a registry is unreachable, a Secret does not exist yet."""
 _STALLED_AFTER_RESTARTS = 2
@@ -32,7 +33,7 @@ def find_failure(group: Group, silent_after: float) -> Failure | None:
 
 def broken_cause(group: Group) -> str:
     """Returns why the group will not come up by itself; "" if it still may."""
-    cause = next((pod_message(pod) for pod in group.gang_pods if _is_broken(pod, group.overdue)), "")
+    cause = next((pod_message(pod) for pod in group.gang_pods if _is_broken(pod, group.deadline_exceeded)), "")
     if cause or group.available or has_served(group) or restart_count(group) < _STALLED_AFTER_RESTARTS:
         return cause
     return f"{group.name}: was restarted {restart_count(group)} times and never served"
@@ -46,7 +47,7 @@ def restart_count(group: Group) -> int:
 def has_served(group: Group) -> bool:
     """True if the group has ever generated a token. From then on, no failure is blamed on its revision."""
     known = group.previous is not None and group.previous.served
-    return known or any(pod.report is not None and pod.report.token_seen for pod in group.live)
+    return known or any(pod.report is not None and pod.report.token_seen for pod in group.remaining_pods)
 
 
 def silence_limit(progress_timeout: float) -> float:
@@ -59,10 +60,10 @@ def _pod_failures(group: Group, silent_after: float) -> Iterator[Failure]:
     for pod in _all_gang_pods(group):
         # A lost pod of a group that is not a gang is only deleted: see `deleted_pods`.
         if pod.lost and group.nodes > 1 and group.is_gang:
-            yield Failure(f"{pod.name}: its node {pod.host or '(unknown)'} is gone", group.live)
+            yield Failure(f"{pod.name}: its node {pod.cluster_node or '(unknown)'} is gone", group.remaining_pods)
         elif pod.deleted_at is None and not pod.drains and (pod.phase in ("Failed", "Succeeded") or _may_recover(pod)):
             yield Failure(pod_message(pod), _restart_set(group, pod))
-    for pod in group.live:
+    for pod in group.remaining_pods:
         if pod.number >= group.gang_size and _may_recover(pod):
             yield Failure(pod_message(pod), (pod,))
     if has_served(group):
@@ -78,7 +79,7 @@ def _failures_in_service(group: Group, silent_after: float) -> Iterator[Failure]
             cause = f"{pod.name}: its agent has not answered for {silent_after:.0f} s and its probes fail"
             yield Failure(cause, _restart_set(group, pod))
         elif restarted_in_place(group, pod):
-            yield Failure(_restart_message(pod), group.live if group.nodes > 1 and group.is_gang else ())
+            yield Failure(_restart_message(pod), group.remaining_pods if group.nodes > 1 and group.is_gang else ())
 
 
 def _gang_failures(group: Group) -> Iterator[Failure]:
@@ -86,20 +87,20 @@ def _gang_failures(group: Group) -> Iterator[Failure]:
     if not group.is_gang:
         return
     for pod in _all_gang_pods(group):
-        older = tuple(peer for peer in group.live if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
+        older = tuple(peer for peer in group.remaining_pods if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
         if older:
             yield Failure(f"{pod.name}: was deleted while the rest of its group runs", older)
-    record = [node for node in group.previous.nodes if node.number < group.gang_size] if group.previous is not None else []
+    listed = [node for node in group.previous.nodes if node.number < group.gang_size] if group.previous is not None else []
     present = {pod.uid for pod in group.pods}
-    gone = [node for node in record if node.uid and node.uid not in present]
-    survivors = tuple(pod for pod in group.live if pod.uid in {node.uid for node in record})
-    if len(record) == group.gang_size and gone and survivors:
+    gone = [node for node in listed if node.uid and node.uid not in present]
+    survivors = tuple(pod for pod in group.remaining_pods if pod.uid in {node.uid for node in listed})
+    if len(listed) == group.gang_size and gone and survivors:
         yield Failure(f"{gone[0].pod}: was replaced while the rest of its group runs", survivors)
 
 
 def _restart_set(group: Group, pod: Pod) -> tuple[Pod, ...]:
-    """Pods that are restarted together with this one: all live pods of a gang, else this pod alone."""
-    return group.live if group.is_gang else (pod,)
+    """Pods that are restarted together with this one: all remaining pods of a gang, else this pod alone."""
+    return group.remaining_pods if group.is_gang else (pod,)
 
 
 def restarted_in_place(group: Group, pod: Pod) -> bool:
@@ -131,15 +132,15 @@ def _silent(pod: Pod, after: float) -> bool:
     return pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age > after
 
 
-def _is_broken(pod: Pod, overdue: bool) -> bool:
-    """True if the pod does not come up by itself. A transient reason counts once the group is overdue."""
+def _is_broken(pod: Pod, deadline_exceeded: bool) -> bool:
+    """True if the pod does not come up by itself. A transient reason counts once the progress deadline is exceeded."""
     report = pod.report
     if report is not None and (report.fatal or report.phase == "failed"):
         return True
-    reasons = (*_BROKEN_REASONS, *_TRANSIENT_REASONS) if overdue else _BROKEN_REASONS
+    reasons = (*_BROKEN_REASONS, *_TRANSIENT_REASONS) if deadline_exceeded else _BROKEN_REASONS
     return pod.waiting.startswith(reasons) or (pod.restarts >= _CRASH_LOOP_RESTARTS and not pod.ready)
 
 
 def _restart_message(pod: Pod) -> str:
-    reason = pod.last_log or pod.waiting
+    reason = pod.termination_message or pod.waiting
     return f"{pod.name}: container agent was restarted" + (f": {reason}" if reason else "")

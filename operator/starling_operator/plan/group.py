@@ -26,7 +26,7 @@ class Group:
     previous        its record in the last status; None for a new group
     was_ready       the last status was of this generation and called it ready. Counts until its agents have answered this operator
     progressed_at   time of its last progress, in seconds since the epoch
-    overdue         that time is longer ago than the spec allows
+    deadline_exceeded   that time is longer ago than the progress deadline of the spec
     is_gang         its nodes hold ranks that step together: one that fails takes the others along
     elastic         state of its size, where that changes while it serves; None for all other groups
     cordoned        a pod of it is on a cordoned cluster node, and so about to be evicted
@@ -42,7 +42,7 @@ class Group:
     previous: GroupStatus | None = None
     was_ready: bool = False
     progressed_at: float = 0.0
-    overdue: bool = False
+    deadline_exceeded: bool = False
     is_gang: bool = True
     elastic: ElasticState | None = None
     cordoned: bool = False
@@ -57,7 +57,7 @@ class Group:
         return missing_pods(self.name, self.nodes, self.pods)
 
     @property
-    def live(self) -> tuple[Pod, ...]:
+    def remaining_pods(self) -> tuple[Pod, ...]:
         """Pods that stay: neither being deleted, nor on a lost node."""
         return tuple(pod for pod in self.pods if pod.deleted_at is None and not pod.lost)
 
@@ -75,16 +75,16 @@ class Group:
 
     @property
     def gang_pods(self) -> tuple[Pod, ...]:
-        """Live pods of the gang."""
+        """Remaining pods of the gang."""
         return self._first(self.gang_size)
 
     @property
     def needed_pods(self) -> tuple[Pod, ...]:
-        """Live pods that have to serve for the group to serve."""
+        """Remaining pods that have to serve for the group to serve."""
         return self._first(self.needed_nodes)
 
     def _first(self, count: int) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self.live if pod.number < count)
+        return tuple(pod for pod in self.remaining_pods if pod.number < count)
 
     @property
     def drains_as_one(self) -> bool:
@@ -100,17 +100,17 @@ class Group:
     @property
     def open_streams(self) -> int:
         """Sum over its agents' last reports."""
-        return sum(pod.report.open_streams for pod in self.live if pod.report is not None)
+        return sum(pod.report.open_streams for pod in self.remaining_pods if pod.report is not None)
 
     @property
     def created_at(self) -> float:
         """Creation time of its oldest pod, in seconds since the epoch."""
-        return min((pod.created_at for pod in self.live), default=math.inf)
+        return min((pod.created_at for pod in self.remaining_pods), default=math.inf)
 
     @property
     def scheduled(self) -> bool:
         """True if all its pods have a node: it cannot wait any more for one that another waiting group holds."""
-        return len(self.live) == self.nodes and all(pod.scheduled for pod in self.live)
+        return len(self.remaining_pods) == self.nodes and all(pod.scheduled for pod in self.remaining_pods)
 
     @property
     def available(self) -> bool:
@@ -125,7 +125,7 @@ class Groups:
     current    groups of the target revision, by number
     old        groups of other revisions, by revision and number
     leaving    pods whose StatefulSet is gone: they drain
-    orphans    live headless Services of which group and pods are gone. Pods that drain still find each other by theirs
+    orphans    headless Services of which group and pods are gone. Pods that drain still find each other by theirs
     """
 
     current: tuple[Group, ...]
@@ -213,10 +213,11 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         previous=previous,
         was_ready=same and previous is not None and previous.ready,
         progressed_at=progressed_at,
-        overdue=observed.now - progressed_at > limit and not any(pod.report is not None and pod.report.asleep for pod in pods),
+        deadline_exceeded=observed.now - progressed_at > limit
+        and not any(pod.report is not None and pod.report.asleep for pod in pods),
         is_gang=nodes_form_gang(observed, revision),
         elastic=state,
-        cordoned=any(pod.host in (observed.cordoned or ()) for pod in pods if pod.deleted_at is None),
+        cordoned=any(pod.cluster_node in (observed.cordoned or ()) for pod in pods if pod.deleted_at is None),
     )
 
 

@@ -12,9 +12,9 @@ REVISION = "serving.starling.dev/revision"
 ROLE = "serving.starling.dev/role"
 SERVING = "serving"
 ORDINAL = "apps.kubernetes.io/pod-index"
-"""Set on a StatefulSet's pods by Kubernetes itself: a template is the same for all nodes, so it cannot number them."""
+"""Set on a StatefulSet's pods by Kubernetes itself: a pod template is the same for all pods, so it cannot number them."""
 AGENTS = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
-"""Labels of the pods of all services."""
+"""Labels that select the pods of all services."""
 
 
 def common(service: Service) -> dict[str, str]:
@@ -47,7 +47,7 @@ def serving_selector_text(service: Service) -> str:
 
 
 def leader_selector(service: Service) -> str:
-    """Selects one pod of each group: an autoscaler averages over these."""
+    """Selects the first pod of each group. The scale subresource gives it to autoscalers, which average over these pods."""
     return f"{SERVICE}={service.name},{ORDINAL}=0"
 
 

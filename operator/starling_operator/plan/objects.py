@@ -11,7 +11,12 @@ from starling_operator.plan.elastic.parallelism_scale import scale_child, scale_
 from starling_operator.plan.group import Group, Groups
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.pinned_commit import new_pinned_commit
-from starling_operator.plan.recovery import lost_pod_deletions, restart_deletions, unlabelled_pod_deletions, unseen_pod_deletions
+from starling_operator.plan.recovery import (
+    lost_pod_deletions,
+    restart_deletions,
+    unlabelled_pod_deletions,
+    unobserved_pod_deletions,
+)
 from starling_operator.plan.revision import Revision, Revisions, outdated
 from starling_operator.plan.status_inputs import StatusInputs
 
@@ -62,13 +67,13 @@ def deleted_pods(observed: Observed, inputs: StatusInputs) -> tuple[Delete, ...]
         *(deletion for decision in inputs.recoveries.values() for deletion in restart_deletions(decision)),
         *lost_pod_deletions(observed.pods),
         *unlabelled_pod_deletions(observed.pods),
-        *unseen_pod_deletions(inputs.groups.all, inputs.recoveries),
+        *unobserved_pod_deletions(inputs.groups.all, inputs.recoveries),
     )
 
 
 def _token_needed(inputs: StatusInputs) -> bool:
     """True while a pod still has to mount the token. Running pods do not need its Secret, and the operator never reads it."""
-    pods = (pod for group in inputs.kept for pod in group.live)
+    pods = (pod for group in inputs.kept for pod in group.remaining_pods)
     return bool(inputs.rollout.create) or any(pod.phase == "Pending" for pod in pods)
 
 

@@ -54,7 +54,7 @@ class Pod:
 
     group, number   its group, and its index in it
     owner           UID of the StatefulSet that created it
-    host            its cluster node
+    cluster_node    name of its cluster node (nodeName)
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
     scheduled       it is bound to a cluster node
     ready           the Ready condition
@@ -64,13 +64,13 @@ class Pod:
     drains          it is being terminated on purpose, with time to end its streams: evicted, preempted, deleted by a person, or
                     its cluster node is shutting down
     lost            its cluster node is gone, so it never terminates by itself
-    evicted         a NoExecute taint evicts it: its cluster node is gone, or is alive and being drained
+    evicted_by_taint   a NoExecute taint evicts it: its cluster node is gone, or is alive and being drained
     unreported_since   when the node controller set Ready to False because its kubelet stopped reporting; None: it did not
     toleration_seconds   how long it stays on a cluster node that is not ready
     restarts        restarts of its containers
     waiting         reason and message of a container that waits or has ended: "ImagePullBackOff: ...", "OOMKilled"; or of a pod
                     that is not scheduled: "Unschedulable: ..."
-    last_log        the agent's last log lines, from the termination message
+    termination_message   the agent's last log lines, in status.containerStatuses
     report          the agent's last report; None if there is no valid one
     report_age      seconds since the agent last answered; None: it never did
     report_error    why its last answer is not valid; `report` is then None
@@ -83,7 +83,7 @@ class Pod:
     revision: str
     number: int
     owner: str = ""
-    host: str = ""
+    cluster_node: str = ""
     address: str = ""
     phase: str = "Pending"
     scheduled: bool = False
@@ -94,12 +94,12 @@ class Pod:
     grace_ends_at: float | None = None
     drains: bool = False
     lost: bool = False
-    evicted: bool = False
+    evicted_by_taint: bool = False
     unreported_since: float | None = None
     toleration_seconds: float = 0.0
     restarts: int = 0
     waiting: str = ""
-    last_log: str = ""
+    termination_message: str = ""
     report: Report | None = None
     report_age: float | None = None
     report_error: str = ""

@@ -1,4 +1,4 @@
-"""Readiness of a group: its agents report that they serve what the spec asks for. Else a message says why not."""
+"""Readiness of a group: its agents report that they serve what the spec asks for. If not, a reason says why."""
 
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ from starling_operator.plan.progress import progress_text
 from starling_operator.plan.revision import Revision
 
 LOADED = frozenset({"warming", "serving", "draining"})
+"""Phases of an agent that has the model in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def expected_reports(spec: InferenceServiceSpec, target: Revision, desired: Desi
 
 
 def unready_reason(group: Group, expected: ExpectedReports) -> str:
-    """Returns why the group is not ready; "" if it is. Old groups are judged by their probes alone."""
+    """Returns why the group is not ready; "" if it is. Groups of an old revision are judged by their probes alone."""
     if not group.target:
         return "" if group.available else waiting_reason(group)
     if len(group.needed_pods) != group.needed_nodes or not all(pod.ready for pod in group.needed_pods):
@@ -56,7 +57,7 @@ def unready_reason(group: Group, expected: ExpectedReports) -> str:
 
 def is_at_wanted_size(group: Group, expected: ExpectedReports) -> bool:
     """True if an elastic group has the wanted size: all its pods serve at it, and there are no others."""
-    pods, wanted = group.live, expected.layout.nodes
+    pods, wanted = group.remaining_pods, expected.layout.nodes
     return (
         len(pods) == group.nodes == wanted
         and all(pod.ready for pod in pods)
@@ -66,23 +67,23 @@ def is_at_wanted_size(group: Group, expected: ExpectedReports) -> bool:
 
 
 def waiting_reason(group: Group) -> str:
-    """Returns the pod that keeps the group from serving, with its cause: of several, the one that most needs a person."""
+    """Returns the pod that keeps the group from serving, with its cause: of several, the one that most needs intervention."""
     if group.pod_creation_error:
         return f"{group.name}: {len(group.missing)} of {group.nodes} pods are not created: {group.pod_creation_error}"
-    for pod in sorted(group.live, key=_urgency):
+    for pod in sorted(group.remaining_pods, key=_urgency):
         if not pod.ready or pod.waiting:
             return pod_message(pod)
-    leaving = [pod for pod in group.pods if pod not in group.live]
+    leaving = [pod for pod in group.pods if pod not in group.remaining_pods]
     if leaving:
-        return f"{leaving[0].name}: " + (f"its node {leaving[0].host} is gone" if leaving[0].lost else "is being deleted")
-    missing = group.nodes - len(group.live)
+        return f"{leaving[0].name}: " + (f"its node {leaving[0].cluster_node} is gone" if leaving[0].lost else "is being deleted")
+    missing = group.nodes - len(group.remaining_pods)
     if missing > 0:
         return f"{group.name}: {missing} of {group.nodes} pods are still to be created"
     return ""
 
 
 def pod_message(pod: Pod) -> str:
-    """Describes a pod in one line: what it does or waits for, with the agent's own words if there are any."""
+    """Describes a pod in one line: what it does or waits for, with the cause that its agent gives, if any."""
     return f"{pod.name}: {_state(pod)}"
 
 
@@ -158,21 +159,21 @@ def _topology_differs(pod: Pod, report: Report, expected: ExpectedReports | None
 
 
 def _urgency(pod: Pod) -> tuple[int, int]:
-    """Sort key: pods that a person has to look at come first."""
+    """Sort key: pods that need manual intervention come first."""
     failed = pod.report is not None and (pod.report.fatal or pod.report.phase == "failed" or not pod.report.healthy)
     return (0 if failed else 1 if pod.waiting or pod.phase == "Failed" else 2, pod.number)
 
 
 def _state(pod: Pod) -> str:
     report = pod.report
-    words = (report.last_error if report else None) or pod.last_log
+    cause = (report.last_error if report else None) or pod.termination_message
     if report is not None and (report.fatal or report.phase == "failed"):
-        return f"container agent failed: {words or 'its agent gives no cause'}"
+        return f"container agent failed: {cause or 'its agent gives no cause'}"
     if pod.waiting:
         where = "" if pod.waiting.startswith("Unschedulable") else "container agent: "
-        return f"{where}{pod.waiting}" + (f"; its last log: {words}" if words else "")
+        return f"{where}{pod.waiting}" + (f"; its last log: {cause}" if cause else "")
     if pod.phase in ("Failed", "Succeeded"):
-        return f"ended as {pod.phase}" + (f": {words}" if words else "")
+        return f"ended as {pod.phase}" + (f": {cause}" if cause else "")
     if not pod.scheduled:
         return "is not scheduled yet"
     if pod.report_error:

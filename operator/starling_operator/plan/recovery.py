@@ -14,7 +14,7 @@ from starling_operator.plan.observed import Pod
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
 _GRACE_SECONDS = 10
-"""Grace period of a failed group's pods: no stream of a broken gang can go on, but logs and files may be finished."""
+"""Grace period of a failed group's pods: a broken gang cannot continue its streams, but logs and files may be finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class RecoveryDecision:
     """Action on a failure, or on a drain.
 
     delete      pods to delete now; their StatefulSet recreates them
-    counted     a restart happened, or is made now
+    counted     counts against the restart budget: the kubelet restarted a container, or pods are deleted now
     wait        seconds until the restart may be made; 0: no restart waits
     drains      nothing failed: the pods get their whole grace period for their streams
     exhausted   the restart budget is used up: the group is not restarted again
@@ -43,18 +43,18 @@ def recovery_decisions(groups: Iterable[Group], recovery: RecoverySpec, now: flo
 
 
 def recovery_decision(group: Group, recovery: RecoverySpec, now: float) -> RecoveryDecision | None:
-    """Returns None if nothing failed that a restart could heal."""
+    """Returns None if nothing failed that a restart could fix."""
     if group.draining:
         return drain_decision(group)
     times = restart_times(group, recovery, now)
-    spent = len(times) >= recovery.restart_budget
+    exhausted = len(times) >= recovery.restart_budget
     failure = find_failure(group, silence_limit(recovery.progress_timeout_seconds))
     if failure is None:
-        cause = broken_cause(group) if spent and has_served(group) else ""
+        cause = broken_cause(group) if exhausted and has_served(group) else ""
         return RecoveryDecision(cause=cause, exhausted=True) if cause else None
     if not failure.pods:
         return RecoveryDecision(cause=failure.cause, counted=True)
-    if spent:
+    if exhausted:
         return RecoveryDecision(cause=failure.cause, exhausted=True)
     wait = _backoff_left(times, now)
     if wait > 0:
@@ -63,7 +63,7 @@ def recovery_decision(group: Group, recovery: RecoverySpec, now: float) -> Recov
 
 
 def drain_decision(group: Group) -> RecoveryDecision | None:
-    """Deletes the other pods of a group of which one drains. That is no failure, and costs no restart."""
+    """Deletes the other pods of a group of which one drains. That is no failure, and does not count against the restart budget."""
     members = group.gang_pods if group.draining else ()
     return RecoveryDecision(cause="a pod of it is being terminated", delete=members, drains=True) if members else None
 
@@ -88,7 +88,7 @@ def restart_deletions(decision: RecoveryDecision) -> tuple[Delete, ...]:
 
 
 def lost_pod_deletions(pods: Iterable[Pod]) -> tuple[Delete, ...]:
-    """Deletes pods on lost nodes at once. Until then their StatefulSet cannot recreate them. That costs no restart."""
+    """Deletes pods on lost nodes at once. Until then their StatefulSet cannot recreate them. That is no restart of the budget."""
     return tuple(Delete("Pod", pod.name, pod.uid, grace_seconds=0, why="its node is gone") for pod in pods if pod.lost)
 
 
@@ -98,21 +98,21 @@ def unlabelled_pod_deletions(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     return tuple(Delete("Pod", pod.name, pod.uid, why="it lost its labels, and is recreated with them") for pod in found)
 
 
-def unseen_pod_deletions(groups: Iterable[Group], decisions: Mapping[str, RecoveryDecision]) -> tuple[Delete, ...]:
-    """Deletes pods of the record that are not observed, while no other pod has their name: they may run without their labels.
+def unobserved_pod_deletions(groups: Iterable[Group], decisions: Mapping[str, RecoveryDecision]) -> tuple[Delete, ...]:
+    """Deletes pods that the last status lists but that are not observed: they may run without their labels.
 
-    No NetworkPolicy protects such a pod. If it is truly gone, the request does nothing. A record that is kept for a restart that
-    waits does not count.
+    No NetworkPolicy protects such a pod. If it is truly gone, the request does nothing. Pods whose name another pod has are left
+    out. So are groups whose restart waits: their status still lists the pods that failed.
     """
     why = "it is no longer observed: it may have lost its labels"
     kept = (group for group in groups if group.previous is not None and not _waits(decisions.get(group.name)))
-    return tuple(Delete("Pod", node.pod, node.uid, why=why) for group in kept for node in _unseen(group))
+    return tuple(Delete("Pod", node.pod, node.uid, why=why) for group in kept for node in _unobserved(group))
 
 
-def _unseen(group: Group) -> Iterator[GroupNode]:
+def _unobserved(group: Group) -> Iterator[GroupNode]:
     present, missing = {pod.uid for pod in group.pods}, group.missing
-    record = group.previous.nodes if group.previous is not None else ()
-    return (node for node in record if node.uid and node.uid not in present and node.pod in missing)
+    listed = group.previous.nodes if group.previous is not None else ()
+    return (node for node in listed if node.uid and node.uid not in present and node.pod in missing)
 
 
 def _waits(decision: RecoveryDecision | None) -> bool:

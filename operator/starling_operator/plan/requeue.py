@@ -28,7 +28,7 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
     if inputs.nodes > 1 and any(not group.scheduled for group in inputs.kept):
         # Other services' gangs change the queue for nodes.
         yield _POLL_SECONDS
-    if inputs.rollout.waits and inputs.service.status.gang_released_at:
+    if inputs.rollout.wait_reason and inputs.service.status.gang_released_at:
         yield _POLL_SECONDS
     yield from (step.requeue_after for step in inputs.elastic_steps.values() if step.requeue_after is not None)
     limit = silence_limit(spec.recovery.progress_timeout_seconds)
@@ -52,7 +52,7 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
 
 def _node_moments(inputs: StatusInputs) -> Iterator[float]:
     """Yields the moments of lost and cordoned nodes, which count also while the spec is refused."""
-    if any(pod.evicted and not pod.lost for pod in inputs.groups.pods):
+    if any(pod.evicted_by_taint and not pod.lost for pod in inputs.groups.pods):
         yield _POLL_SECONDS
     if any(group.cordoned for group in inputs.kept):
         unscheduled = (pod.created_at for pod in inputs.groups.pods if pod.waiting.startswith("Unschedulable"))

@@ -66,15 +66,15 @@ class RolloutStep:
 
     create           numbers of new groups of the target revision
     remove           groups to delete; they drain
-    waits            why fewer groups than wanted are created now; ""
-    released         some groups are removed only to release their nodes for a group of another service
+    wait_reason      why fewer groups than wanted are created now; ""
+    releases_nodes   some groups are removed only to release their nodes for a group of another service
     eviction_surge   groups above `replicas`, which serve before others are evicted
     """
 
     create: tuple[int, ...] = ()
     remove: tuple[Group, ...] = ()
-    waits: str = ""
-    released: bool = False
+    wait_reason: str = ""
+    releases_nodes: bool = False
     eviction_surge: int = 0
 
 
@@ -89,17 +89,19 @@ def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, name: Calla
     eviction_surge = _eviction_surge(staying, wanted)
     surplus = _surplus(staying, wanted, ready, eviction_surge)
     remove = draining + surplus + _outdated(staying, wanted, ready, surplus)
-    count, waits = _creatable(groups, len(staying.current), wanted, remove, eviction_surge)
-    return RolloutStep(create=_free_numbers(groups, count, name), remove=remove, waits=waits, eviction_surge=eviction_surge)
+    count, wait_reason = _creatable(groups, len(staying.current), wanted, remove, eviction_surge)
+    return RolloutStep(
+        create=_free_numbers(groups, count, name), remove=remove, wait_reason=wait_reason, eviction_surge=eviction_surge
+    )
 
 
 def with_gang_release(change: RolloutStep, groups: Groups, release: GangRelease, nodes: int) -> RolloutStep:
     """Removes groups that release their nodes, or delays new ones. `nodes`: pods of a new group."""
     gone = tuple(group for group in groups.all if group.name in release.groups and group not in change.remove)
     if gone:
-        return replace(change, create=(), remove=change.remove + gone, waits=release.why, released=True)
+        return replace(change, create=(), remove=change.remove + gone, wait_reason=release.why, releases_nodes=True)
     if release.hold and change.create and nodes > 1:
-        return replace(change, create=(), waits=release.hold)
+        return replace(change, create=(), wait_reason=release.hold)
     return change
 
 

@@ -45,7 +45,7 @@ def make_status(inputs: StatusInputs, conditions: list[Condition]) -> InferenceS
 
 
 def _endpoints(inputs: StatusInputs) -> list[str]:
-    pods = (pod for group in inputs.kept for pod in group.live)
+    pods = (pod for group in inputs.kept for pod in group.remaining_pods)
     return [authority(pod.address, ENDPOINT_PORT) for pod in pods if pod.ready and pod.address]
 
 
@@ -69,7 +69,7 @@ def topology_text(topology: Topology | None) -> str:
 
 def _gang_released_at(inputs: StatusInputs) -> str:
     """Time at which a group last released its nodes; "" once all groups exist again."""
-    if inputs.rollout.released:
+    if inputs.rollout.releases_nodes:
         return rfc3339(inputs.now)
     all_exist = len(inputs.groups.current) >= inputs.replicas
     return "" if all_exist else inputs.service.status.gang_released_at
@@ -87,7 +87,7 @@ def _serving_revision(inputs: StatusInputs) -> str:
 
 
 def _group(inputs: StatusInputs, group: Group) -> GroupStatus:
-    leader = next((pod.report for pod in group.live if pod.number == 0 and pod.report is not None), None)
+    leader = next((pod.report for pod in group.remaining_pods if pod.number == 0 and pod.report is not None), None)
     previous, ready = group.previous, inputs.is_ready(group)
     restarts = _restarted_at(inputs, group)
     return GroupStatus(
@@ -153,7 +153,7 @@ def _nodes(inputs: StatusInputs, group: Group) -> list[GroupNode]:
     if decision is not None and decision.wait > 0 and group.previous is not None:
         return list(group.previous.nodes)
     deleted = {pod.uid for pod in decision.delete} if decision is not None else set()
-    return [_node(pod) for pod in group.live if pod.uid not in deleted]
+    return [_node(pod) for pod in group.remaining_pods if pod.uid not in deleted]
 
 
 def _node(pod: Pod) -> GroupNode:
@@ -161,7 +161,7 @@ def _node(pod: Pod) -> GroupNode:
     return GroupNode(
         pod=pod.name,
         number=pod.number,
-        host=pod.host,
+        host=pod.cluster_node,
         phase=report.phase if report is not None else pod.phase,
         progress=progress_text(report.progress) if report is not None else "",
         uid=pod.uid,

@@ -29,7 +29,7 @@ def verdict(inputs: StatusInputs) -> Verdict:
         _not_resized,
         _stopped,
         _token_refused,
-        _overdue,
+        _deadline_exceeded,
         _recovering,
         _pods_refused,
         _rolling,
@@ -70,17 +70,17 @@ def _broken(inputs: StatusInputs) -> Verdict | None:
 
 def _token_refused(inputs: StatusInputs) -> Verdict | None:
     """Applies while an agent refuses the operator's token: it may serve, but gives no report until its pod is recreated."""
-    pod = next((pod for group in inputs.current for pod in group.live if pod.refuses_token), None)
+    pod = next((pod for group in inputs.current for pod in group.remaining_pods if pod.refuses_token), None)
     if pod is None:
         return None
     refusal = f"{pod.name}: its agent refuses the operator's token, which Secret {inputs.token_secret} holds"
     return Verdict("stalled", "TokenRefused", f"{_count(inputs)} serve; {refusal}; delete the pod when its streams may end")
 
 
-def _overdue(inputs: StatusInputs) -> Verdict | None:
+def _deadline_exceeded(inputs: StatusInputs) -> Verdict | None:
     """Applies to a group without progress. It is not given up, and may yet serve."""
     for group in inputs.current:
-        if group.overdue and not inputs.is_ready(group):
+        if group.deadline_exceeded and not inputs.is_ready(group):
             limit = inputs.service.spec.rollout.progress_deadline_seconds if inputs.service.spec else 0
             why = inputs.unready[group.name]
             return Verdict("stalled", "ProgressDeadlineExceeded", f"{why}; {group.name} made no progress for over {limit} s")
@@ -170,8 +170,8 @@ def _resizing(inputs: StatusInputs) -> Verdict | None:
     if not found:
         return None
     # The group that changes size, rather than those that wait for it.
-    group, text = next((each for each in found if not inputs.elastic_steps[each[0].name].waits), found[0])
-    joining = [pod for pod in group.live if pod.number >= group.gang_size and pod.waiting.startswith("Unschedulable")]
+    group, text = next((each for each in found if not inputs.elastic_steps[each[0].name].wait_reason), found[0])
+    joining = [pod for pod in group.remaining_pods if pod.number >= group.gang_size and pod.waiting.startswith("Unschedulable")]
     left = f"; {len(found)} of {inputs.replicas} groups are to change" if inputs.replicas > 1 else ""
     named = f"{group.name}: {text}" if inputs.replicas > 1 else text
     return Verdict("reconciling", "Unschedulable" if joining else "Scaling", f"{named}{left}")
@@ -183,7 +183,7 @@ def _starting(inputs: StatusInputs) -> Verdict | None:
         return None
     first = waiting[0]
     cause = inputs.unready[first.name]
-    if any(pod.waiting.startswith("Unschedulable") for group in waiting for pod in group.live):
+    if any(pod.waiting.startswith("Unschedulable") for group in waiting for pod in group.remaining_pods):
         reason = "Unschedulable"
     else:
         reason = "Recovering" if has_served(first) and not first.available else "Progressing"
@@ -197,7 +197,7 @@ def _serving(inputs: StatusInputs) -> str:
 
 def _waits(inputs: StatusInputs) -> str:
     """Reason of the wait."""
-    return inputs.rollout.waits or next((why for why in inputs.unready.values() if why), "")
+    return inputs.rollout.wait_reason or next((why for why in inputs.unready.values() if why), "")
 
 
 def _count(inputs: StatusInputs) -> str:

@@ -37,17 +37,17 @@ class Nodes:
 
     async def refresh(self, pods: Iterable[Pod]) -> None:
         """Reads the nodes that are due. Raises KubeError."""
-        for name in {pod.host for pod in pods if pod.evicted and pod.host}:
+        for name in {pod.cluster_node for pod in pods if pod.evicted_by_taint and pod.cluster_node}:
             read_at, _ = self._known.get(name, (-READ_PERIOD, None))
             if time.monotonic() - read_at >= READ_PERIOD:
                 self._known[name] = (time.monotonic(), await self._read(name))
 
     def with_lost(self, pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
         """Returns the pods, with `lost` set on those that a taint evicts from a node that is gone."""
-        return tuple(replace(pod, lost=pod.lost or self._is_lost(pod, now)) if pod.evicted else pod for pod in pods)
+        return tuple(replace(pod, lost=pod.lost or self._is_lost(pod, now)) if pod.evicted_by_taint else pod for pod in pods)
 
     def _is_lost(self, pod: Pod, now: float) -> bool:
-        return pod.host in self._known and is_lost(pod, self._known[pod.host][1], now)
+        return pod.cluster_node in self._known and is_lost(pod, self._known[pod.cluster_node][1], now)
 
     async def _read(self, name: str) -> NodeHealth | None:
         """Returns None where nodes may not be read."""

@@ -19,7 +19,7 @@ def applied_fields(metadata: Manifest) -> str:
     return ""
 
 
-def left_over(fields: dict[str, Any], wanted: Any) -> bool:
+def has_leftover_fields(fields: dict[str, Any], wanted: Any) -> bool:
     """Returns whether `fields`, in the API server's form of field sets, has any that `wanted` lacks."""
     return any(key != "." and _is_left_over(key, below, wanted) for key, below in fields.items())
 
@@ -27,11 +27,11 @@ def left_over(fields: dict[str, Any], wanted: Any) -> bool:
 def _is_left_over(key: str, below: dict[str, Any], wanted: Any) -> bool:
     sort, _, name = key.partition(":")
     if sort == "f":
-        return not isinstance(wanted, dict) or name not in wanted or left_over(below, wanted[name])
+        return not isinstance(wanted, dict) or name not in wanted or has_leftover_fields(below, wanted[name])
     items = wanted if isinstance(wanted, list) else []
     if sort == "k":
         item = next((item for item in items if _has_keys(item, json.loads(name))), None)
-        return item is None or left_over(below, item)
+        return item is None or has_leftover_fields(below, item)
     if sort == "v":
         return json.loads(name) not in items
     return int(name) >= len(items)
@@ -43,16 +43,16 @@ def _has_keys(item: dict[str, Any], keys: dict[str, Any]) -> bool:
 
 
 class Ownership:
-    """Caches `left_over` by object, until the object or its manifest changes."""
+    """Caches `has_leftover_fields` by object, until the object or its manifest changes."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[str, str, bool]] = {}
 
-    def left_over(self, live: Manifest, wanted: Manifest) -> bool:
+    def has_leftover_fields(self, live: Manifest, wanted: Manifest) -> bool:
         uid, fields, form = live["metadata"]["uid"], live["metadata"].get("managedFields", ""), digest(wanted)
         known = self._answers.get(uid)
         if known is None or known[:2] != (fields, form):
-            known = self._answers[uid] = (fields, form, bool(fields) and left_over(json.loads(fields), wanted))
+            known = self._answers[uid] = (fields, form, bool(fields) and has_leftover_fields(json.loads(fields), wanted))
         return known[2]
 
     def forget(self, uid: str) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from starling_operator.cluster.kinds import GROUP
 from starling_operator.plan.observed import Manifest, Pod
 
-# States that every container goes through.
+# Reasons of states that every container goes through.
 _ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
 _REQUIRED_LABELS = ("revision", "role")
 
@@ -22,7 +22,7 @@ def read_pod(body: Manifest) -> Pod:
         revision=labels.get(f"{GROUP}/revision", ""),
         number=_ordinal(metadata["name"]),
         owner=next((owner["uid"] for owner in metadata.get("ownerReferences", ()) if owner.get("controller")), ""),
-        host=spec.get("nodeName", ""),
+        cluster_node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
         scheduled=bool(spec.get("nodeName")),
@@ -33,12 +33,12 @@ def read_pod(body: Manifest) -> Pod:
         grace_ends_at=read_time(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         drains=_drains(body),
         lost=status.get("reason") == "NodeLost",
-        evicted=_is_evicted(body),
+        evicted_by_taint=_is_evicted_by_taint(body),
         unreported_since=_unreported_since(body),
         toleration_seconds=_toleration_seconds(spec.get("tolerations", ())),
         restarts=sum(container.get("restartCount", 0) for container in _containers(status)),
         waiting=_waiting(body),
-        last_log=_last_log(status),
+        termination_message=_termination_message(status),
     )
 
 
@@ -70,9 +70,9 @@ def _deleted_at(metadata: Manifest) -> float | None:
 
 
 def _drains(body: Manifest) -> bool:
-    """Returns whether the pod drains. Not a failed one, nor one deleted with less than its own grace, as when a group restarts."""
+    """Returns whether the pod drains. Not a failed one, nor one deleted with less than its grace period, as in a restart."""
     metadata, phase = body["metadata"], body.get("status", {}).get("phase")
-    if _is_shut_down(body):
+    if _ends_with_its_node(body):
         return True
     if "deletionTimestamp" not in metadata or phase in ("Failed", "Succeeded"):
         return False
@@ -81,27 +81,27 @@ def _drains(body: Manifest) -> bool:
     return disrupted or metadata.get("deletionGracePeriodSeconds", 0) >= full_grace
 
 
-def _is_shut_down(body: Manifest) -> bool:
-    """Returns whether its kubelet ended the pod because the node shuts down, and not because memory is short."""
+def _ends_with_its_node(body: Manifest) -> bool:
+    """Returns whether the kubelet terminated the pod because its node shuts down, and not to free memory or disk."""
     disrupted = _condition(body, "DisruptionTarget")
     by_kubelet = disrupted.get("status") == "True" and disrupted.get("reason") == "TerminationByKubelet"
     return by_kubelet and body["status"].get("reason") != "Evicted"
 
 
-def _is_evicted(body: Manifest) -> bool:
+def _is_evicted_by_taint(body: Manifest) -> bool:
     disrupted = _condition(body, "DisruptionTarget")
     return disrupted.get("status") == "True" and disrupted.get("reason") == "DeletionByTaintManager"
 
 
 def _unreported_since(body: Manifest) -> float | None:
-    """Returns since when the node controller calls the pod unready: it gives no reason, and leaves the containers' condition."""
+    """Returns since when the node controller has set Ready to False. It gives no reason, and leaves ContainersReady True."""
     ready, containers = _condition(body, "Ready"), _condition(body, "ContainersReady")
     marked = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
     return read_time(ready["lastTransitionTime"]) if marked and "lastTransitionTime" in ready else None
 
 
 def _toleration_seconds(tolerations: Iterable[Manifest]) -> float:
-    """Returns the seconds that Kubernetes tolerates: the shortest of several tolerations; one without a time is for ever."""
+    """Returns how long the pod may stay on a node that is not ready or unreachable: the shortest of its tolerations."""
     found = [entry for entry in tolerations if entry.get("effect", "NoExecute") == "NoExecute"]
 
     def seconds(key: str) -> float:
@@ -112,7 +112,7 @@ def _toleration_seconds(tolerations: Iterable[Manifest]) -> float:
 
 
 def _waiting(body: Manifest) -> str:
-    """Returns the first problem: of a container, of the whole pod, of its scheduling."""
+    """Returns reason and message of the first problem: of a container, of the whole pod, of its scheduling. "" if there is none."""
     status = body.get("status", {})
     for container in _containers(status):
         state = container.get("state", {})
@@ -135,7 +135,7 @@ def _exit_code(terminated: Manifest) -> str:
     return f"exit code {terminated['exitCode']}" if "exitCode" in terminated else ""
 
 
-def _last_log(status: Manifest) -> str:
+def _termination_message(status: Manifest) -> str:
     """Returns the newest termination message of a container, from its present state or the one before."""
     for container in _containers(status):
         for state in (container.get("state", {}), container.get("lastState", {})):

@@ -76,7 +76,7 @@ async def test_an_end_is_reported_and_the_first_restart_comes_at_once(run):
     await running.until(lambda: running.pod.restarts == 2)
     assert running.pod.waiting.endswith("exit status 3: it broke")
     await running.until(lambda: "CrashLoopBackOff: next try in 10 s" in running.pod.waiting)
-    assert running.pod.last_log.endswith("it broke")
+    assert running.pod.termination_message.endswith("it broke")
 
 
 async def test_a_signal_is_named(run):

@@ -76,7 +76,7 @@ def make_pod(group: str = "chat-aaaaaaa-0", number: int = 0, **fields: Any) -> P
         "group": group,
         "revision": group.split("-")[-2],
         "number": number,
-        "host": f"node-{number}",
+        "cluster_node": f"node-{number}",
         "address": f"10.0.0.{number + 1}",
         "phase": "Running",
         "scheduled": True,

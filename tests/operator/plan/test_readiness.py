@@ -79,15 +79,15 @@ def test_a_token_has_to_come_through_the_service_where_there_is_one(seen: bool |
         ),
         ({"ready": False, "report": None}, "its agent has not answered yet"),
         (
-            {"ready": False, "report": None, "waiting": "CrashLoopBackOff: back-off 20s", "last_log": "no module torch"},
+            {"ready": False, "report": None, "waiting": "CrashLoopBackOff: back-off 20s", "termination_message": "no module torch"},
             "container agent: CrashLoopBackOff: back-off 20s; its last log: no module torch",
         ),
         (
             {"ready": False, "waiting": "CrashLoopBackOff: x", "report": make_report(last_error="rank 0 died")},
             "container agent: CrashLoopBackOff: x; its last log: rank 0 died",
         ),
-        ({"ready": False, "phase": "Failed", "report": None, "last_log": "killed"}, "ended as Failed: killed"),
-        ({"lost": True, "host": "node-7"}, "its node node-7 is gone"),
+        ({"ready": False, "phase": "Failed", "report": None, "termination_message": "killed"}, "ended as Failed: killed"),
+        ({"lost": True, "cluster_node": "node-7"}, "its node node-7 is gone"),
         ({"deleted_at": NOW}, "is being deleted"),
         (
             {

@@ -15,7 +15,7 @@ from starling_operator.plan.recovery import (
     lost_pod_deletions,
     recovery_decision,
     restart_deletions,
-    unseen_pod_deletions,
+    unobserved_pod_deletions,
 )
 from starling_operator.plan.timestamps import rfc3339
 
@@ -138,7 +138,7 @@ def test_a_token_that_was_seen_counts_as_having_served() -> None:
 
 
 def test_a_container_that_its_kubelet_restarted_counts_and_is_left_alone() -> None:
-    decision = decide(one(restarts=1, ready=False, last_log="illegal instruction"))
+    decision = decide(one(restarts=1, ready=False, termination_message="illegal instruction"))
     assert decision is not None
     assert (decision.counted, decision.delete, decision.wait) == (True, (), 0.0)
     assert decision.cause == "chat-aaaaaaa-0-0: container agent was restarted: illegal instruction"
@@ -378,7 +378,7 @@ def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_lab
     pods: list[Pod], nodes: int, decisions: dict[str, RecoveryDecision], numbers: list[int]
 ) -> None:
     group = replace(two({}), pods=tuple(pods), nodes=nodes)
-    found = [(gone.name, gone.uid, gone.grace_seconds) for gone in unseen_pod_deletions([group], decisions)]
+    found = [(gone.name, gone.uid, gone.grace_seconds) for gone in unobserved_pod_deletions([group], decisions)]
     assert found == [(f"chat-aaaaaaa-0-{number}", f"uid-chat-aaaaaaa-0-{number}", None) for number in numbers]
 
 
@@ -409,8 +409,8 @@ def test_a_pod_that_nobody_sees_any_more_is_deleted_in_case_it_only_lost_its_lab
     ],
 )
 def test_a_group_that_cannot_come_up_by_itself(fields: dict[str, Any], is_broken: bool | None) -> None:
-    """`is_broken` None: only once the group is overdue."""
-    for overdue in (False, True):
-        cause = broken_cause(make_group(pods=[make_pod(**fields)], overdue=overdue))
-        assert bool(cause) == (overdue if is_broken is None else is_broken)
+    """`is_broken` None: only once the progress deadline is exceeded."""
+    for deadline_exceeded in (False, True):
+        cause = broken_cause(make_group(pods=[make_pod(**fields)], deadline_exceeded=deadline_exceeded))
+        assert bool(cause) == (deadline_exceeded if is_broken is None else is_broken)
         assert not cause or cause.startswith("chat-aaaaaaa-0-0: ")

@@ -44,7 +44,7 @@ def test_a_rollout_whose_pods_are_refused_keeps_the_old_groups() -> None:
 def test_a_pod_that_a_taint_sends_away_is_looked_at_again_and_left_alone() -> None:
     world = settled()
     observed = world.observe()
-    evicted = replace(observed.pods[0], evicted=True, ready=False, deleted_at=world.now - 5)
+    evicted = replace(observed.pods[0], evicted_by_taint=True, ready=False, deleted_at=world.now - 5)
     decision = plan(replace(observed, pods=(evicted,)))
     assert decision.delete == ()
     assert decision.requeue_after is not None and decision.requeue_after < 10

@@ -122,7 +122,7 @@ def test_groups_of_several_nodes_are_made_when_the_last_is_placed(new: str, repl
     decided = change("", new, replicas, nodes=2)
     assert shown(decided) == (create, [])
     missing = replicas - len(new.replace("-", ""))
-    assert bool(decided.waits) == (len(create) < missing), "what is not made now is explained"
+    assert bool(decided.wait_reason) == (len(create) < missing), "what is not made now is explained"
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ class World:
             group=member.group,
             revision=member.revision,
             number=member.number,
-            host=host_of(member) if member.scheduled else "",
+            cluster_node=host_of(member) if member.scheduled else "",
             address=self.address if member.scheduled else "",
             phase=member.phase,
             scheduled=member.scheduled,

@@ -20,7 +20,15 @@ from tests.operator.shell.proxy import Proxy
 
 NOW = 1_800_000_000.0
 EVICTED = Pod(
-    name="p", uid="u", group="g", revision="r", number=0, host="n", evicted=True, toleration_seconds=30.0, deleted_at=NOW - 40
+    name="p",
+    uid="u",
+    group="g",
+    revision="r",
+    number=0,
+    cluster_node="n",
+    evicted_by_taint=True,
+    toleration_seconds=30.0,
+    deleted_at=NOW - 40,
 )
 SOON = {
     "spec": {

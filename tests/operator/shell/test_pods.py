@@ -24,7 +24,7 @@ def container(state: dict[str, Any], last: dict[str, Any] | None = None, restart
 
 def test_identity() -> None:
     pod = read_pod(body({"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}))
-    assert (pod.group, pod.revision, pod.number, pod.host, pod.scheduled) == ("c-r-0", "r", 1, "n1", True)
+    assert (pod.group, pod.revision, pod.number, pod.cluster_node, pod.scheduled) == ("c-r-0", "r", 1, "n1", True)
     assert (pod.address, pod.ready, pod.phase, pod.deleted_at, pod.waiting) == ("10.0.0.1", True, "Running", None, "")
     assert pod.created_at == 1767225600.0
     assert read_pod(body(ownerReferences=[{"uid": "a"}, {"uid": "set", "controller": True}])).owner == "set"
@@ -56,9 +56,9 @@ def test_waiting(status: dict[str, Any], waiting: str) -> None:
     assert read_pod(body(status)).waiting == waiting
 
 
-def test_the_last_log_is_of_the_previous_end_when_it_runs_again() -> None:
+def test_the_termination_message_is_of_the_previous_end_when_it_runs_again() -> None:
     pod = read_pod(body(container({"running": {}}, {"terminated": {"exitCode": 1, "message": "no such file\n"}}, restarts=2)))
-    assert (pod.last_log, pod.restarts) == ("no such file", 2)
+    assert (pod.termination_message, pod.restarts) == ("no such file", 2)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_deletion_was_requested_a_grace_period_before_its_time() -> None:
 )
 def test_a_taint_evicts_and_alone_loses_nothing(status: dict[str, Any], evicted: bool, lost: bool) -> None:
     pod = read_pod(body(status))
-    assert (pod.evicted, pod.lost) == (evicted, lost)
+    assert (pod.evicted_by_taint, pod.lost) == (evicted, lost)
 
 
 UNREADY = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}

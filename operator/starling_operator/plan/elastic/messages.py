@@ -27,10 +27,10 @@ def resizing(inputs: StatusInputs) -> Iterator[tuple[Group, str]]:
             continue
         operation = step.operation
         if operation is not None and not ended(operation):
-            detail = step.waits or (waiting_reason(group) if operation.phase == "waiting" and not operation.error else "")
+            detail = step.wait_reason or (waiting_reason(group) if operation.phase == "waiting" and not operation.error else "")
             yield group, _with(operation_text(inputs, operation), detail)
         elif state.effective != inputs.desired.data:
-            yield group, _with(_wanted(inputs, state), step.waits or waiting_reason(group))
+            yield group, _with(_wanted(inputs, state), step.wait_reason or waiting_reason(group))
         elif step.nodes != group.nodes or group.nodes > group.gang_size:
             yield group, _with(_wanted(inputs, state), "pods that no size needs go")
 
@@ -41,7 +41,7 @@ def first_size(inputs: StatusInputs, group: Group) -> str:
     if step is None or group.elastic is None or group.elastic.effective:
         return ""
     if step.operation is None or ended(step.operation):
-        return step.waits
+        return step.wait_reason
     return operation_text(inputs, step.operation)
 
 

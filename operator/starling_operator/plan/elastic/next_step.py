@@ -55,7 +55,7 @@ class ElasticDecision:
     operation          the operation to write to the status; None: none is in progress
     begins_operation   the operation is new: write it only if the status is still the one that this decision was made from
     call               call to send to the leader; only for an operation that is already written to the status
-    waits              why nothing is done although the size differs from the wanted one; "" if nothing is waited for
+    wait_reason        why nothing is done although the size differs from the wanted one; "" if nothing is waited for
     gave_up            nothing more is tried until another size is wanted or the restart window ends
     requeue_after      seconds to the next decision
     """
@@ -64,7 +64,7 @@ class ElasticDecision:
     operation: OperationStatus | None = None
     begins_operation: bool = False
     call: ScaleCall | None = None
-    waits: str = ""
+    wait_reason: str = ""
     gave_up: bool = False
     requeue_after: float | None = None
 
@@ -117,7 +117,9 @@ def next_step(group: Group, turn: ElasticInput) -> ElasticDecision:
     state = group.elastic
     assert state is not None
     if state.leader is None:
-        return ElasticDecision(nodes=_at_least(group, state.gang or 1), operation=state.stored, waits="its leader has not reported")
+        return ElasticDecision(
+            nodes=_at_least(group, state.gang or 1), operation=state.stored, wait_reason="its leader has not reported"
+        )
     answer = turn.answers.get(state.stored.id) if state.stored is not None else None
     operation = follow(state, answer, closed=_is_closed(group, state, turn), now=turn.now)
     if operation is not None and not ended(operation):
@@ -157,7 +159,7 @@ def _release(group: Group, state: ElasticState, step: ElasticDecision, turn: Ela
         return step
     left = _drain_seconds_left(group, nodes, step.operation, turn)
     if left > 0:
-        return replace(step, waits="streams through leaving pods are open", requeue_after=left)
+        return replace(step, wait_reason="streams through leaving pods are open", requeue_after=left)
     return replace(step, nodes=nodes)
 
 
@@ -171,7 +173,7 @@ def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, 
     wanted = gang if step.gave_up else max(gang, state.nodes(desired))
     if group.nodes > wanted:
         return replace(step, nodes=group.nodes if _are_streaming(group, wanted) else wanted)
-    if effective == desired or step.waits or step.gave_up:
+    if effective == desired or step.wait_reason or step.gave_up:
         return replace(step, nodes=_at_least(group, gang))
     if group.nodes < wanted:
         return replace(step, nodes=wanted)
@@ -179,30 +181,32 @@ def _idle(group: Group, state: ElasticState, operation: OperationStatus | None, 
 
 
 def _wait_before_next(state: ElasticState, operation: OperationStatus | None, turn: ElasticInput) -> ElasticDecision:
-    """Returns a step with the reason to wait in `waits`; "" if the next operation may begin. Its `nodes` are not set."""
+    """Returns a step with the reason to wait in `wait_reason`; "" if the next operation may begin. Its `nodes` are not set."""
     step = ElasticDecision(nodes=0, operation=operation)
     again = operation is not None and operation.target.data == turn.desired and operation.source.data == state.effective
     if operation is not None and again and operation.phase == "refused":
-        return replace(step, gave_up=True, waits=f"refused by its leader: {operation.error}")
+        return replace(step, gave_up=True, wait_reason=f"refused by its leader: {operation.error}")
     if operation is not None and again and operation.phase == "failed":
         spent = turn.now - read_time(operation.since)
         if operation.attempt > turn.recovery.restart_budget and spent < turn.recovery.window_seconds:
             left = turn.recovery.window_seconds - spent
-            return replace(step, gave_up=True, waits=f"failed {operation.attempt} times: {operation.error}", requeue_after=left)
+            return replace(
+                step, gave_up=True, wait_reason=f"failed {operation.attempt} times: {operation.error}", requeue_after=left
+            )
         left = backoff(operation.attempt) - spent
         if left > 0:
             when = rfc3339(read_time(operation.since) + backoff(operation.attempt))
-            return replace(step, waits=f"failed, tried again at {when}: {operation.error}", requeue_after=left)
+            return replace(step, wait_reason=f"failed, tried again at {when}: {operation.error}", requeue_after=left)
     assert state.leader is not None
     reported = state.leader.operation
     if not state.effective and reported is not None and (reported.phase, reported.target) == ("done", turn.desired):
-        return replace(step, waits="its leader brings the engine back at this size")
+        return replace(step, wait_reason="its leader brings the engine back at this size")
     if state.leader.phase == "failed":
-        return replace(step, waits="its leader has failed")
+        return replace(step, wait_reason="its leader has failed")
     if state.effective and not turn.resizes:
-        return replace(step, waits="groups change size one after the other")
+        return replace(step, wait_reason="groups change size one after the other")
     if state.effective and not turn.serves:
-        return replace(step, waits="a group that does not serve is healed first")
+        return replace(step, wait_reason="a group that does not serve is healed first")
     return step
 
 
@@ -226,7 +230,7 @@ def _begun(group: Group, state: ElasticState, last: OperationStatus | None, desi
 
 
 def _call(group: Group, operation: OperationStatus, data: int | None) -> ScaleCall | None:
-    leader = next((pod for pod in group.live if pod.number == 0), None)
+    leader = next((pod for pod in group.remaining_pods if pod.number == 0), None)
     if leader is None or not leader.address:
         return None
     return ScaleCall(group=group.name, address=leader.address, operation=operation.id, data=data)
@@ -251,7 +255,7 @@ def _drain_seconds_left(group: Group, nodes: int, operation: OperationStatus, tu
 
 def _leavers(group: Group, nodes: int) -> tuple[Pod, ...]:
     """Pods beyond the first `nodes`: no size needs them any more."""
-    return tuple(pod for pod in group.live if pod.number >= nodes)
+    return tuple(pod for pod in group.remaining_pods if pod.number >= nodes)
 
 
 def _is_streaming(pod: Pod) -> bool:
