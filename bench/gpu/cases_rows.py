@@ -72,7 +72,7 @@ def _adjust(rows: int, vocab: int) -> Case:
 
         logits, slots = 3 * torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
         words = torch.randint(0, 64, (rows, vocab), dtype=torch.int32, device=device)
-        penalties, short = torch.rand(rows, 3, device=device) + 0.5, torch.zeros(rows, dtype=torch.bool, device=device)
-        return lambda: adjust(logits, slots, words, slots, penalties, short)
+        penalties, below_min_tokens = torch.rand(rows, 3, device=device) + 0.5, torch.zeros(rows, dtype=torch.bool, device=device)
+        return lambda: adjust(logits, slots, words, slots, penalties, below_min_tokens)
 
     return Case(what=f"penalties, {rows} x {vocab}", make=make, cost=Cost(12.0 * rows * vocab))

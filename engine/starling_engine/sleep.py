@@ -19,7 +19,10 @@ LEVELS = (1, 2)
 Mode = Literal["refuse", "abort", "wait"]
 """Fate of requests that run: the engine does not sleep, or they end with what they have, or they are finished first."""
 ASLEEP = "the engine sleeps; wake it with POST /wake_up, or wake_up()"
-STEPS_WITH_OTHERS = "cores that share experts step together, and one that sleeps would hold the others up; scale the group instead"
+SLEEP_EXCLUDES_DP_SYNC = (
+    "cores that share experts step together, and one that sleeps would hold the others up; scale the group instead"
+)
+"""Refusal of sleep to cores with DP sync."""
 
 
 class Sleep(msgspec.Struct, tag="sleep"):

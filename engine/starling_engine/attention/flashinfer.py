@@ -1,4 +1,4 @@
-"""Attention by the package flashinfer, where it is asked for. Imports flashinfer and triton."""
+"""Attention by the package flashinfer, where a user chooses it. Imports flashinfer and triton."""
 
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -8,11 +8,11 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.store import qk_norm_rope_store
 
 WORKSPACE = 128 << 20
-"""Bytes for its partial results, as its documentation advises."""
+"""Bytes for flashinfer's partial results, as its documentation advises."""
 
 
 class FlashInferAttention:
-    """bf16 or fp16, heads of 64, 128 or 256 elements. Waits for the device to plan a step, so steps are not captured.
+    """bf16 or fp16, heads of 64, 128 or 256 elements. Waits for the device to plan a step, so CUDA graphs do not capture steps.
 
     Keeps the plan of the last step's metadata, which the layers of a KV group share. See `AttentionBackend`.
     """
@@ -43,12 +43,12 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: BatchPrefillWithPagedKVCacheWrapper, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
     ) -> None:
-        block_start, blocks, last = block_lists(meta, kv.shape[3], layer.window)
+        indptr, indices, last_page_len = block_lists(meta, kv.shape[3], layer.window)
         wrapper.plan(
             meta.query_start,
-            block_start,
-            blocks,
-            last,
+            indptr,
+            indices,
+            last_page_len,
             layer.num_heads,
             layer.num_kv_heads,
             layer.head_dim,
@@ -62,21 +62,21 @@ class FlashInferAttention:
         )
 
 
-def block_lists(meta: AttentionMetadata, size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def block_lists(meta: AttentionMetadata, block_size: int, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Lists the blocks that some query sees, one sequence behind the other, all int32.
 
-    Returns where each sequence's blocks begin [S + 1], the blocks, and the tokens in each sequence's last block [S]. Whole blocks
-    before the window are left out: they may hold anything by now. Causality counts from the end, so it still holds.
+    Returns flashinfer's paged_kv_indptr [S + 1], paged_kv_indices, and paged_kv_last_page_len [S]. Whole blocks before the window
+    are left out: other sequences may have them by now. The causal mask counts from the last key, so it still holds.
     """
     lengths = meta.context_lens.long()
     first = torch.zeros_like(lengths)
     if window:
-        first = (lengths - meta.query_start.diff() - window + 1).clamp(min=0) // size
-    counts = (lengths + size - 1) // size - first
-    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        first = (lengths - meta.query_start.diff() - window + 1).clamp(min=0) // block_size
+    counts = (lengths + block_size - 1) // block_size - first
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     row = torch.repeat_interleave(counts)
-    at = torch.arange(len(row), device=lengths.device) - start[row] + first[row]
-    return start.int(), meta.block_tables[row, at], (lengths - 1).remainder(size).add(1).int()
+    at = torch.arange(len(row), device=lengths.device) - indptr[row] + first[row]
+    return indptr.int(), meta.block_tables[row, at], (lengths - 1).remainder(block_size).add(1).int()
 
 
 def _same_plan(old: tuple[AttentionMetadata, AttentionWeights], new: tuple[AttentionMetadata, AttentionWeights]) -> bool:

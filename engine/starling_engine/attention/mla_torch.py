@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.torch_paged import rotate
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.products import bmm, linear
+from starling_engine.kernels.matmul import bmm, linear
 from starling_engine.model_config.mla_shape import QUERY_ROWS, QuerySpan, plan_forms, spans
 
 

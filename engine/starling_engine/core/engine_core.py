@@ -20,7 +20,7 @@ from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.sleep import STEPS_WITH_OTHERS, MemoryReply, Sleep, Slept, WakeUp
+from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC, MemoryReply, Sleep, Slept, WakeUp
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
 from starling_engine.topology.layout import EpochMembership
 from starling_engine.worker.commands import Idle, Reply
@@ -115,7 +115,7 @@ class EngineCore:
         """Begins to carry out a frontend's command; returns the last deltas of requests that end for it."""
         match command:
             case Sleep() | WakeUp() if self._dp_sync:
-                self.outbox.answer(caller, Slept(refused=STEPS_WITH_OTHERS))
+                self.outbox.answer(caller, Slept(refused=SLEEP_EXCLUDES_DP_SYNC))
             case Sleep() | WakeUp():
                 return self.sleeper.handle(command, caller)
             case Prepare() | Commit() | Abandon() if self._dp_sync:

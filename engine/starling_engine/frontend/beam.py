@@ -18,7 +18,7 @@ Expand = Callable[[list[list[int]], int], Awaitable[list[dict[int, float]]]]
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """A result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` counts the tokens after it."""
+    """A result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` is of the tokens after it alone."""
 
     tokens: list[int]
     cum_logprob: float
@@ -50,34 +50,34 @@ def validate(params: BeamSearchParams, num_eos: int) -> None:
     """Raises InvalidRequest for parameters that are impossible with `num_eos` end-of-sequence tokens."""
     if params.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {params.max_tokens}", "max_tokens")
-    # Some of a beam's likeliest tokens may end it; then as many others are needed.
-    widest = MAX_LOGPROBS - (0 if params.ignore_eos else num_eos)
-    if not 1 <= params.beam_width <= widest:
-        raise InvalidRequest(f"beam_width must be in [1, {widest}], got {params.beam_width}", "beam_width")
+    # All end-of-sequence tokens may be among a beam's likeliest; then as many others are requested.
+    max_width = MAX_LOGPROBS - (0 if params.ignore_eos else num_eos)
+    if not 1 <= params.beam_width <= max_width:
+        raise InvalidRequest(f"beam_width must be in [1, {max_width}], got {params.beam_width}", "beam_width")
 
 
 async def beam_search(
     prompt_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], expand: Expand
 ) -> list[Beam]:
     """Returns the `beam_width` beams with the best scores, best first; fewer only if the vocabulary gives no more."""
-    ends = () if params.ignore_eos else eos_token_ids
+    eos = () if params.ignore_eos else eos_token_ids
     running, finished = [Beam((), 0.0)], list[Beam]()
     for _ in range(params.max_tokens):
         prefixes = [[*prompt_ids, *beam.tokens] for beam in running]
-        likeliest = await expand(prefixes, params.beam_width + len(ends))
-        running, ended = _advance(running, likeliest, ends, params.beam_width)
+        likeliest = await expand(prefixes, params.beam_width + len(eos))
+        running, ended = _advance(running, likeliest, eos, params.beam_width)
         finished = _best([*finished, *ended], params)
-        if _is_settled(running, finished, params):
+        if _is_done(running, finished, params):
             return finished
     return _best([*finished, *running], params)
 
 
 def _advance(
-    beams: Sequence[Beam], likeliest: Sequence[dict[int, float]], ends: Collection[int], width: int
+    beams: Sequence[Beam], likeliest: Sequence[dict[int, float]], eos: Collection[int], width: int
 ) -> tuple[list[Beam], list[Beam]]:
     """Adds a token to each beam; returns those that go on and those that ended. To end, a beam must be among the `width` best."""
     candidates = [
-        Beam((*beam.tokens, token), beam.cum_logprob + logprob, ended=token in ends)
+        Beam((*beam.tokens, token), beam.cum_logprob + logprob, ended=token in eos)
         for beam, row in zip(beams, likeliest, strict=True)
         for token, logprob in row.items()
     ]
@@ -86,8 +86,8 @@ def _advance(
     return running[:width], [beam for beam in candidates[:width] if beam.ended]
 
 
-def _is_settled(running: Sequence[Beam], finished: Sequence[Beam], params: BeamSearchParams) -> bool:
-    """Returns whether no running beam can still beat a finished one: its log probability never grows."""
+def _is_done(running: Sequence[Beam], finished: Sequence[Beam], params: BeamSearchParams) -> bool:
+    """Returns whether no running beam can still enter the best: its log probability never grows."""
     if not running:
         return True
     if len(finished) < params.beam_width:

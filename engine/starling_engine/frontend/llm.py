@@ -18,7 +18,7 @@ from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
 from starling_engine.frontend.chat import Message
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
-from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_each, parse_conversations, parse_prompts
+from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.outputs import EmbeddingRequestOutput, RequestOutput
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
@@ -133,7 +133,7 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Returns one vector for each prompt."""
         parsed = parse_prompts(prompts)
-        each = one_each(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
         checked = self._check(parsed, each)
         calls = [partial(self.engine.embed, ids, params) for ids, params in zip(checked, each, strict=True)]
         return self._run_all(calls, 1, max(map(len, checked), default=1), use_tqdm)
@@ -172,8 +172,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int],
     ) -> list[_Job]:
-        each = one_each(params or self.get_default_sampling_params(), len(prompts), "sampling_params")
-        priorities = one_each(priority, len(prompts), "priority")
+        each = one_per_prompt(params or self.get_default_sampling_params(), len(prompts), "sampling_params")
+        priorities = one_per_prompt(priority, len(prompts), "priority")
         checked = self._check(prompts, each)
         rows = zip(prompts, checked, each, priorities, strict=True)
         return [_Job(prompt.text, ids, job_params, job_priority) for prompt, ids, job_params, job_priority in rows]

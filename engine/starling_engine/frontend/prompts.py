@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt. `ids` None means that the text is still to be encoded."""
+    """A prompt. `ids` None means that the text is not tokenized yet."""
 
     text: str | None
     ids: list[int] | None = None
@@ -36,7 +36,7 @@ def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]
     return several if several else [single]
 
 
-def one_each(values: T | Sequence[T], count: int, name: str) -> list[T]:
+def one_per_prompt(values: T | Sequence[T], count: int, name: str) -> list[T]:
     """Returns `values` for `count` prompts: one for all, or a list with one for each. Raises InvalidRequest."""
     if not isinstance(values, list | tuple):
         return [values] * count  # type: ignore[list-item]  # a Sequence[T] is a list or tuple here
@@ -45,7 +45,7 @@ def one_each(values: T | Sequence[T], count: int, name: str) -> list[T]:
     return list(values)
 
 
-def _parse(prompt: object, where: str) -> ParsedPrompt:
+def _parse(prompt: object, param: str) -> ParsedPrompt:
     match prompt:
         case str():
             return ParsedPrompt(prompt)
@@ -55,7 +55,7 @@ def _parse(prompt: object, where: str) -> ParsedPrompt:
             return ParsedPrompt(None, ids)
         case {"prompt": str() as text}:
             return ParsedPrompt(text)
-    raise InvalidRequest('a prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}', where)
+    raise InvalidRequest('a prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}', param)
 
 
 def _are_ids(value: object) -> bool:

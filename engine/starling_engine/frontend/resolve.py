@@ -10,7 +10,7 @@ from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
-from starling_engine.sleep import STEPS_WITH_OTHERS
+from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC
 from starling_engine.topology.layout import NodePlacement, ParallelLayout
 from starling_engine.topology.placement import even_slots
 from starling_engine.weights.hub import resolve_model
@@ -43,7 +43,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
     dp_sync = args.enable_expert_parallel and (args.data_parallel_size > 1 or args.enable_elastic_ep or args.enable_eplb)
     if dp_sync and args.enable_sleep_mode:
-        raise ConfigError(STEPS_WITH_OTHERS, "enable_sleep_mode")
+        raise ConfigError(SLEEP_EXCLUDES_DP_SYNC, "enable_sleep_mode")
     expert_slots, eplb = _expert_slots(args, model) if dp_sync else (0, None)
     local_ranks = layout.world_size if node is None else node.ranks
     worker = WorkerConfig(
@@ -63,7 +63,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         fp8_cache=_fp8_cache(args, model),
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
-        # Data parallel ranks are engine cores that know nothing of each other.
+        # Each data parallel rank is an engine core of its own, so the layout of its workers has one.
         layout=replace(layout, data=1),
         expert_parallel=args.enable_expert_parallel,
         dp_sync=dp_sync,
@@ -97,7 +97,7 @@ def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:
 
 
 def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersConfig | None:
-    """Returns the tiers. Chunks of secondary tiers pass through host memory, even without a CPU tier."""
+    """Returns the tiers for offloaded chunks. Those of secondary tiers pass through host memory, even without a CPU tier."""
     if not args.kv_cpu_bytes and args.kv_fs_path is None and args.kv_store is None:
         return None
     tiers = TiersConfig(
@@ -109,25 +109,25 @@ def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersC
         fs_direct=args.kv_fs_direct,
         store=args.kv_store,
     )
-    host_slots(model, replace(worker, tiers=tiers))
+    host_slots(model, replace(worker, tiers=tiers))  # raises ConfigError where the memory has no room for a chunk
     return tiers
 
 
 def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig | None]:
     """Returns the experts of each layer that a rank may have to hold, when ranks are fewest, and EPLB's settings."""
     assert model.moe is not None, "checked with the split"
-    experts, tensor = model.moe.num_experts, args.tensor_parallel_size
-    most = args.data_parallel_size * tensor
-    if args.enable_eplb and most == 1 and not args.enable_elastic_ep:
+    experts, tp_size = model.moe.num_experts, args.tensor_parallel_size
+    ranks = args.data_parallel_size * tp_size
+    if args.enable_eplb and ranks == 1 and not args.enable_elastic_ep:
         raise ConfigError("one rank holds all experts, which have nowhere to go; it needs several ranks", "enable_eplb")
-    if args.num_redundant_experts > (most - 1) * experts:
+    if args.num_redundant_experts > (ranks - 1) * experts:
         raise ConfigError(
-            f"{most} ranks have use for 0 to {(most - 1) * experts} copies of a layer's {experts} experts, "
+            f"{ranks} ranks have use for 0 to {(ranks - 1) * experts} copies of a layer's {experts} experts, "
             f"got {args.num_redundant_experts}",
             "num_redundant_experts",
         )
-    smallest = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
-    slots = even_slots(experts, smallest * tensor, args.num_redundant_experts)
+    min_dp_size = args.min_data_parallel_size if args.enable_elastic_ep else args.data_parallel_size
+    slots = even_slots(experts, min_dp_size * tp_size, args.num_redundant_experts)
     if not args.enable_eplb:
         return slots, None
     return slots, EplbConfig(

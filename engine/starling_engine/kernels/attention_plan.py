@@ -1,8 +1,9 @@
 """The launch plan of attention: pure functions of shapes, and of values that a captured graph keeps. Imports no triton.
 
-A query block is BLOCK_M rows: tokens of one sequence times the query heads that share a key-value head (the group).
+A query block is BLOCK_M rows: tokens of one sequence times the query heads that share a key-value head (`group`, vLLM's
+num_queries_per_kv). A program computes it, or one segment of its keys; on the device the program is a thread block (CTA).
 
-    step      head x bytes     rows   keys   warps   stages   registers   blocks an SM   shared
+    step      head x bytes     rows   keys   warps   stages   registers     CTAs an SM   shared
     prefill   up to 64 x 2      128     64       8        3         128              2    48 KB
     prefill   up to 128 x 2     128     32       8        3         128              2    64 KB
     prefill   256 x 2           128     32       8        3         254              1   128 KB
@@ -11,15 +12,15 @@ A query block is BLOCK_M rows: tokens of one sequence times the query heads that
     decode    256 x 2         16-64     32       4        5         168              3    73 KB
     decode    any x 4         16-32     32       8        2          54              4    42 KB
 
-Registers a thread and shared memory a block are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
-for prompts in a cache of fp8.) Nothing here was timed on one.
+Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
+for prompts in a cache of fp8.) Nothing here was timed on such a GPU.
 
-Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two blocks an SM, so that one
-multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one block fits.
+Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two CTAs an SM, so that one
+multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one CTA fits.
 
-Decode: the numbers of KV blocks are loaded ahead of their keys, so 5 stages are two tiles of keys and values in flight. That is up
-to 64 KB a block; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248
-registers for the conversion, which leaves two blocks an SM with 32 KB in flight each.
+Decode: entries of the block table are loaded ahead of their keys, so 5 stages are two tiles of keys and values in flight. That is
+up to 64 KB a CTA; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248
+registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each.
 
 fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
 """
@@ -29,11 +30,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-BLOCKS_PER_SM = 4
+PROGRAMS_PER_SM = 4
 """Programs of a decode step for each SM. With fewer, the step waits for an SM that has one more than the others."""
 
 SEGMENT_KEYS = 256
-"""Fewest keys of a segment of the context: fewer do not pay for their part in the reduction."""
+"""Fewest keys of a segment of the context: fewer save less than the reduction of one more segment costs."""
 
 MAX_SEGMENTS = 64
 """The reduction holds all of a row's segments at once."""
@@ -41,8 +42,8 @@ MAX_SEGMENTS = 64
 MIN_ROWS = 16
 """Fewest rows that tl.dot multiplies."""
 
-MAX_SHORT_ROWS, MAX_SHORT_ROWS_FP32 = 64, 32
-"""Most rows of a query block that is still bound by memory, like a few tokens of a draft, but not of a prompt."""
+MAX_DECODE_ROWS, MAX_DECODE_ROWS_FP32 = 64, 32
+"""Most rows of a query block that gets the tiles for decode: one token, or one with a few draft tokens, is bound by memory."""
 
 CASCADE_BYTES = 16 << 20
 """Fixed cost of cascade: two more launches, about 4 us, as bytes that memory delivers in that time."""
@@ -66,9 +67,9 @@ class AttentionTiles:
 def decode_tiles(head_dim: int, itemsize: int, rows: int) -> AttentionTiles | None:
     """Returns the tiles for sequences of at most `rows` rows, which make one query block and are bound by memory.
 
-    None where the rows are too many. `itemsize` of the queries, in bytes.
+    None where the rows are too many. `itemsize` is that of queries, in bytes.
     """
-    if rows > (MAX_SHORT_ROWS if itemsize <= 2 else MAX_SHORT_ROWS_FP32):
+    if rows > (MAX_DECODE_ROWS if itemsize <= 2 else MAX_DECODE_ROWS_FP32):
         return None
     rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
     if itemsize > 2:
@@ -87,7 +88,7 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Sizes of a step for one layer. `itemsize` of the queries, in bytes; `cached` of keys and values, if theirs differs."""
+    """Sizes of a step for one layer. `itemsize` is of queries, in bytes; `kv_itemsize` is the KV cache's, if it differs."""
 
     tokens: int
     sequences: int
@@ -95,7 +96,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     itemsize: int
-    cached: int | None = None
+    kv_itemsize: int | None = None
 
     @property
     def group(self) -> int:
@@ -104,13 +105,16 @@ class AttentionShape:
 
 
 def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
-    """Returns the parts of each context, where every sequence is one query block. `longest` is the longest possible context."""
-    return _segments(shape.sequences * shape.kv_heads, longest, BLOCKS_PER_SM * sms)
+    """Returns how many segments to split each context into, where every sequence is one query block.
+
+    `longest` is the longest possible context.
+    """
+    return _segments(shape.sequences * shape.kv_heads, longest, PROGRAMS_PER_SM * sms)
 
 
-def prefix_segments(shape: AttentionShape, shared: int, sms: int) -> int:
-    """Returns the parts of a prefix that all queries attend to, in tiles for prefill: an SM holds one at a time."""
-    return _segments(_prefix_blocks(shape) * shape.kv_heads, shared, sms)
+def prefix_segments(shape: AttentionShape, prefix_len: int, sms: int) -> int:
+    """Returns how many segments a common prefix is split into. It is computed in tiles for prefill: an SM holds one at a time."""
+    return _segments(_prefix_blocks(shape) * shape.kv_heads, prefix_len, sms)
 
 
 def _segments(programs: int, longest: int, wanted: int) -> int:
@@ -129,28 +133,28 @@ def _prefix_blocks(shape: AttentionShape) -> int:
     return -(-shape.tokens // prefill_tiles(shape.head_dim, shape.itemsize).tokens(shape.group))
 
 
-def common_prefix(block_tables: npt.NDArray[np.int32], computed: npt.NDArray[np.int32], block_size: int) -> int:
+def common_prefix(block_tables: npt.NDArray[np.int32], num_computed: npt.NDArray[np.int32], block_size: int) -> int:
     """Counts the leading blocks of [S, max_blocks] that all sequences share and that are full. 0 for one sequence.
 
-    `computed` [S] counts each sequence's tokens in the cache before the step. All queries come after these, so they see all keys of
-    the blocks.
+    `num_computed` [S] counts each sequence's tokens in the cache before the step. All queries come after these, so they see all
+    keys of the blocks.
     """
     if len(block_tables) < 2:
         return 0
-    full = min(int(computed.min()) // block_size, block_tables.shape[1])
+    full = min(int(num_computed.min()) // block_size, block_tables.shape[1])
     differs = (block_tables[1:, :full] != block_tables[0, :full]).any(0)
     return int(differs.argmax()) if differs.any() else full
 
 
-def cascade_pays(shape: AttentionShape, shared: int, sms: int) -> bool:
-    """Returns whether it is cheaper to attend to `shared` common keys apart, for all sequences at once.
+def cascade_pays(shape: AttentionShape, prefix_len: int, sms: int) -> bool:
+    """Returns whether it is cheaper to attend to a common prefix apart, for all sequences at once (cascade attention).
 
-    Then the shared keys are read once for each query block of the prefix, instead of once a sequence. In return each query writes
+    Then the prefix's keys are read once for each query block of the prefix, instead of once a sequence. In return each query writes
     and reads a partial result (fp32) for every segment of the prefix, and one more for the keys that follow.
     """
-    if not shared or shape.sequences < 2:
+    if not prefix_len or shape.sequences < 2:
         return False
-    token_bytes = 2 * shape.kv_heads * shape.head_dim * (shape.cached or shape.itemsize)
-    saved = shared * token_bytes * (shape.sequences - _prefix_blocks(shape))
-    partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, shared, sms) + 1)
+    token_bytes = 2 * shape.kv_heads * shape.head_dim * (shape.kv_itemsize or shape.itemsize)
+    saved = prefix_len * token_bytes * (shape.sequences - _prefix_blocks(shape))
+    partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, prefix_len, sms) + 1)
     return saved > partial + CASCADE_BYTES

@@ -1,7 +1,8 @@
-"""All experts of a layer in three launches: gate and up with the gate applied, down with the routing weight, and each token's sum.
+"""All experts of a layer in three launches (vLLM's fused_moe): SiLU(gate) * up, down times the routing weight, each token's sum.
 
 Pairs of token and expert are sorted into blocks of one expert each (`grouping.py`). A program multiplies one block by one tile of
-its expert's matrix. The grid has the most blocks that there can be; programs without a block end at once.
+its expert's matrix. The grid has the most blocks that there can be; programs without a block end at once. In the kernels, left and
+right are the operands of a matmul, K is DEPTH and N is WIDTH.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from starling_engine.kernels.grouping import Blocks, cut
+from starling_engine.kernels.grouping import Blocks, sort_into_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
-    """Columns and depth of a program's tile, and its warps and stages."""
+    """Tile of a program: columns are BLOCK_SIZE_N of vLLM's kernels, depth is BLOCK_SIZE_K. Warps and stages are Triton's."""
 
     columns: int
     depth: int
@@ -25,27 +26,27 @@ class ProgramTile:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """`rows` pairs a block. A program of `gate_up` has its columns twice, of gate and of up."""
+    """Tiles for blocks of `rows` pairs (BLOCK_SIZE_M). A program of `gate_up` has columns of gate, and as many of up."""
 
     rows: int
     gate_up: ProgramTile
     down: ProgramTile
 
 
-FEW = ExpertTiles(16, ProgramTile(32, 128, 4, 4), ProgramTile(64, 128, 4, 4))
+FEW_ROWS = ExpertTiles(16, ProgramTile(32, 128, 4, 4), ProgramTile(64, 128, 4, 4))
 """Bound by the weights' bytes: narrow tiles make enough programs to keep all of memory busy, even for one token.
 
-8 experts of [2 * 768, 2048] make 192 programs, and each has three stages of 16 KiB on their way.
+8 experts of [2 * 768, 2048] make 192 programs, and each has loads of three stages in flight, 16 KiB each.
 """
 
-SOME = ExpertTiles(64, ProgramTile(64, 64, 4, 4), ProgramTile(128, 64, 4, 4))
-"""Fewest rows that Hopper's wgmma takes. Reading still takes about as long as multiplying."""
+SOME_ROWS = ExpertTiles(64, ProgramTile(64, 64, 4, 4), ProgramTile(128, 64, 4, 4))
+"""Blocks of the fewest rows that Hopper's wgmma takes. Reading still takes about as long as multiplying."""
 
-MANY = ExpertTiles(128, ProgramTile(128, 64, 8, 3), ProgramTile(256, 64, 8, 3))
+MANY_ROWS = ExpertTiles(128, ProgramTile(128, 64, 8, 3), ProgramTile(256, 64, 8, 3))
 """Bound by multiplying: two warpgroups hold 128 x 256 sums, and each weight that is read serves 128 rows."""
 
-WIDE = ExpertTiles(16, ProgramTile(32, 32, 4, 2), ProgramTile(64, 32, 4, 2))
-"""Tiles for fp32, which has no matrix units without loss: registers limit their size."""
+FP32_TILES = ExpertTiles(16, ProgramTile(32, 32, 4, 2), ProgramTile(64, 32, 4, 2))
+"""Tiles for fp32, which tensor cores would round to TF32. Registers limit their size."""
 
 
 def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> ExpertTiles:
@@ -54,17 +55,17 @@ def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> 
     An expert with more rows than a block is read again, though from the cache. One with fewer rows multiplies padding.
     """
     if dtype == torch.float32:
-        return WIDE
+        return FP32_TILES
     rows = tokens * top_k / num_experts
-    if rows <= FEW.rows / 2:
-        return FEW
-    return SOME if rows <= SOME.rows else MANY
+    if rows <= FEW_ROWS.rows / 2:
+        return FEW_ROWS
+    return SOME_ROWS if rows <= SOME_ROWS.rows else MANY_ROWS
 
 
 def experts(
     x: torch.Tensor,
     expert_slots: torch.Tensor,
-    weights: torch.Tensor,
+    topk_weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     tiles: ExpertTiles,
@@ -75,20 +76,20 @@ def experts(
     fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
     """
     (tokens, top_k), hidden = expert_slots.shape, x.shape[1]
-    expert_slots, weights = expert_slots.contiguous(), weights.contiguous()
+    expert_slots, topk_weights = expert_slots.contiguous(), topk_weights.contiguous()
     pairs = tokens * top_k
-    blocks = _one_each(expert_slots) if tokens == 1 else cut(expert_slots, len(gate_up), tiles.rows)
+    blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, len(gate_up), tiles.rows)
     activated = x.new_empty(pairs, down.shape[2])
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
-    _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, weights)
+    _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, topk_weights)
     columns = min(1024, triton.next_power_of_2(hidden))
     _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
     return out
 
 
-def _one_each(expert_slots: torch.Tensor) -> Blocks:
+def _single_token_blocks(expert_slots: torch.Tensor) -> Blocks:
     """Returns blocks for a single token: block n is pair n, and no kernel reads these tensors."""
     return Blocks(expert_slots, expert_slots.expand(3, -1), expert_slots)
 
@@ -100,14 +101,14 @@ def _launch(
     out: torch.Tensor,
     expert_slots: torch.Tensor,
     blocks: Blocks,
-    most_rows: int,
+    block_rows: int,
     tile: ProgramTile,
     *more: torch.Tensor | int,
     **constants: int,
 ) -> None:
     """Starts programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own arguments."""
     width = out.shape[1]
-    kernel[(blocks.most * triton.cdiv(width, tile.columns),)](
+    kernel[(blocks.most_blocks * triton.cdiv(width, tile.columns),)](
         rows,
         weight,
         out,
@@ -115,15 +116,15 @@ def _launch(
         blocks.order,
         blocks.bounds,
         blocks.used,
-        blocks.most,
+        blocks.most_blocks,
         len(weight),
         *more,
         DEPTH=weight.shape[2],
         WIDTH=width,
         SINGLE=len(expert_slots) == 1,
-        ROWS=most_rows,
+        ROWS=block_rows,
         COLUMNS=tile.columns,
-        STEP=tile.depth,
+        TILE_DEPTH=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **constants,
@@ -148,7 +149,7 @@ def _gate_up(
     SINGLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
 ):
     """x [T, DEPTH] by weight [S, 2 WIDTH, DEPTH] -> out [P, WIDTH], in the order of `order`."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
@@ -156,17 +157,19 @@ def _gate_up(
     if slot >= num_slots:
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
-    k = tl.arange(0, STEP)
+    k = tl.arange(0, TILE_DEPTH)
     x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + k[None, :]
     matrix = weight + slot.to(tl.int64) * (2 * WIDTH * DEPTH)
     # Columns past the end read the last one: cheaper than a mask, and never stored.
     gate_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, DEPTH, STEP):
-        left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, STEP)
-        gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, STEP), gate, input_precision="ieee")
-        up = tl.dot(left, _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, STEP), up, input_precision="ieee")
+    for first in range(0, DEPTH, TILE_DEPTH):
+        left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
+        gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), gate, input_precision="ieee")
+        up = tl.dot(
+            left, _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, TILE_DEPTH), up, input_precision="ieee"
+        )
     activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, activated.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
@@ -183,29 +186,29 @@ def _down(
     used,
     most_blocks,
     num_slots,
-    weights,
+    topk_weights,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     SINGLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
 ):
-    """activated [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times weights [P] -> out [P, WIDTH], by pair."""
+    """activated [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times topk_weights [P] -> out [P, WIDTH]."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
     slot, row, live = _rows(block, expert_slots, bounds, used, most_blocks, num_slots, SINGLE, ROWS)
     if slot >= num_slots:
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
-    k = tl.arange(0, STEP)
+    k = tl.arange(0, TILE_DEPTH)
     left_at = activated + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
     matrix = weight + slot.to(tl.int64) * (WIDTH * DEPTH)
     right_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, DEPTH, STEP):
-        left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, STEP)
-        sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, STEP), sums, input_precision="ieee")
-    sums *= tl.load(weights + pair, mask=live, other=0.0)[:, None]
+    for first in range(0, DEPTH, TILE_DEPTH):
+        left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
+        sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), sums, input_precision="ieee")
+    sums *= tl.load(topk_weights + pair, mask=live, other=0.0)[:, None]
     out_at = out + pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
 
@@ -227,18 +230,18 @@ def _rows(block, expert_slots, bounds, used, most_blocks, num_slots, SINGLE: tl.
     if SINGLE:
         slot, first, end = tl.load(expert_slots + block).to(tl.int32), block, block + 1
     else:
-        there = block < tl.load(used)
-        slot = tl.load(bounds + block, mask=there, other=num_slots)
-        first = tl.load(bounds + most_blocks + block, mask=there, other=0)
-        end = tl.load(bounds + 2 * most_blocks + block, mask=there, other=0)
+        is_used = block < tl.load(used)
+        slot = tl.load(bounds + block, mask=is_used, other=num_slots)
+        first = tl.load(bounds + most_blocks + block, mask=is_used, other=0)
+        end = tl.load(bounds + 2 * most_blocks + block, mask=is_used, other=0)
     row = first + tl.arange(0, ROWS)
     return slot, row, row < end
 
 
 @triton.jit
-def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
-    """Loads, with zeros past the depth; without a mask where the depth is a multiple of STEP and none is given."""
-    if DEPTH % STEP != 0:
+def _load(at, mask, k, first, DEPTH: tl.constexpr, TILE_DEPTH: tl.constexpr):
+    """Loads, with zeros past the depth; without a mask where the depth is a multiple of TILE_DEPTH and none is given."""
+    if DEPTH % TILE_DEPTH != 0:
         inside = k < DEPTH - first
         if mask is not None:
             inside = inside & mask
@@ -251,7 +254,7 @@ def _load(at, mask, k, first, DEPTH: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _sum(parts, expert_slots, out, num_slots, TOP_K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums parts [T * TOP_K, WIDTH] -> out [T, WIDTH]. Parts of experts that are not here were never written, and are left out."""
+    """Sums parts [T * TOP_K, WIDTH] -> out [T, WIDTH]. Parts of experts that the rank lacks were not written; it skips them."""
     token = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)

@@ -19,7 +19,7 @@ STEP = 128
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """P pairs, numbered as in their [T, top_k]. Pairs of experts that are not here are left out.
+    """P pairs, numbered as in their [T, top_k]. Pairs of experts that the rank lacks are left out.
 
     order    [P] int32: the pairs, sorted by slot
     bounds   [3, M] int32: of each block its slot, and where in `order` it starts and ends
@@ -31,7 +31,7 @@ class Blocks:
     used: torch.Tensor
 
     @property
-    def most(self) -> int:
+    def most_blocks(self) -> int:
         """M, the most blocks that P pairs can need."""
         return self.bounds.shape[1]
 
@@ -41,10 +41,10 @@ def most_blocks(pairs: int, num_slots: int, block: int) -> int:
     return (pairs + min(pairs, num_slots) * (block - 1)) // block
 
 
-def cut(expert_slots: torch.Tensor, num_slots: int, block: int) -> Blocks:
+def sort_into_blocks(expert_slots: torch.Tensor, num_slots: int, block: int) -> Blocks:
     """Cuts pairs into blocks of `block`, the last of each slot with the rest.
 
-    expert_slots [T, top_k] int64, contiguous, are below `num_slots`, which itself stands for an expert that is not here.
+    expert_slots [T, top_k] int64, contiguous, are below `num_slots`, which itself stands for an expert that the rank lacks.
     """
     pairs, device = expert_slots.numel(), expert_slots.device
     chunks, bins = triton.cdiv(pairs, CHUNK), max(32, triton.next_power_of_2(num_slots + 1))
@@ -82,7 +82,7 @@ def _count(expert_slots, counts, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl
 
 @triton.jit
 def _histogram(expert_slots, chunk, pairs, num_slots, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """Counts a chunk's pairs by slot. Pairs past the end count as not here."""
+    """Counts a chunk's pairs by slot. Pairs past the end count as those of an expert that the rank lacks."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     return tl.histogram(tl.load(expert_slots + at, mask=at < pairs, other=num_slots).to(tl.int32), BINS)
 

@@ -68,7 +68,7 @@ class AttentionCall:
             kv_heads=self.kv.shape[2],
             head_dim=dim,
             itemsize=self.q.itemsize,
-            cached=self.kv.itemsize,
+            kv_itemsize=self.kv.itemsize,
         )
 
     @property

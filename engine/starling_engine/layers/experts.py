@@ -86,7 +86,7 @@ class ExpertsMethod(Protocol):
         """Sums each token's experts, times their weights: x [T, hidden_size] -> [T, hidden_size] in x's dtype.
 
         The rows of x may be strided. expert_slots [T, top_k] int64 are distinct for each token; `shape.num_slots` stands for an
-        expert that is not here, and adds nothing. weights [T, top_k] fp32.
+        expert that the rank lacks, and adds nothing. weights [T, top_k] fp32.
         """
         ...
 

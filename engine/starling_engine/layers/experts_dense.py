@@ -4,7 +4,7 @@ from functools import cached_property
 
 import torch
 
-from starling_engine.kernels.products import linear
+from starling_engine.kernels.matmul import linear
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
-from starling_engine.kernels.products import linear
+from starling_engine.kernels.matmul import linear
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.topology.shard import Share

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from starling_engine import native
-from starling_engine.kernels.products import has_mkldnn_bf16, is_emulated
+from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear

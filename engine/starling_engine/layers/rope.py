@@ -9,58 +9,59 @@ from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, Rope
 
 def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> torch.Tensor:
     """Returns [max_position, rotary_dim] fp32 for half-split rotation: cosines in the first half, sines in the second."""
-    frequencies, factor = rotary_frequencies(rope, rotary_dim)
-    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+    inv_freq, attention_factor = rotary_inv_freq(rope, rotary_dim)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
     table = torch.empty(max_position, rotary_dim, dtype=torch.float32)
     torch.cos(angles, out=table[:, : rotary_dim // 2])
     torch.sin(angles, out=table[:, rotary_dim // 2 :])
-    return table.mul_(factor).to(device)
+    return table.mul_(attention_factor).to(device)
 
 
-def rotary_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
-    """Returns radians per position [rotary_dim / 2] fp32, and the factor of the table.
+def rotary_inv_freq(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
+    """Returns inv_freq [rotary_dim / 2] fp32, radians per position, and the attention factor, which scales cosines and sines.
 
-    Written in the order of transformers' operations: one rounding apart, angles at position 100,000 differ by 0.01.
+    Operations come in transformers' order. In another order a frequency may round differently, and then its angle at position
+    100,000 differs by 0.01.
     """
-    periods = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
-    plain = 1.0 / periods
+    pos_freqs = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    inv_freq = 1.0 / pos_freqs
     match rope.scaling:
         case None:
-            return plain, 1.0
+            return inv_freq, 1.0
         case LinearScaling(factor=factor):
-            return plain / factor, 1.0
+            return inv_freq / factor, 1.0
         case Llama3Scaling() as scaling:
-            return _llama3(plain, scaling), 1.0
+            return _llama3(inv_freq, scaling), 1.0
         case YarnScaling() as scaling:
-            return _yarn(periods, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
+            return _yarn(pos_freqs, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
 
 
-def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Scales by Llama 3.1's rule (meta-llama/llama-models, `apply_scaling`), on wavelengths in tokens."""
-    wavelengths = 2 * math.pi / plain
-    turns = scaling.original_max_position / wavelengths
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    between = (1 - smooth) * plain / scaling.factor + smooth * plain
-    scaled = torch.where(turns < scaling.low_freq_factor, plain / scaling.factor, plain)
-    medium = (turns >= scaling.low_freq_factor) & (turns <= scaling.high_freq_factor)
-    return torch.where(medium, between, scaled)
+def _llama3(inv_freq: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Scales by Llama 3.1's rule (meta-llama/llama-models, `apply_scaling`), by the rotations within the original context."""
+    wavelengths = 2 * math.pi / inv_freq
+    rotations = scaling.original_max_position / wavelengths
+    smooth = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smoothed = (1 - smooth) * inv_freq / scaling.factor + smooth * inv_freq
+    scaled = torch.where(rotations < scaling.low_freq_factor, inv_freq / scaling.factor, inv_freq)
+    medium = (rotations >= scaling.low_freq_factor) & (rotations <= scaling.high_freq_factor)
+    return torch.where(medium, smoothed, scaled)
 
 
-def _yarn(periods: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
+def _yarn(pos_freqs: torch.Tensor, scaling: YarnScaling, theta: float, rotary_dim: int) -> torch.Tensor:
     """Scales by parts (arXiv 2309.00071, section 3.2): fast dimensions stay, slow ones are interpolated, with a ramp between."""
 
-    def dimension_with_rotations(times: float) -> float:
-        positions_per_radian = scaling.original_max_position / (times * 2 * math.pi)
+    def dimension_with_rotations(num_rotations: float) -> float:
+        positions_per_radian = scaling.original_max_position / (num_rotations * 2 * math.pi)
         return rotary_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 
     low, high = dimension_with_rotations(scaling.beta_fast), dimension_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
-    # The reference's guard against a ramp of no width.
+    # Transformers' guard against a ramp of width 0.
     width = high - low or 0.001
-    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    extrapolated = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (scaling.factor * pos_freqs) * (1 - extrapolated) + 1.0 / pos_freqs * extrapolated
 
 
 def _yarn_attention_factor(scaling: YarnScaling) -> float:
@@ -72,15 +73,15 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
 
 
 def mscale_all_dim(rope: RopeConfig) -> float:
-    """Returns the factor of queries, and of keys, where a latent model scales by YaRN; 1 for all others.
+    """Returns what an MLA model with YaRN multiplies queries by, and keys as well: DeepSeek-V2's mscale_all_dim. 1 for all others.
 
-    This is "mscale" of all dimensions in DeepSeek-V2's formula. Rotated dimensions have their part of it in the table already.
+    It is for all dimensions of a head. The table has the attention factor, which is for rotated dimensions alone.
     """
     match rope.scaling:
-        case YarnScaling(factor=factor, mscale_all_dim=weight) if weight:
-            return _mscale(factor, weight)
+        case YarnScaling(factor=factor, mscale_all_dim=mscale) if mscale:
+            return _mscale(factor, mscale)
     return 1.0
 
 
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

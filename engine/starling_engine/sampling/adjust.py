@@ -58,8 +58,8 @@ class Adjuster:
     def words(self, vocab: int, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
         """Returns the `kernels.token_words`. `tokens` as for `adjust`."""
         known, start = np.array(tokens), self._num_prompt
-        allowed, banned, ends = self._allowed.numpy(), self._banned.numpy(), self._stops.numpy()
-        return words(vocab, known[:start], known[start:], allowed=allowed, banned=banned, ends=ends)
+        allowed, banned, stops = self._allowed.numpy(), self._banned.numpy(), self._stops.numpy()
+        return words(vocab, known[:start], known[start:], allowed=allowed, banned=banned, stops=stops)
 
     @property
     def bias(self) -> Mapping[int, float]:
@@ -68,8 +68,8 @@ class Adjuster:
     def settings(self, length: int) -> tuple[float, float, float, bool]:
         """Returns the penalties for repetition, presence and frequency, and whether a sequence of `length` may not end yet."""
         params = self._params
-        short = length - self._num_prompt < params.min_tokens
-        return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, short
+        below_min_tokens = length - self._num_prompt < params.min_tokens
+        return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, below_min_tokens
 
 
 def needs_adjusting(params: SamplingParams) -> bool:

@@ -35,7 +35,7 @@ class AdjustOp(Protocol):
         words: torch.Tensor,
         slots: torch.Tensor,
         penalties: torch.Tensor,
-        short: torch.Tensor,
+        below_min_tokens: torch.Tensor,
     ) -> torch.Tensor: ...
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.prompts import ParsedPrompt, one_each, parse_conversations, parse_prompts
+from starling_engine.frontend.prompts import ParsedPrompt, one_per_prompt, parse_conversations, parse_prompts
 
 MESSAGE = {"role": "user", "content": "hi"}
 
@@ -44,7 +44,7 @@ def test_conversations() -> None:
 
 
 def test_one_for_all_or_one_each() -> None:
-    assert one_each(1, 3, "priority") == [1, 1, 1]
-    assert one_each([1, 2], 2, "priority") == [1, 2]
+    assert one_per_prompt(1, 3, "priority") == [1, 1, 1]
+    assert one_per_prompt([1, 2], 2, "priority") == [1, 2]
     with pytest.raises(InvalidRequest, match="2 priority for 3 prompts"):
-        one_each([1, 2], 3, "priority")
+        one_per_prompt([1, 2], 3, "priority")

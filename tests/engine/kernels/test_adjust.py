@@ -17,10 +17,10 @@ def _arguments(vocab: int, device: torch.device) -> list[Tensor]:
     logits = 4 * torch.randn(6, vocab)
     logits[4, 0], logits[2, -1] = float("nan"), float("-inf")
     words = torch.randint(0, 6 << layout.COUNT_SHIFT, (9, vocab), dtype=torch.int32)
-    words[torch.rand(9, vocab) < 0.5] &= layout.PROMPT | layout.ENDS
+    words[torch.rand(9, vocab) < 0.5] &= layout.PROMPT | layout.STOP
     penalties = torch.tensor([[1.3, 0.7, 0.0], [0.5, -0.3, 1.1], [1.0, 0.0, 0.0], [7.0, 2.0, -2.0]])
-    rows, slots, short = torch.tensor([4, 0, 5, 2]), torch.tensor([8, 3, 0, 1]), torch.tensor([True, False, True, False])
-    return [tensor.to(device) for tensor in (logits, rows, words, slots, penalties, short)]
+    rows, slots, below_min_tokens = torch.tensor([4, 0, 5, 2]), torch.tensor([8, 3, 0, 1]), torch.tensor([True, False, True, False])
+    return [tensor.to(device) for tensor in (logits, rows, words, slots, penalties, below_min_tokens)]
 
 
 @pytest.mark.parametrize("vocab", [1, 997, 4800])
@@ -33,8 +33,8 @@ def test_gives_the_reference_to_the_bit(vocab: int, device: torch.device) -> Non
 
 
 def test_no_rows_give_none(device: torch.device) -> None:
-    logits, rows, words, slots, penalties, short = _arguments(10, device)
-    assert adjust.adjust(logits, rows[:0], words, slots[:0], penalties[:0], short[:0]).shape == (0, 10)
+    logits, rows, words, slots, penalties, below_min_tokens = _arguments(10, device)
+    assert adjust.adjust(logits, rows[:0], words, slots[:0], penalties[:0], below_min_tokens[:0]).shape == (0, 10)
 
 
 def test_it_is_the_op_where_triton_runs(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:

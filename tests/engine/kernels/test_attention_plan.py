@@ -38,7 +38,7 @@ def test_common_prefix(tables: list[list[int]], computed: list[int], shared: int
         (replace(LLAMA_8B, tokens=2, sequences=2), 1 << 16, True),
         (replace(LLAMA_8B, tokens=8192, sequences=2), 4096, False),
         (replace(LLAMA_8B, tokens=4, sequences=4), 2048, True),
-        (replace(LLAMA_8B, tokens=4, sequences=4, cached=1), 2048, False),
+        (replace(LLAMA_8B, tokens=4, sequences=4, kv_itemsize=1), 2048, False),
     ],
 )
 def test_cascade_pays_where_it_saves_more_bytes_than_it_adds(shape: AttentionShape, shared: int, pays: bool) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from starling_engine.kernels import grouped, grouping
-from starling_engine.kernels.grouped import FEW, MANY, SOME, WIDE, ExpertTiles
+from starling_engine.kernels.grouped import FEW_ROWS, FP32_TILES, MANY_ROWS, SOME_ROWS, ExpertTiles
 from starling_engine.layers.experts import Experts, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_triton import TritonExperts
 from starling_engine.topology.shard import Share
@@ -21,19 +21,19 @@ TOLERANCE = {FP32: 1e-5, FP16: 0.005, BF16: 0.03}
 )
 @pytest.mark.parametrize("here", [1.0, 0.5, 0.0])
 def test_blocks_are_the_sorted_pairs(tokens: int, top_k: int, slots: int, block: int, here: float, device: torch.device) -> None:
-    """Sorts up to three chunks. Slots that are not here are left out."""
+    """Sorts up to three chunks. Pairs of experts that the rank lacks are left out."""
     generator = torch.Generator().manual_seed(tokens)
     chosen = torch.rand(tokens, slots, generator=generator).argsort(-1)[:, :top_k].contiguous()
     chosen[torch.rand(tokens, top_k, generator=generator) >= here] = slots
     expected = group_by_slot(chosen, slots)
-    found = grouping.cut(chosen.to(device), slots, block)
+    found = grouping.sort_into_blocks(chosen.to(device), slots, block)
     pairs = len(expected.order)
     assert torch.equal(found.order[:pairs].cpu().long(), expected.order)
     used, want = int(found.used), []
     for slot, (start, end) in enumerate(zip(expected.starts.tolist(), expected.starts[1:].tolist(), strict=False)):
         want += [[slot, first, min(first + block, end)] for first in range(start, end, block)]
     assert found.bounds[:, :used].t().tolist() == want
-    assert used <= found.most
+    assert used <= found.most_blocks
 
 
 def test_the_most_blocks_are_enough_and_can_be_needed() -> None:
@@ -57,12 +57,12 @@ def inputs(shape: ExpertsShape, tokens: int, top_k: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize(
     ("tokens", "top_k", "hidden", "intermediate", "dtype", "tiles"),
     [
-        (1, 3, 50, 24, FP32, WIDE),
-        (9, 3, 128, 64, FP32, WIDE),
-        (1, 7, 256, 136, BF16, FEW),
-        (40, 2, 50, 24, BF16, FEW),
-        (90, 3, 128, 72, FP16, SOME),
-        (150, 2, 136, 128, BF16, MANY),
+        (1, 3, 50, 24, FP32, FP32_TILES),
+        (9, 3, 128, 64, FP32, FP32_TILES),
+        (1, 7, 256, 136, BF16, FEW_ROWS),
+        (40, 2, 50, 24, BF16, FEW_ROWS),
+        (90, 3, 128, 72, FP16, SOME_ROWS),
+        (150, 2, 136, 128, BF16, MANY_ROWS),
     ],
     ids=str,
 )
@@ -103,7 +103,14 @@ def test_nothing_loaded_adds_nothing(device: torch.device) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "dtype", "tiles"),
-    [(1, BF16, FEW), (64, BF16, FEW), (256, BF16, SOME), (1024, BF16, SOME), (8192, BF16, MANY), (8192, FP32, WIDE)],
+    [
+        (1, BF16, FEW_ROWS),
+        (64, BF16, FEW_ROWS),
+        (256, BF16, SOME_ROWS),
+        (1024, BF16, SOME_ROWS),
+        (8192, BF16, MANY_ROWS),
+        (8192, FP32, FP32_TILES),
+    ],
 )
 def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, tiles: ExpertTiles) -> None:
     assert grouped.tiles_for(tokens, 8, 128, dtype) == tiles

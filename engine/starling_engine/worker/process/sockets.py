@@ -1,4 +1,4 @@
-"""A worker's connections to its executor, one for each thread that sends; and the threads of two: heartbeats, chunk transfers."""
+"""A worker's connections to its executor, one for each thread that sends. The threads for heartbeats and transfers are here."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from starling_engine.kv_offload.orders import TierStatus, TransferChunks, Transf
 from starling_engine.worker.counters import ProgressCount
 from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, TransfersReady, heartbeat_identity, transfer_identity
 
-GONE_MS = 10_000
-"""Silence after which a machine is gone: one whose power is cut closes no connection."""
+CONNECTION_TIMEOUT_MS = 10_000
+"""Silence after which ZeroMQ ends a connection: a machine whose power is cut does not close its own."""
 REPLIES = "inproc://replies"
 logger = logging.getLogger("starling.worker")
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("starling.worker")
 def executor_socket(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: bytes, linger_ms: int = 0
 ) -> "zmq.Socket[bytes]":
-    """Makes a socket of name `identity` that can connect to `address`; `linger_ms` after its end it still sends."""
+    """Makes a socket of name `identity` that can connect to `address`. Once closed, it still sends for `linger_ms`."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity)
     socket.setsockopt(zmq.LINGER, linger_ms)
@@ -38,17 +38,18 @@ def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: b
 
 
 class HeartbeatSender:
-    """Heartbeats of a worker on another node than its executor: they have its progress. It ends when its executor is gone.
+    """Sends heartbeats, with the progress count, from a worker on another node than its executor.
 
-    A thread with a socket of its own, so that neither a long load nor a collective delays a heartbeat.
+    It ends the worker's process when the executor is gone. It has a thread and a socket of its own, so that neither a
+    long load nor a collective delays a heartbeat.
     """
 
     def __init__(self, address: str, rank: int, count: Callable[[], ProgressCount]) -> None:
         self._count = count
-        # A context of its own: that of the worker's other socket is ended before the process is.
+        # A context of its own: the one of the worker's other socket is terminated before the process ends.
         self._socket = executor_socket(zmq.Context(), address, heartbeat_identity(rank))
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, GONE_MS // 5)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, GONE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_TIMEOUT_MS // 5)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_TIMEOUT_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         threading.Thread(target=self._run, daemon=True).start()
@@ -60,19 +61,19 @@ class HeartbeatSender:
             if self._monitor.poll(round(1000 * HEARTBEAT_SECONDS)):
                 self._on_event()
             while self._socket.poll(0):
-                self._socket.recv()  # the executor only looks whether it can be sent
+                self._socket.recv()  # an empty probe: the executor sends it to see whether this worker is still connected
 
     def _on_event(self) -> None:
-        """Ends the process when the connection ends: the executor never closes that of a worker which it still needs."""
+        """Ends the process when the connection ends: the executor never closes the connection of a worker that it still needs."""
         if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
             logger.info("the executor is gone; this worker ends")
             os._exit(0)
 
 
 class TransferSocket:
-    """Commands and replies of chunk transfers, beside the plans.
+    """Receives transfer orders, and sends their answers.
 
-    A thread with a socket of its own: while a step runs, nobody reads the one for plans.
+    It has a thread and a socket of its own: while a step runs, nobody reads the socket that step plans come by.
     """
 
     def __init__(self, address: str, rank: int) -> None:
@@ -87,12 +88,12 @@ class TransferSocket:
         self._decode = msgspec.msgpack.Decoder(TransferChunks).decode
 
     def reply(self, message: TransferDone | TierStatus) -> None:
-        """Sends a reply. From any thread."""
+        """Sends an answer. Any thread may call it."""
         with self._lock:
             self._reply_socket.send(self._encode(message))
 
     def serve(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:
-        """Has orders carried out by `transfer` from now on, and reports so to the executor."""
+        """Starts a thread that gives orders to `transfer`. It sends TransfersReady to the executor first."""
         threading.Thread(target=self._run, args=(transfer,), name="kv-transfers", daemon=True).start()
 
     def _run(self, transfer: Callable[[Sequence[TransferOrder]], None]) -> None:

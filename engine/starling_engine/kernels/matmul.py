@@ -1,6 +1,6 @@
-"""Matrix products by torch, in float32 where a CPU has no products of a half dtype.
+"""Torch's matmuls, in float32 where a CPU has no instructions for those of bfloat16 or float16.
 
-Torch emulates those: on a CPU with AVX2 alone, products of bfloat16 with 256 rows take 4 times as long, batched ones 50 times.
+Torch emulates those: on a CPU with AVX2 alone, a bfloat16 linear of 256 rows takes 4 times as long, a bmm 50 times.
 """
 
 import functools
@@ -8,23 +8,23 @@ import functools
 import torch
 from torch.nn import functional as F
 
-FEW_ROWS = 4
-"""Rows up to which torch reads the half weights themselves: 2.4 ms at one row where widening takes 4.6, and equal at 5."""
-SCRATCH = 1 << 20
-"""Elements of a weight that are widened at a time: 4 MiB. Smaller pieces are slower, larger ones no faster."""
+MAX_EMULATED_ROWS = 4
+"""Most rows for which emulation is faster than conversion of the weights to float32: 2.4 ms against 4.6 at one row, equal at 5."""
+SCRATCH_ELEMENTS = 1 << 20
+"""Elements of a weight that are converted to float32 at a time: 4 MiB. Smaller pieces are slower, larger ones no faster."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, K], weight [N, K], bias [N] -> [T, N], all of one dtype."""
-    if x.shape[0] <= FEW_ROWS or not is_emulated(x.dtype, x.device.type):
+    if x.shape[0] <= MAX_EMULATED_ROWS or not is_emulated(x.dtype, x.device.type):
         return F.linear(x, weight, bias)
-    wide, out = x.float(), x.new_empty(x.shape[0], weight.shape[0])
-    rows = max(1, SCRATCH // weight.shape[1])
+    x_fp32, out = x.float(), x.new_empty(x.shape[0], weight.shape[0])
+    rows = max(1, SCRATCH_ELEMENTS // weight.shape[1])
     scratch = torch.empty(min(rows, weight.shape[0]), weight.shape[1])
     for start in range(0, weight.shape[0], rows):
-        own = slice(start, start + rows)
-        piece = weight[own]
-        out[:, own] = _wide_linear(wide, scratch[: len(piece)].copy_(piece), None if bias is None else bias[own].float())
+        columns = slice(start, start + rows)
+        piece = weight[columns]
+        out[:, columns] = _fp32_linear(x_fp32, scratch[: len(piece)].copy_(piece), None if bias is None else bias[columns].float())
     return out
 
 
@@ -37,7 +37,7 @@ def bmm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def is_emulated(dtype: torch.dtype, device_type: str) -> bool:
-    """Returns whether torch lacks fast products of `dtype` there."""
+    """Returns whether torch emulates matmuls of `dtype` on such a device."""
     if device_type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return not (has_mkldnn_bf16() if dtype == torch.bfloat16 else _has_mkldnn_fp16())
@@ -58,7 +58,7 @@ def _has_mkldnn() -> bool:
     return built_in
 
 
-def _wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _fp32_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiplies by oneDNN, which is 1.1 to 2 times as fast in float32 as F.linear."""
     if not _has_mkldnn():
         return F.linear(x, weight, bias)
