@@ -92,6 +92,11 @@ class Router:
                 case Stored():
                     self._store(event)
 
+    def has_in_slots(self, event: Removed) -> bool:
+        """Returns whether it knows of all blocks that leave, and that they are in host memory."""
+        known = self.cached["CPU"][event.group_idx]
+        return event.medium == "CPU" and all(self.names.get(said) in known for said in event.block_hashes)
+
     def _store(self, event: Stored) -> None:
         assert len(event.token_ids) == event.block_size * len(event.block_hashes)
         assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)

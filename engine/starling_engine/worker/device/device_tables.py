@@ -26,17 +26,23 @@ class DeviceTables:
 
     def apply(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
         """Adds the plan's new blocks. `lengths[g, slot]` is the number of blocks of a slot in group g, the new ones included."""
-        for group, table in enumerate(self.tables):
-            added = [(new.slot, new.blocks[group]) for new in plan.new]
-            added += [(append.slot, append.blocks) for append in plan.appends if append.group == group]
-            if not added:
-                continue
-            flat = np.fromiter((block for _, blocks in added for block in blocks), np.int64)
-            if len(flat) == 0:
-                continue
-            indices = self._flat_indices(added, lengths[group])
-            sent = self._uploads.send(np.concatenate((indices, flat)))
-            table.view(-1).index_copy_(0, sent[: len(flat)], sent[len(flat) :].int())
+        added = [self._added(plan, group, lengths[group]) for group in range(len(self.tables))]
+        if not any(entries.size for entries in added):
+            return
+        # One upload for all groups: more in a step would take the buffers of steps that are in flight.
+        sent = self._uploads.send(np.concatenate(added, axis=1).ravel()).view(2, -1)
+        start = 0
+        for table, entries in zip(self.tables, added, strict=True):
+            indices, blocks = sent[:, start : start + entries.shape[1]]
+            table.view(-1).index_copy_(0, indices, blocks.int())
+            start += entries.shape[1]
+
+    def _added(self, plan: StepPlan, group: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns [2, blocks]: indices in the group's flat table, and the blocks that belong there."""
+        added = [(new.slot, new.blocks[group]) for new in plan.new]
+        added += [(append.slot, append.blocks) for append in plan.appends if append.group == group]
+        blocks = np.fromiter((block for _, blocks in added for block in blocks), np.int64)
+        return np.stack((self._flat_indices(added, lengths), blocks)) if blocks.size else np.empty((2, 0), np.int64)
 
     def _flat_indices(self, added: list[tuple[int, list[int]]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns each block's index in the flat table. The last piece of a slot ends at the slot's length."""
