@@ -151,7 +151,7 @@ async def test_a_frontend_that_was_held_up_goes_on(monkeypatch: pytest.MonkeyPat
 
 async def test_an_id_that_is_in_use_is_refused_and_the_first_goes_on() -> None:
     async with running() as engine:
-        first = engine.stream(PROMPT, SamplingParams(max_tokens=30, ignore_eos=True), request_id="x")
+        first = engine.stream(PROMPT, LONG, request_id="x")
         await anext(first)
         with pytest.raises(InvalidRequest, match="running already"):
             await engine.complete(PROMPT, SamplingParams(max_tokens=2), request_id="x")
